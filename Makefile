@@ -1,0 +1,37 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types contracts check up down lock
+PYTHON ?= python3.11
+export TENORA_FLAVOUR ?= cpu
+BIN := .venv/bin
+
+help: ## what can be made
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOUR=cpu|gpu); quick when nothing changed
+	@PYTHON=$(PYTHON) sh requirements/install.sh
+
+demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
+	@$(BIN)/tenora demo
+
+test: setup ## every test that needs no GPU
+	@$(BIN)/python -m pytest
+
+up: setup ## the whole platform on this machine, until Ctrl-C
+	@$(BIN)/tenora up
+
+down: ## stop what `tenora up --detach` started
+	@$(BIN)/tenora down
+
+lint: setup ## ruff: rules and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	@$(BIN)/mypy
+
+contracts: setup ## who may import whom
+	@$(BIN)/lint-imports
+
+check: lint types contracts test ## what CI runs
+
+lock: ## resolve the two locks again from requirements/*.in (needs uv)
+	@sh requirements/lock.sh

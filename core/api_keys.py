@@ -1,0 +1,55 @@
+"""The shape of an API key: made, checked and hashed here, stored elsewhere and only as a hash.
+
+``tnr_live_<30 base62 characters>_<6 base62 characters of CRC-32>``, after GitHub's format (github.blog, 2021-04-05): a
+typo or a truncated paste is refused by arithmetic alone, and secret scanners can recognise the prefix.
+"""
+
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+import string
+from typing import Final, Literal
+
+Audience = Literal["live", "admin"]
+
+ALL_SCOPES: Final = ("inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write")
+ADMIN_SCOPES: Final = ("admin",)
+
+_BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_ENTROPY_CHARACTERS: Final = 30  # 178 bits
+_SHAPE: Final = re.compile(r"tnr_(live|admin)_[0-9A-Za-z]{30}_[0-9A-Za-z]{6}")
+
+
+def _checksum(body: str) -> str:
+    number = binascii.crc32(body.encode())
+    digits = ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = _BASE62[digit] + digits
+    return digits
+
+
+def mint_key(audience: Audience) -> str:
+    """A new secret key. It exists only in what is returned: show it once, store ``hash_key`` of it."""
+    body = f"tnr_{audience}_" + "".join(secrets.choice(_BASE62) for _ in range(_ENTROPY_CHARACTERS))
+    return f"{body}_{_checksum(body)}"
+
+
+def is_well_formed(key: str) -> bool:
+    """Whether shape and checksum are right; decided without any lookup."""
+    if len(key) > 64 or not _SHAPE.fullmatch(key):
+        return False
+    body, _, checksum = key.rpartition("_")
+    return hmac.compare_digest(_checksum(body), checksum)
+
+
+def hash_key(key: str, pepper: bytes) -> str:
+    """HMAC-SHA256 in hex: what is stored, published to gateways and looked up."""
+    return hmac.new(pepper, key.encode(), hashlib.sha256).hexdigest()
+
+
+def redact(key: str) -> str:
+    """What lists show: the prefix and the last four characters."""
+    return f"{key[:key.index('_', 4)]}_…{key[-4:]}"

@@ -1,0 +1,151 @@
+"""Every value that crosses a process boundary through Redis. Encoded as JSON with msgspec; unknown fields are ignored,
+so that a new control plane can talk to an old gateway and the reverse.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan allows a tenant. Every number is a ceiling."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrent_requests: int
+    kv_pages: int
+    tokens_per_month: int
+    context_tokens: int
+    output_tokens: int
+    adapters: int
+    adapter_rank: int
+    adapter_bytes: int
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanodollars per token, and per KV page and second."""
+
+    input_nanos: int
+    cached_input_nanos: int
+    output_nanos: int
+    kv_page_second_nanos: int
+
+
+class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway knows of an API key; published under the key's HMAC."""
+
+    key_id: str
+    tenant_id: str
+    scopes: tuple[str, ...]
+
+
+class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway knows of a tenant; published under its id."""
+
+    tenant_id: str
+    status: Literal["active", "suspended"]
+    limits: Limits
+
+
+class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest ready revision of an adapter; published under ``<tenant_id>/<name>``."""
+
+    adapter_id: str
+    tenant_id: str
+    name: str
+    base_model: str
+    revision_id: str
+    digest: str
+    created_at_ms: int
+
+    @property
+    def engine_name(self) -> str:
+        """The only name an engine ever sees: immutable, and never chosen by a tenant."""
+        return f"{self.adapter_id}@{self.digest}"
+
+
+class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway needs to count and route for a base model; published under its id."""
+
+    id: str
+    hub_name: str
+    context_tokens: int
+    vocab_size: int
+    tokenizer_sha256: str
+    chat_template: str
+    bos_token: str | None
+    eos_token: str | None
+    created_at_ms: int
+
+
+SnapshotKind = Literal["keys", "tenants", "adapters", "base_models"]
+
+
+class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the change stream. ``value`` is the encoded struct, or None where the field was removed.
+
+    A gateway that sees another epoch, or a generation that does not follow its own, reads everything again.
+    """
+
+    epoch: str
+    generation: int
+    kind: SnapshotKind
+    field: str
+    value: str | None
+
+
+ReplicaState = Literal["starting", "ready", "draining", "unhealthy"]
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's heartbeat. ``url`` is the engine's own address, reachable by gateways only."""
+
+    id: str
+    url: str
+    base_model: str
+    state: ReplicaState
+    boot_id: str
+    block_tokens: int
+    pages_total: int
+    pages_free: int
+    slots: int
+    running_requests: int
+    waiting_requests: int
+    resident: tuple[str, ...]
+    heartbeat_ms: int
+
+
+class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens one engine process has counted since it started, and how many of them were the agent's own probes."""
+
+    prompt_tokens: int
+    generation_tokens: int
+    probe_prompt_tokens: int
+    probe_generation_tokens: int
+
+    @property
+    def tenant_tokens(self) -> int:
+        """Tokens that belong to tenants."""
+        return (self.prompt_tokens - self.probe_prompt_tokens) + (self.generation_tokens - self.probe_generation_tokens)
+
+
+Outcome = Literal["done", "client_gone", "replica_gone", "timeout"]
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request used, by the engine's own counts. Its id is the request id: the same event twice is one charge."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    base_model: str
+    adapter_id: str | None
+    revision_id: str | None
+    replica_id: str
+    outcome: Outcome
+    started_at_ms: int
+    settled_at_ms: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    kv_page_ms: int

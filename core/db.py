@@ -1,0 +1,45 @@
+"""Postgres for the packages that may use it: the engine, the session factory and the one place that commits.
+
+Forbidden to ``data_plane`` and ``adapters``. One request, job or stream batch is one transaction.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+from sqlmodel import Session, SQLModel
+
+from core.settings import PostgresSettings
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+SQLModel.metadata.naming_convention = NAMING
+
+
+def connect(settings: PostgresSettings) -> Engine:
+    """A pooled engine whose sessions wait at most 5 s for a lock and 30 s for a statement."""
+    engine = create_engine(
+        settings.postgres_dsn, pool_size=settings.postgres_pool_max, max_overflow=0, pool_timeout=10, pool_pre_ping=True
+    )
+
+    @event.listens_for(engine, "connect")
+    def _limit(connection: Any, _record: Any) -> None:  # noqa: ANN401 - the driver's connection has no common type
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'; SET timezone = 'UTC'")
+        connection.commit()
+
+    return engine
+
+
+@contextmanager
+def unit_of_work(engine: Engine) -> Iterator[Session]:
+    """A session whose work is committed when the block ends and rolled back when it raises."""
+    with Session(engine, expire_on_commit=False) as session:
+        yield session
+        session.commit()

@@ -1,0 +1,118 @@
+"""Every expected failure, as one small tree. Each carries a stable snake_case ``code``, a status and a message that
+says what was wrong, where, and what to do. How it looks on the wire (problem+json, OpenAI's shape) is the edge's choice.
+
+    AppError
+     ├─ InvalidRequest      400   a field is wrong; ``param`` names it
+     ├─ Unauthenticated     401   no key, or not a good one
+     ├─ Forbidden           403   a good key that may not do this
+     ├─ NotFound            404   absent, or another tenant's: the two look the same
+     ├─ Conflict            409   the thing is not in a state for this
+     ├─ TooLarge            413   body or header above its limit
+     ├─ UnsupportedMedia    415   an encoding or format that is not accepted
+     ├─ Unprocessable       422   well-formed, but cannot be done
+     ├─ TooManyRequests     429   a limit of the plan; ``retry_after_s`` or final for the period
+     ├─ BadGateway          502   a replica answered nonsense or went away
+     └─ Unavailable         503   no capacity or a dependency is down; try again after ``retry_after_s``
+"""
+
+from typing import ClassVar
+
+
+class AppError(Exception):
+    """An expected failure. ``retryable`` False tells SDKs that trying again cannot help."""
+
+    status: ClassVar[int] = 500
+    default_code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.retryable = retryable
+
+
+class InvalidRequest(AppError):
+    """A field of the request is wrong."""
+
+    status = 400
+    default_code = "invalid_value"
+
+
+class Unauthenticated(AppError):
+    """No usable key."""
+
+    status = 401
+    default_code = "invalid_api_key"
+
+
+class Forbidden(AppError):
+    """The key is good, but not for this."""
+
+    status = 403
+    default_code = "forbidden"
+
+
+class NotFound(AppError):
+    """Absent, or not the caller's."""
+
+    status = 404
+    default_code = "not_found"
+
+
+class Conflict(AppError):
+    """Not in a state in which this can be done."""
+
+    status = 409
+    default_code = "conflict"
+
+
+class TooLarge(AppError):
+    """Above a size limit."""
+
+    status = 413
+    default_code = "request_too_large"
+
+
+class UnsupportedMedia(AppError):
+    """An encoding or file format that is not accepted."""
+
+    status = 415
+    default_code = "format_not_allowed"
+
+
+class Unprocessable(AppError):
+    """Well-formed, but it cannot be done."""
+
+    status = 422
+    default_code = "unprocessable"
+
+
+class TooManyRequests(AppError):
+    """A limit of the plan stands in the way."""
+
+    status = 429
+    default_code = "rate_limit_exceeded"
+
+
+class BadGateway(AppError):
+    """A replica went away or answered nonsense."""
+
+    status = 502
+    default_code = "replica_failed"
+
+
+class Unavailable(AppError):
+    """No capacity now, or something below is down."""
+
+    status = 503
+    default_code = "unavailable"

@@ -1,0 +1,28 @@
+"""Prefixed, time-ordered ids. An id sorts by the millisecond it was made in and says what it names.
+
+The body is a ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford's base32 (https://github.com/ulid/spec),
+in lower case so that the id is also a valid file name, S3 key and DNS label.
+"""
+
+import re
+import secrets
+import time
+from typing import Final, Literal
+
+Kind = Literal["tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "rep", "boot", "aud"]
+
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_BODY: Final = r"[0-9a-hjkmnp-tv-z]{26}"
+_ANY_ID: Final = re.compile(rf"(?P<kind>[a-z]+)_{_BODY}")
+
+
+def new_id(kind: Kind) -> str:
+    """A fresh id such as ``tn_01jd3kq5...``: 26 characters after the prefix."""
+    number = (time.time_ns() // 1_000_000 << 80) | secrets.randbits(80)
+    return f"{kind}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def is_id(text: str, kind: Kind) -> bool:
+    """Whether ``text`` has the shape of an id of this kind. Says nothing of whether it exists."""
+    match = _ANY_ID.fullmatch(text)
+    return match is not None and match["kind"] == kind

@@ -1,0 +1,64 @@
+"""Every Redis key and stream of the platform, as constants and functions. Nobody else spells one."""
+
+from typing import Final
+
+from core.contracts import SnapshotKind
+
+# Published by the control plane, read by gateways.
+SNAPSHOT_META: Final = "tenora:snapshot"  # hash: epoch, generation
+SNAPSHOT_CHANGES: Final = "tenora:snapshot:changes"  # stream of SnapshotChange in field "change"
+SNAPSHOT_CHANGES_MAX: Final = 10_000
+
+# Written by agents.
+REPLICAS: Final = "tenora:replicas"  # sorted set: replica id by heartbeat in Unix milliseconds
+ENGINE_COUNTERS: Final = "tenora:engine_counters"  # hash: "<replica id>/<boot id>" -> EngineCounters
+
+# Written by gateways, read by billing.
+USAGE_STREAM: Final = "tenora:usage"  # stream of UsageEvent in field "event"
+USAGE_GROUP: Final = "billing"
+USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
+
+
+def snapshot(kind: SnapshotKind) -> str:
+    """Hash of encoded structs of one kind."""
+    return f"tenora:snapshot:{kind}"
+
+
+def blob(sha256: str) -> str:
+    """Content-addressed bytes that gateways need, such as a tokenizer."""
+    return f"tenora:blob:{sha256}"
+
+
+def replica(replica_id: str) -> str:
+    """ReplicaStatus, expiring when its agent stops."""
+    return f"tenora:replica:{replica_id}"
+
+
+def replica_drain(replica_id: str) -> str:
+    """Set while an admin wants the replica drained."""
+    return f"tenora:replica:{replica_id}:drain"
+
+
+def replica_held(replica_id: str) -> str:
+    """Sorted set of request ids that hold pages on a replica, and hash of how many: see the gateway's scripts."""
+    return f"tenora:held:{{{replica_id}}}"
+
+
+def tenant_quota(tenant_id: str) -> str:
+    """Hash: theoretical arrival times, requests and pages held, tokens of the month."""
+    return f"tenora:quota:{{{tenant_id}}}"
+
+
+def tenant_leases(tenant_id: str) -> str:
+    """Sorted set: request id by the Unix millisecond at which its reservation expires."""
+    return f"tenora:quota:{{{tenant_id}}}:leases"
+
+
+def reservation(tenant_id: str, request_id: str) -> str:
+    """Hash: what one request holds until it settles or expires."""
+    return f"tenora:quota:{{{tenant_id}}}:reservation:{request_id}"
+
+
+def settled(tenant_id: str, request_id: str) -> str:
+    """Marker that a request has settled, so that a second settlement changes nothing."""
+    return f"tenora:quota:{{{tenant_id}}}:settled:{request_id}"

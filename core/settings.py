@@ -1,0 +1,57 @@
+"""The settings two or more deployables share, read once from the environment (``TENORA_…``) and then frozen.
+
+A deployable's own settings class composes these; nothing else in the project reads the environment.
+"""
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Fragment(BaseSettings):
+    """A frozen group of ``TENORA_``-prefixed variables."""
+
+    model_config = SettingsConfigDict(env_prefix="TENORA_", frozen=True, extra="ignore")
+
+
+class RedisSettings(Fragment):
+    """Redis or Valkey: snapshots, quotas, replica status and the usage stream."""
+
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="URL of Redis or Valkey, with AOF on.")
+
+
+class PostgresSettings(Fragment):
+    """The only SQL dialect."""
+
+    postgres_dsn: str = Field(
+        default="postgresql+psycopg://postgres@127.0.0.1:5432/tenora", description="SQLAlchemy URL of Postgres 15 or later."
+    )
+    postgres_pool_max: int = Field(default=10, ge=1, le=200, description="Connections one process may hold.")
+
+
+class S3Settings(Fragment):
+    """Where uploads and adapters lie."""
+
+    s3_endpoint: str | None = Field(default=None, description="Endpoint URL; empty for AWS itself.")
+    s3_region: str = Field(default="us-east-1", description="Region used in signatures.")
+    s3_bucket: str = Field(default="tenora", description="One bucket for uploads/ and adapters/.")
+    s3_access_key: str = Field(default="", description="Access key id; empty uses the machine's own role.")
+    s3_secret_key: SecretStr = Field(default=SecretStr(""), description="Secret access key.")
+
+
+class KeySettings(Fragment):
+    """The secret that API keys are hashed with."""
+
+    key_pepper: SecretStr = Field(description="HMAC secret for API keys; losing it invalidates every key.")
+
+
+class EngineKeySettings(Fragment):
+    """The secret between gateways and engines."""
+
+    engine_key: SecretStr = Field(description="Key that gateways show to engines; engines refuse everyone else.")
+
+
+class TelemetrySettings(Fragment):
+    """Logs and metrics of one process."""
+
+    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="Prometheus port on loopback; 0 serves none.")

@@ -1,0 +1,36 @@
+"""Logs and metrics of a process: one JSON line an event on standard output, Prometheus on a loopback port.
+
+Metrics fail open: a port that is taken is logged and the process goes on. Secrets and prompts are never logged.
+"""
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import start_http_server
+
+from core.settings import TelemetrySettings
+
+
+def set_up(process: str, settings: TelemetrySettings) -> None:
+    """Configure structlog for this process and serve its metrics. Call once, at start."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stdout),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format='{"level":"%(levelname)s","event":"%(message)s"}')
+    if settings.metrics_port:
+        try:
+            start_http_server(settings.metrics_port, addr="127.0.0.1")
+        except OSError as error:
+            structlog.get_logger().warning("metrics port unavailable", port=settings.metrics_port, error=str(error))

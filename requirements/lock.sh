@@ -1,0 +1,11 @@
+#!/bin/sh
+# Resolves requirements/{cpu,gpu}.lock from the .in files, with hashes. Needs uv; TORCH_LINKS may name a folder or page
+# that has torch's CPU wheel.
+set -eu
+cd "$(dirname "$0")"
+links=${TORCH_LINKS:-https://download.pytorch.org/whl/cpu/torch/}
+common="--python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --annotation-style line"
+# shellcheck disable=SC2086 # a list of words
+uv pip compile $common --find-links "$links" --override cpu-overrides.txt cpu.in -o cpu.lock
+# shellcheck disable=SC2086
+uv pip compile $common gpu.in -o gpu.lock
