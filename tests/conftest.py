@@ -1,0 +1,126 @@
+"""Fixtures for every test: real Postgres, Valkey and S3, started once for the session from the embedded servers."""
+
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis as redis_client
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from pydantic import SecretStr
+
+from core import db
+from core.settings import PostgresSettings, RedisSettings, S3Settings
+from tenora import servers
+from tenora.program import Program, free_port
+
+
+def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):
+    """Poll a condition every 20 ms and return its first true value; fail when it does not come in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"{what} did not come within {timeout_s} s")
+
+
+def run_program(program: Program) -> Iterator[subprocess.Popen]:
+    process = program.start()
+    try:
+        wait_until(
+            lambda: program.ready() or (process.poll() is not None and pytest.fail(program.log.read_text()[-2000:])),
+            timeout_s=program.ready_s,
+            what=program.name,
+        )
+        yield process
+    finally:
+        process.send_signal(program.stop_signal)
+        try:
+            process.wait(program.stop_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def servers_home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def postgres_server(servers_home) -> Iterator[str]:
+    """SQLAlchemy URL of a running Postgres with an empty database ``tenora``."""
+    server = servers.postgres(servers_home / "pg", servers_home, port=free_port(), password=secrets.token_hex(8))
+    for _ in run_program(server.program):
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server(servers_home) -> Iterator[str]:
+    server = servers.valkey(servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8))
+    for _ in run_program(server.program):
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def s3_settings(servers_home) -> Iterator[S3Settings]:
+    server = servers.s3(
+        servers_home / "s3", servers_home, port=free_port(), access_key="tests", secret_key="secret-of-tests", bucket="tenora"
+    )
+    for _ in run_program(server.program):
+        yield S3Settings(s3_endpoint=server.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests"))
+
+
+@pytest.fixture
+def redis_settings(redis_server) -> Iterator[RedisSettings]:
+    """An emptied Valkey."""
+    client = redis_client.Redis.from_url(redis_server)
+    client.flushall()
+    client.close()
+    return RedisSettings(redis_url=redis_server)
+
+
+@pytest.fixture
+def redis(redis_settings) -> Iterator[redis_client.Redis]:
+    """A synchronous client of an emptied Valkey."""
+    with redis_client.Redis.from_url(redis_settings.redis_url) as client:
+        yield client
+
+
+def alembic_config(settings: PostgresSettings) -> Config:
+    config = Config(Path(__file__).parent.parent / "migrations" / "alembic.ini")
+    config.attributes["settings"] = settings
+    return config
+
+
+def create_database(server_url: str, name: str, template: str = "template0") -> PostgresSettings:
+    with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    return PostgresSettings(postgres_dsn=server_url.rsplit("/", 1)[0] + f"/{name}")
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server) -> str:
+    """Name of a database built by the migrations, to be copied."""
+    command.upgrade(alembic_config(create_database(postgres_server, "migrated")), "head")
+    return "migrated"
+
+
+@pytest.fixture
+def postgres_settings(postgres_server, migrated_template) -> PostgresSettings:
+    """A migrated database of the test's own: what commits here, no other test sees."""
+    return create_database(postgres_server, f"test_{secrets.token_hex(6)}", migrated_template)
+
+
+@pytest.fixture
+def engine(postgres_settings) -> Iterator[sa.Engine]:
+    """An engine on the test's own migrated database."""
+    engine = db.connect(postgres_settings)
+    yield engine
+    engine.dispose()
