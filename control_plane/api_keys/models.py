@@ -1,0 +1,26 @@
+"""Table of the API keys room: a key is stored as its HMAC only, and revoked rather than removed."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, DateTime, Text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlmodel import Field, SQLModel
+
+from core import clock
+from core.ids import new_id
+
+
+class ApiKey(SQLModel, table=True):
+    """What is known of a secret that was shown once. ``tenant_id`` is empty for an admin's key."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (CheckConstraint("(tenant_id IS NULL) = (scopes = ARRAY['admin'])", name="admin_has_no_tenant"),)
+
+    id: str = Field(default_factory=lambda: new_id("key"), primary_key=True, sa_type=Text)
+    tenant_id: str | None = Field(default=None, foreign_key="tenants.id", index=True, sa_type=Text)
+    name: str = Field(sa_type=Text)
+    key_hash: str = Field(unique=True, sa_type=Text, description="HMAC-SHA256 in hex, see core.api_keys.hash_key.")
+    redacted: str = Field(sa_type=Text, description="What lists show: prefix and last four characters.")
+    scopes: list[str] = Field(sa_type=ARRAY(Text))
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    revoked_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))

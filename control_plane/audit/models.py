@@ -1,0 +1,25 @@
+"""Table of the audit room: who did what to which thing, and when. Rows are only ever added; a trigger keeps it so."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from core import clock
+from core.ids import new_id
+
+
+class AuditEvent(SQLModel, table=True):
+    """One act. ``actor`` is a key id or the name of a process; ``tenant_id`` is whom it concerned, if anyone."""
+
+    __tablename__ = "audit_events"
+
+    id: str = Field(default_factory=lambda: new_id("aud"), primary_key=True, sa_type=Text)
+    tenant_id: str | None = Field(default=None, index=True, sa_type=Text)
+    actor: str = Field(sa_type=Text)
+    action: str = Field(sa_type=Text)
+    target: str = Field(sa_type=Text)
+    details: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

@@ -1,0 +1,39 @@
+"""Tables of the plans room: a plan is a name, and its versions say what it allows and what it costs.
+
+A version is never changed; the newest one holds for every tenant on the plan. Money itself is rated by ``billing``.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, DateTime, Text, UniqueConstraint
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from core import clock
+from core.ids import new_id
+
+
+class Plan(SQLModel, table=True):
+    """A name that tenants are put on."""
+
+    __tablename__ = "plans"
+
+    id: str = Field(default_factory=lambda: new_id("pl"), primary_key=True, sa_type=Text)
+    name: str = Field(unique=True, sa_type=Text)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class PlanVersion(SQLModel, table=True):
+    """What a plan allows (``core.contracts.Limits``) and costs (``core.contracts.Prices``) from its creation on."""
+
+    __tablename__ = "plan_versions"
+    __table_args__ = (UniqueConstraint("plan_id", "number"), CheckConstraint("number > 0", name="number_positive"))
+
+    id: str = Field(default_factory=lambda: new_id("pv"), primary_key=True, sa_type=Text)
+    plan_id: str = Field(foreign_key="plans.id", sa_type=Text)
+    number: int
+    limits: dict[str, Any] = Field(sa_type=JSONB)
+    prices: dict[str, Any] = Field(sa_type=JSONB)
+    price_version_id: str = Field(sa_type=Text, description="The price version in the billing room's price book.")
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

@@ -1,0 +1,30 @@
+"""Tables of the publishing room: changes that gateways have yet to hear of, and what they have heard so far."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, Text
+from sqlmodel import Field, SQLModel
+
+from core import clock
+
+
+class OutboxChange(SQLModel, table=True):
+    """Says that one field of a published snapshot must be read again from its room. Removed once published."""
+
+    __tablename__ = "outbox"
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
+    kind: str = Field(sa_type=Text)
+    field: str = Field(sa_type=Text)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class PublishedSnapshot(SQLModel, table=True):
+    """One row: the epoch and generation that Redis had acknowledged. A Redis that has less has lost something."""
+
+    __tablename__ = "published_snapshot"
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"),)
+
+    id: int = Field(default=1, primary_key=True)
+    epoch: str = Field(sa_type=Text)
+    generation: int = Field(sa_type=BigInteger)

@@ -1,0 +1,92 @@
+"""Tables of the registry room: base models, tenants' adapters, their revisions and the files each revision announced."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Index, LargeBinary, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from core import clock
+from core.ids import new_id
+
+
+class BaseModel(SQLModel, table=True):
+    """What ``adapters.base_model.BaseModelSpec`` says of a model, with the tokenizer compressed. Never changed."""
+
+    __tablename__ = "base_models"
+    __table_args__ = (
+        CheckConstraint("context_tokens > 0", name="context_positive"),
+        CheckConstraint("vocab_size > 0", name="vocabulary_positive"),
+    )
+
+    id: str = Field(primary_key=True, sa_type=Text)
+    hub_name: str = Field(unique=True, sa_type=Text)
+    context_tokens: int = Field(sa_type=BigInteger)
+    vocab_size: int = Field(sa_type=BigInteger)
+    modules: dict[str, Any] = Field(sa_type=JSONB)
+    tokenizer_zlib: bytes = Field(sa_type=LargeBinary)
+    tokenizer_sha256: str = Field(sa_type=Text)
+    chat_template: str = Field(sa_type=Text)
+    bos_token: str | None = Field(default=None, sa_type=Text)
+    eos_token: str | None = Field(default=None, sa_type=Text)
+    spec_sha256: str = Field(sa_type=Text, description="Of the canonical JSON of the whole spec: equal means equal.")
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class Adapter(SQLModel, table=True):
+    """A tenant's name for a fine-tune of one base model. A deleted adapter keeps its row, and frees its name."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (
+        Index("uq_adapters_live_name", "tenant_id", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
+        Index("uq_adapters_tenant_id_id", "tenant_id", "id", unique=True),
+    )
+
+    id: str = Field(default_factory=lambda: new_id("ad"), primary_key=True, sa_type=Text)
+    tenant_id: str = Field(foreign_key="tenants.id", sa_type=Text)
+    base_model: str = Field(foreign_key="base_models.id", index=True, sa_type=Text)
+    name: str = Field(sa_type=Text)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    deleted_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+
+
+class Revision(SQLModel, table=True):
+    """One upload and its verdict. ``attempts`` counts the workers that took it up, and fences out one that lost its lease."""
+
+    __tablename__ = "revisions"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        CheckConstraint("status IN ('uploading', 'validating', 'ready', 'rejected')", name="status_known"),
+        CheckConstraint("(status = 'ready') = (digest IS NOT NULL)", name="ready_has_digest"),
+        CheckConstraint("size_bytes > 0", name="size_positive"),
+        Index("ix_revisions_adapter", "tenant_id", "adapter_id", "id"),
+        Index("ix_revisions_waiting", "status", "id", postgresql_where=text("status IN ('uploading', 'validating')")),
+        Index("ix_revisions_uncleaned", "created_at", postgresql_where=text("uploads_removed_at IS NULL")),
+    )
+
+    id: str = Field(default_factory=lambda: new_id("rev"), primary_key=True, sa_type=Text)
+    tenant_id: str = Field(sa_type=Text)
+    adapter_id: str = Field(sa_type=Text)
+    status: str = Field(default="uploading", sa_type=Text)
+    size_bytes: int = Field(sa_type=BigInteger)
+    digest: str | None = Field(default=None, sa_type=Text)
+    report: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
+    attempts: int = Field(default=0)
+    leased_until: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    completed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    decided_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    uploads_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+
+
+class UploadFile(SQLModel, table=True):
+    """One file that a revision announced before it was uploaded."""
+
+    __tablename__ = "upload_files"
+    __table_args__ = (CheckConstraint("size_bytes > 0", name="size_positive"),)
+
+    revision_id: str = Field(foreign_key="revisions.id", primary_key=True, sa_type=Text)
+    path: str = Field(primary_key=True, sa_type=Text)
+    size_bytes: int = Field(sa_type=BigInteger)
+    sha256: str = Field(sa_type=Text)

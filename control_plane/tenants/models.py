@@ -1,0 +1,25 @@
+"""Table of the tenants room: who uses the platform, on which plan, and whether they may."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, DateTime, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from core import clock
+from core.ids import new_id
+
+
+class Tenant(SQLModel, table=True):
+    """One customer. ``limit_overrides`` replace single limits of the plan for this tenant alone."""
+
+    __tablename__ = "tenants"
+    __table_args__ = (CheckConstraint("status IN ('active', 'suspended')", name="status_known"),)
+
+    id: str = Field(default_factory=lambda: new_id("tn"), primary_key=True, sa_type=Text)
+    name: str = Field(sa_type=Text)
+    plan_id: str = Field(foreign_key="plans.id", index=True, sa_type=Text)
+    status: str = Field(default="active", sa_type=Text)
+    limit_overrides: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
