@@ -1,0 +1,83 @@
+"""What validation says of an upload, in the shape the API shows it: problems with stable codes, and notes.
+
+Deciding happens in the rules beside this file; only the words for it are here.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from adapters.manifest import AdapterManifest
+
+Code = Literal[
+    "adapter_type_not_supported",
+    "archive_not_allowed",
+    "artifact_missing",
+    "base_model_mismatch",
+    "checksum_mismatch",
+    "config_field_not_allowed",
+    "config_invalid",
+    "config_too_large",
+    "dtype_not_allowed",
+    "file_empty",
+    "file_missing",
+    "file_not_allowed",
+    "format_not_allowed",
+    "header_invalid",
+    "header_too_large",
+    "header_truncated",
+    "module_not_allowed",
+    "module_unknown",
+    "offsets_invalid",
+    "rank_mismatch",
+    "rank_too_large",
+    "shape_mismatch",
+    "tensor_missing",
+    "tensor_name_invalid",
+    "too_many_tensors",
+    "upload_too_large",
+    "validation_failed",
+    "validation_timeout",
+    "weights_not_finite",
+    "weights_out_of_range",
+]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason for refusing. ``where`` is a field or a tensor's name; the message ends with how to cure it."""
+
+    code: Code
+    message: str
+    file: str | None = None
+    where: str | None = None
+
+
+class Refused(Exception):
+    """Raised where reading cannot go on after a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer. An upload is accepted exactly when there is a manifest; then there are no problems."""
+
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    manifest: AdapterManifest | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the upload became an adapter."""
+        return self.manifest is not None and not self.problems
+
+    @property
+    def digest(self) -> str | None:
+        """The revision's digest, when accepted."""
+        return self.manifest.digest if self.manifest is not None and not self.problems else None
+
+
+def rejected(*problems: Problem, notes: tuple[str, ...] = ()) -> Verdict:
+    """A verdict that refuses."""
+    return Verdict(problems=problems, notes=notes)
