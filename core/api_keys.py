@@ -52,4 +52,4 @@ def hash_key(key: str, pepper: bytes) -> str:
 
 def redact(key: str) -> str:
     """What lists show: the prefix and the last four characters."""
-    return f"{key[:key.index('_', 4)]}_…{key[-4:]}"
+    return f"{key[: key.index('_', 4)]}_…{key[-4:]}"

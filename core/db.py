@@ -29,7 +29,7 @@ def connect(settings: PostgresSettings) -> Engine:
     )
 
     @event.listens_for(engine, "connect")
-    def _limit(connection: Any, _record: Any) -> None:  # noqa: ANN401 - the driver's connection has no common type
+    def _limit(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'; SET timezone = 'UTC'")
         connection.commit()

@@ -1,5 +1,5 @@
 """Every expected failure, as one small tree. Each carries a stable snake_case ``code``, a status and a message that
-says what was wrong, where, and what to do. How it looks on the wire (problem+json, OpenAI's shape) is the edge's choice.
+says what was wrong, where, and what to do. How it looks on the wire is the edge's choice.
 
     AppError
      ├─ InvalidRequest      400   a field is wrong; ``param`` names it

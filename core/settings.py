@@ -23,7 +23,8 @@ class PostgresSettings(Fragment):
     """The only SQL dialect."""
 
     postgres_dsn: str = Field(
-        default="postgresql+psycopg://postgres@127.0.0.1:5432/tenora", description="SQLAlchemy URL of Postgres 15 or later."
+        default="postgresql+psycopg://postgres@127.0.0.1:5432/tenora",
+        description="SQLAlchemy URL of Postgres 15 or later.",
     )
     postgres_pool_max: int = Field(default=10, ge=1, le=200, description="Connections one process may hold.")
 

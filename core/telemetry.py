@@ -28,7 +28,9 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(process=process)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format='{"level":"%(levelname)s","event":"%(message)s"}')
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stdout, format='{"level":"%(levelname)s","event":"%(message)s"}'
+    )
     if settings.metrics_port:
         try:
             start_http_server(settings.metrics_port, addr="127.0.0.1")

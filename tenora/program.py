@@ -22,8 +22,10 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A long-running command. ``needs`` are names that must be ready before it starts; ``stop_s`` is how long it may
-    take to end by itself after SIGTERM. ``unprivileged`` hides root from programs that refuse to run as root."""
+    """A command. ``needs`` are names that must be ready before it starts; ``stop_s`` is how long it may take to end by
+    itself once told to. One with ``once`` is a step: done when it has ended with status 0, and not kept alive.
+    ``unprivileged`` hides root from programs that refuse to run as root.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -34,6 +36,7 @@ class Program:
     ready_s: float = 60
     stop_s: float = 15
     stop_signal: signal.Signals = signal.SIGTERM
+    once: bool = False
     unprivileged: bool = False
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -43,9 +46,9 @@ class Program:
         uid, gid = os.geteuid(), os.getegid()
 
         def prepare() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, self.stop_signal)
             if hide_root:
                 _become_nobody(uid, gid)
+            _libc.prctl(_PR_SET_PDEATHSIG, self.stop_signal)  # last: a change of user would forget it
 
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -61,9 +64,12 @@ class Program:
 
 def _become_nobody(uid: int, gid: int) -> None:
     """Enter a user namespace in which this user is called nobody. Files stay readable and owned as before, which a
-    plain setuid could not give for a home that only root may enter."""
+    plain setuid could not give for a home that only root may enter.
+    """
     if _libc.unshare(_CLONE_NEWUSER) != 0:
-        raise OSError(ctypes.get_errno(), "user namespaces are not allowed here; run tenora as an ordinary user instead of root")
+        raise OSError(
+            ctypes.get_errno(), "user namespaces are not allowed here; run tenora as an ordinary user instead of root"
+        )
     for file, text in (("setgroups", "deny"), ("uid_map", f"{_NOBODY} {uid} 1"), ("gid_map", f"{_NOBODY} {gid} 1")):
         Path("/proc/self", file).write_text(text)
 

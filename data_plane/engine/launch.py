@@ -1,0 +1,62 @@
+"""The engine's command line and environment, as pure functions of the settings. Starting it is the agent's business."""
+
+import os
+import sys
+from pathlib import Path
+
+from data_plane.engine.plugin import ACTIVATION
+from data_plane.engine.settings import ReplicaSettings
+
+# The same list as cpu_lora.LINEAR_MODULES, which this process must not import: it would load vLLM.
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def engine_argv(settings: ReplicaSettings) -> list[str]:
+    """VLLM's own OpenAI server. Not the ``vllm`` command, which fails for the CPU distribution."""
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
+    argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
+    argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]
+    argv += [
+        "--max-num-batched-tokens",
+        str(settings.engine_batched_tokens),
+        "--block-size",
+        str(settings.engine_block_tokens),
+    ]
+    argv += [
+        "--enable-lora",
+        "--max-loras",
+        str(settings.engine_slots),
+        "--max-lora-rank",
+        str(settings.engine_rank_max),
+    ]
+    argv += ["--max-cpu-loras", str(max(settings.engine_slots, settings.engine_memory_adapters))]
+    argv += ["--lora-target-modules", *LORA_MODULES]
+    argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    argv += ["--middleware", "data_plane.engine.front.EngineDoor"]
+    if settings.engine_device == "cpu":
+        argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
+    return argv
+
+
+def engine_env(settings: ReplicaSettings, environ: dict[str, str]) -> dict[str, str]:
+    """``environ`` plus what vLLM and the plugin need. The engine key is never on a command line."""
+    env = {
+        **environ,
+        ACTIVATION: settings.engine_device,
+        "VLLM_API_KEY": settings.engine_key.get_secret_value(),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
+        "VLLM_PLUGINS": "tenora",
+        "VLLM_MAX_N_SEQUENCES": "4",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.engine_device == "cpu":
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)
+        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+        if openmp.exists():
+            env["LD_PRELOAD"] = os.pathsep.join(filter(None, [str(openmp), environ.get("LD_PRELOAD", "")]))
+    return env

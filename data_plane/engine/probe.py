@@ -1,0 +1,85 @@
+"""What the agent asks of its engine over HTTP: a real one-token generation, its counters, and what it holds.
+
+A 200 from ``/health`` is not health: an engine can answer it while it generates nothing (CVE-2026-114051).
+"""
+
+from dataclasses import dataclass
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from data_plane.engine.settings import ReplicaSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMetrics:
+    """The engine's own numbers, as of one scrape. ``kv_used`` is a share between 0 and 1."""
+
+    prompt_tokens: int
+    generation_tokens: int
+    running: int
+    waiting: int
+    kv_used: float
+    blocks: int
+    block_tokens: int
+
+
+def parse_metrics(text: str) -> EngineMetrics:
+    """Read vLLM's Prometheus page. A page without the KV cache's size raises KeyError: the engine is not up yet."""
+    values: dict[str, float] = {}
+    cache: dict[str, str] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "vllm:cache_config_info":
+                cache = sample.labels
+            elif sample.name.startswith("vllm:"):
+                values[sample.name] = values.get(sample.name, 0) + sample.value
+    return EngineMetrics(
+        prompt_tokens=int(values.get("vllm:prompt_tokens_total", 0)),
+        generation_tokens=int(values.get("vllm:generation_tokens_total", 0)),
+        running=int(values.get("vllm:num_requests_running", 0)),
+        waiting=int(values.get("vllm:num_requests_waiting", 0)),
+        kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),
+        blocks=int(cache["num_gpu_blocks"]),
+        block_tokens=int(cache["block_size"]),
+    )
+
+
+class Engine:
+    """One engine's HTTP API, as its agent uses it. Every call raises aiohttp.ClientError or TimeoutError on failure."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: ReplicaSettings) -> None:
+        self.url = f"http://{settings.engine_host}:{settings.engine_port}"
+        self._session = session
+        self._base_model = settings.base_model
+        self._headers = {"Authorization": f"Bearer {settings.engine_key.get_secret_value()}"}
+        self._probe_timeout = aiohttp.ClientTimeout(total=settings.probe_timeout_s)
+        self._scrape_timeout = aiohttp.ClientTimeout(total=5)
+
+    async def generate_one_token(self) -> tuple[int, int]:
+        """Generate a token and return (prompt tokens, generated tokens) that it cost."""
+        body = {"model": self._base_model, "prompt": "ok", "max_tokens": 1, "temperature": 0}
+        async with self._session.post(
+            f"{self.url}/v1/completions",
+            json=body,
+            headers=self._headers,
+            timeout=self._probe_timeout,
+            raise_for_status=True,
+        ) as response:
+            usage = (await response.json())["usage"]
+            return int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+
+    async def metrics(self) -> EngineMetrics:
+        """Scrape the engine's counters and gauges."""
+        async with self._session.get(
+            f"{self.url}/metrics", timeout=self._scrape_timeout, raise_for_status=True
+        ) as response:
+            return parse_metrics(await response.text())
+
+    async def resident_adapters(self) -> tuple[str, ...]:
+        """Names of the adapters the engine's front end has loaded."""
+        async with self._session.get(
+            f"{self.url}/v1/models", headers=self._headers, timeout=self._scrape_timeout, raise_for_status=True
+        ) as response:
+            models = (await response.json())["data"]
+        return tuple(sorted(model["id"] for model in models if model.get("parent")))

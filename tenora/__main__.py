@@ -1,0 +1,5 @@
+"""`python -m tenora` is the `tenora` command."""
+
+from tenora.cli import main
+
+main()

@@ -1,0 +1,27 @@
+"""Tells the control plane about this machine's base model, as an admin would: through the REST API."""
+
+import httpx
+import msgspec
+
+from adapters.base_model import describe
+from tenora.settings import StackSettings
+from tenora.stack import base_model_names
+from tenora.status import running_stack
+
+
+def register(settings: StackSettings) -> None:
+    """POST the base model's description; the same one twice changes nothing. Raises on any refusal."""
+    stack = running_stack(settings)
+    model_id, hub_name = base_model_names()
+    body = msgspec.json.encode(describe(stack.checkpoint, id=model_id, hub_name=hub_name))
+    response = httpx.post(
+        f"{stack.addresses.control_url}/api/v1/admin/base-models",
+        content=body,
+        headers={
+            "Authorization": f"Bearer {stack.admin_key_file.read_text().strip()}",
+            "Content-Type": "application/json",
+        },
+        timeout=60,
+    )
+    if response.is_error:
+        raise RuntimeError(f"the control plane refused the base model: {response.status_code} {response.text}")
