@@ -40,8 +40,13 @@ def replica_drain(replica_id: str) -> str:
 
 
 def replica_held(replica_id: str) -> str:
-    """Sorted set of request ids that hold pages on a replica, and hash of how many: see the gateway's scripts."""
+    """Sorted set: request id by the Unix millisecond at which its hold on a replica's pages expires."""
     return f"tenora:held:{{{replica_id}}}"
+
+
+def replica_held_pages(replica_id: str) -> str:
+    """Hash: request id by the KV pages it holds on a replica, and their ``total``."""
+    return f"tenora:held:{{{replica_id}}}:pages"
 
 
 def tenant_quota(tenant_id: str) -> str:
