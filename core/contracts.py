@@ -133,7 +133,7 @@ Outcome = Literal["done", "client_gone", "replica_gone", "timeout"]
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, by the engine's own counts. Named by the request id: the same event twice is one charge."""
+    """What one request used, by the engine's own counts. The same request id twice is one charge."""
 
     request_id: str
     tenant_id: str

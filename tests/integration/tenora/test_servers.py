@@ -2,6 +2,7 @@
 
 import boto3
 import psycopg
+import pytest
 
 
 def test_postgres_has_the_database(postgres_server):
@@ -15,11 +16,12 @@ def test_valkey_keeps_an_append_only_file(redis):
 
 def test_s3_refuses_a_wrong_secret(s3_settings):
     client = boto3.client(
-        "s3", endpoint_url=s3_settings.s3_endpoint, aws_access_key_id="tests", aws_secret_access_key="wrong", region_name="us-east-1"
+        "s3",
+        endpoint_url=s3_settings.s3_endpoint,
+        aws_access_key_id="tests",
+        aws_secret_access_key="wrong",
+        region_name="us-east-1",
     )
-    try:
+    with pytest.raises(client.exceptions.ClientError) as refusal:
         client.list_objects_v2(Bucket="tenora")
-    except client.exceptions.ClientError as error:
-        assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 403
-    else:
-        raise AssertionError("a wrong secret was accepted")
+    assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403

@@ -1,0 +1,32 @@
+"""The engine's command line and environment follow from the settings, and carry no secret where others can read it."""
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from data_plane.engine.launch import engine_argv, engine_env
+from data_plane.engine.settings import ReplicaSettings
+
+SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("very-secret"), engine_slots=8)
+
+
+def test_the_key_is_in_the_environment_and_not_on_the_command_line():
+    assert "very-secret" not in " ".join(engine_argv(SETTINGS))
+    assert engine_env(SETTINGS, {})["VLLM_API_KEY"] == "very-secret"
+
+
+def test_the_door_and_the_lora_module_list_are_always_asked_for():
+    argv = engine_argv(SETTINGS)
+    assert argv[argv.index("--middleware") + 1] == "data_plane.engine.front.EngineDoor"
+    modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
+    assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_host_memory_never_holds_fewer_adapters_than_slots():
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}))
+    assert int(argv[argv.index("--max-cpu-loras") + 1]) == 8
+
+
+def test_nothing_is_fetched_or_reported_to_the_outside():
+    env = engine_env(SETTINGS, {})
+    assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
