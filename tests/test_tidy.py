@@ -1,0 +1,158 @@
+"""The few rules of the house a machine can keep, in one pass over the syntax trees. Each message names the cure."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora")
+FILE_LINES_MAX, TEST_FILE_LINES_MAX, FUNCTION_LINES_MAX = 300, 400, 60
+BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util", "helper"}
+SOLE_IMPORTERS = {
+    "boto3": {"adapters/store.py"},
+    "stripe": {"billing/stripe_client.py"},
+    "vllm": {"adapters/resolver.py", "data_plane/engine/cpu_lora.py"},
+}
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def tests() -> Iterator[Path]:
+    yield from sorted((ROOT / "tests").rglob("*.py"))
+
+
+def where(path: Path, node: ast.AST | None = None) -> str:
+    return f"{path.relative_to(ROOT)}" + (f":{node.lineno}" if node is not None else "")
+
+
+TREES = {path: ast.parse(path.read_text()) for path in [*sources(), *tests()]}
+
+
+def complaints(check) -> list[str]:
+    return [complaint for path in sources() for complaint in check(path, TREES[path])]
+
+
+def test_files_hold_one_idea():
+    long = [where(p) for p in sources() if len(p.read_text().splitlines()) > FILE_LINES_MAX]
+    long += [where(p) for p in tests() if len(p.read_text().splitlines()) > TEST_FILE_LINES_MAX]
+    assert not long, f"split by what the parts do: {long}"
+
+
+def test_functions_can_be_seen_whole():
+    def check(path, tree):
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+            ):
+                yield f"{where(path, node)} {node.name}"
+
+    assert not (found := complaints(check)), f"move the leaves into functions of their own: {found}"
+
+
+def test_files_are_named_for_what_they_hold():
+    bad = [where(path) for path in sources() if path.stem in BANNED_NAMES or path.stem.endswith("_v2")]
+    assert not bad, f"name the noun it holds or the step it does: {bad}"
+
+
+def test_every_module_says_what_lives_in_it():
+    bad = [where(path) for path in sources() if path.name != "__init__.py" and not ast.get_docstring(TREES[path])]
+    assert not bad, f"begin with a docstring of two sentences: {bad}"
+
+
+def test_package_files_are_empty():
+    bad = [where(path) for path in sources() if path.name == "__init__.py" and path.read_text().strip()]
+    assert not bad, f"the import path is the file path; move the code to a named file: {bad}"
+
+
+def test_nothing_mutable_lives_at_module_level():
+    def check(path, tree):
+        for node in tree.body:
+            value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            targets = [
+                getattr(t, "id", "")
+                for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+            ]
+            constant = all(
+                name.isupper() or (name.startswith("_") and name[1:].isupper()) or name.startswith("__")
+                for name in targets
+            )
+            if isinstance(value, MUTABLE) and not constant:
+                yield where(path, node)
+
+    assert not (found := complaints(check)), f"build it in app.py and pass it in: {found}"
+
+
+def test_only_one_file_commits():
+    def check(path, tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "commit":
+                if where(path) != "core/db.py":
+                    yield where(path, node)
+
+    assert not (found := complaints(check)), f"use core.db.unit_of_work: {found}"
+
+
+def test_no_float_touches_money():
+    def check(path, tree):
+        if path.is_relative_to(ROOT / "billing") or path == ROOT / "core" / "money.py":
+            for node in ast.walk(tree):
+                if (isinstance(node, ast.Constant) and isinstance(node.value, float)) or (
+                    isinstance(node, ast.Call) and getattr(node.func, "id", "") == "float"
+                ):
+                    yield where(path, node)
+
+    allowed = {"billing/settings.py", "billing/worker.py", "billing/metering.py"}  # seconds to wait, never money
+    found = [each for each in complaints(check) if each.split(":")[0] not in allowed]
+    assert not found, f"money is integer nanodollars: {found}"
+
+
+def test_each_outside_world_has_one_importer():
+    def check(path, tree):
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                package = name.split(".")[0]
+                if package in SOLE_IMPORTERS and where(path) not in SOLE_IMPORTERS[package]:
+                    yield f"{where(path, node)} imports {package}"
+
+    assert not (found := complaints(check)), f"go through {SOLE_IMPORTERS}: {found}"
+
+
+def test_redis_keys_are_spelled_in_one_file():
+    def check(path, tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tenora:"):
+                if where(path) != "core/keys.py":
+                    yield where(path, node)
+
+    assert not (found := complaints(check)), f"add a function to core/keys.py: {found}"
+
+
+def test_the_environment_is_read_by_settings_only():
+    allowed = {"data_plane/engine/plugin.py", "data_plane/engine/agent.py", "tenora/program.py", "tenora/lifetime.py"}
+
+    def check(path, tree):
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("environ", "getenv")
+                and getattr(node.value, "id", "") == "os"
+            ):
+                if where(path) not in allowed:
+                    yield where(path, node)
+
+    assert not (found := complaints(check)), f"declare a field of a Settings class: {found}"
+
+
+@pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])
+def test_nothing_is_left_half_said(word):
+    bad = [where(path) for path in sources() if word in path.read_text()]
+    assert not bad, f"finish it, or write it into docs with an owner: {bad}"
