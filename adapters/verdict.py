@@ -3,7 +3,7 @@
 Deciding happens in the rules beside this file; only the words for it are here.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -76,6 +76,44 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str | None:
         """The revision's digest, when accepted."""
         return self.manifest.digest if self.manifest is not None and not self.problems else None
+
+
+_PROBLEMS_MAX: Final = 50
+
+
+class Report:
+    """Collects what the rules find. Keeps the first 50 problems and counts the rest, so that it stays readable."""
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+        self._notes: list[str] = []
+        self._left_out = 0
+
+    def refuse(self, code: Code, message: str, *, file: str, where: str | None = None) -> None:
+        """Add a problem; ``message`` says what is wrong and the cure, and is shown after the file's name."""
+        self.add(Problem(code=code, message=f"{file}: {message}", file=file, where=where))
+
+    def add(self, problem: Problem) -> None:
+        """Add a problem that was found elsewhere."""
+        if len(self._problems) < _PROBLEMS_MAX:
+            self._problems.append(problem)
+        else:
+            self._left_out += 1
+
+    def note(self, text: str) -> None:
+        """Add something worth knowing that stands in nobody's way."""
+        self._notes.append(text)
+
+    @property
+    def count(self) -> int:
+        """Problems found so far."""
+        return len(self._problems) + self._left_out
+
+    def verdict(self, manifest: AdapterManifest | None = None) -> Verdict:
+        """What was found; ``manifest`` only when nothing was refused."""
+        assert not (self.count and manifest), "a refused upload has no manifest"
+        more = (f"{self._left_out} more problems are not shown",) if self._left_out else ()
+        return Verdict(problems=tuple(self._problems), notes=(*self._notes, *more), manifest=manifest)
 
 
 def rejected(*problems: Problem, notes: tuple[str, ...] = ()) -> Verdict:

@@ -1,0 +1,79 @@
+"""What operators may set about uploads, the object store and the replicas' disk cache. Plans' limits are not here."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from adapters.safetensors_header import HeaderBounds
+from adapters.validation import Bounds
+from adapters.weights import WeightBounds
+from core.settings import Fragment
+
+_MIB = 1024 * 1024
+
+
+class UploadSettings(Fragment):
+    """Bounds of what is accepted, and of the child that looks at it."""
+
+    upload_header_bytes_max: int = Field(
+        default=256 * 1024,
+        ge=1024,
+        le=16 * _MIB,
+        description="Header of adapter_model.safetensors; 126 layers need 244 KB.",
+    )
+    upload_tensors_max: int = Field(default=4096, ge=2, le=65_536, description="Tensors in one adapter.")
+    upload_weight_max: float = Field(default=1e4, gt=0, description="Largest absolute weight accepted.")
+    upload_update_norm_max: float = Field(default=1e5, gt=0, description="Largest |A|·|B|·scaling of one module.")
+    upload_memory_bytes_max: int = Field(
+        default=1024 * _MIB, ge=256 * _MIB, description="Address space of the validating child."
+    )
+    upload_cpu_s_max: int = Field(default=120, ge=1, le=3600, description="Processor seconds of the validating child.")
+    upload_validation_timeout_s: float = Field(
+        default=180, gt=0, le=3600, description="Wall time of the validating child."
+    )
+    upload_open_files_max: int = Field(default=64, ge=16, le=1024, description="Open files of the validating child.")
+    upload_answer_bytes_max: int = Field(default=_MIB, ge=64 * 1024, description="Bytes the child may answer with.")
+    upload_work_dir: Path | None = Field(
+        default=None, description="Where uploads are unpacked; the system's default if unset."
+    )
+    upload_url_expires_s: int = Field(
+        default=3600, ge=1, le=604_800, description="How long a presigned upload URL holds."
+    )
+
+    def bounds(self) -> Bounds:
+        """The part that the child needs, without this module's imports."""
+        return Bounds(
+            header=HeaderBounds(header_bytes=self.upload_header_bytes_max, tensors=self.upload_tensors_max),
+            weights=WeightBounds(magnitude=self.upload_weight_max, update_norm=self.upload_update_norm_max),
+        )
+
+
+class StoreSettings(Fragment):
+    """How patient the S3 client is."""
+
+    store_connect_timeout_s: float = Field(default=5, gt=0, le=60, description="To open a connection to S3.")
+    store_read_timeout_s: float = Field(default=30, gt=0, le=600, description="Between two reads from S3.")
+    store_attempts_max: int = Field(
+        default=4, ge=1, le=10, description="Attempts of one S3 call, the first among them."
+    )
+    store_connections_max: int = Field(
+        default=16, ge=1, le=256, description="Connections to S3 that one process holds."
+    )
+
+
+class CacheSettings(Fragment):
+    """The adapters that a replica keeps on its disk."""
+
+    cache_dir: Path = Field(
+        default=Path(".tenora/adapter-cache"), description="Folder of the adapter cache; on a fast disk."
+    )
+    cache_bytes: int = Field(
+        default=20 * 1024 * _MIB, ge=_MIB, description="Budget of the cache; least recently used go first."
+    )
+    cache_free_bytes_min: int = Field(
+        default=512 * _MIB,
+        ge=0,
+        description="Below this much free disk a new adapter is refused rather than downloaded.",
+    )
+    cache_downloads_max: int = Field(default=4, ge=1, le=64, description="Adapters downloaded at the same time.")
+    cache_download_timeout_s: float = Field(default=120, gt=0, le=3600, description="For one whole adapter.")
