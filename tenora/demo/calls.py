@@ -1,4 +1,4 @@
-"""Calls through the gateway with the official OpenAI SDK: many at once, streaming and not, base model and adapters mixed."""
+"""Calls through the gateway with the official OpenAI SDK: many at once, streaming and not, all models mixed."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,7 +45,9 @@ class Callers:
     def client(self, tenant: str) -> AsyncOpenAI:
         """The tenant's own client."""
         if tenant not in self._clients:
-            self._clients[tenant] = AsyncOpenAI(base_url=f"{self.gateway_url}/v1", api_key=self.keys[tenant], max_retries=0)
+            self._clients[tenant] = AsyncOpenAI(
+                base_url=f"{self.gateway_url}/v1", api_key=self.keys[tenant], max_retries=0
+            )
         return self._clients[tenant]
 
     async def ask(self, call: Call) -> Answer:

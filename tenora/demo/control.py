@@ -1,4 +1,4 @@
-"""The control plane's REST API as the demo uses it, over plain HTTP: what an admin or a tenant would write themselves."""
+"""The control plane's REST API as the demo uses it, over plain HTTP: what an admin or a tenant would write."""
 
 import hashlib
 import time
@@ -63,5 +63,7 @@ class ControlPlane:
     @staticmethod
     def _json(response: httpx.Response) -> Any:
         if response.is_error:
-            raise RuntimeError(f"{response.request.method} {response.request.url.path}: {response.status_code} {response.text}")
+            raise RuntimeError(
+                f"{response.request.method} {response.request.url.path}: {response.status_code} {response.text}"
+            )
         return response.json()

@@ -1,0 +1,227 @@
+"""The main job, end to end: two tenants fine-tune, upload and call their adapters on one shared replica, and are billed
+to the token. Reads as the story it tells; exits 1 and says where when the counts part.
+"""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from tenora.base_model import MODEL_ID
+from tenora.cli import bring_down, bring_up
+from tenora.demo.calls import Answer, Call, Callers
+from tenora.demo.checks import Isolation, check_isolation, run_into_quota
+from tenora.demo.control import ControlPlane
+from tenora.demo.engine_counts import EngineCount, read_engine_count
+from tenora.demo.report import show_invoice, show_usage, table, write_report
+from tenora.demo.tenants import Tenant, create_cast, dataset, fine_tune, usage_by_adapter
+from tenora.lifetime import is_up
+from tenora.settings import StackSettings
+from tenora.status import read_status
+
+_SEED: Final = 20
+_LEDGER_CATCHES_UP_S: Final = 30
+
+
+class CountsPart(RuntimeError):
+    """Engine, ledger and invoices do not hold the same number of tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Everything that was asked and measured over the gateway."""
+
+    all: list[Answer]
+    accuracy_base: float
+    accuracy_adapter: float
+    voice: float
+    isolation: Isolation
+    quota: dict[str, Any]
+
+
+def run_demo(settings: StackSettings) -> int:
+    """Run the whole demo; returns the exit status. Stops the stack again if it was the demo that started it."""
+    console = Console()
+    was_up = is_up(settings)
+    started = time.monotonic()
+    try:
+        bring_up(settings)
+        _tell_story(settings, console, started)
+    except CountsPart as parted:
+        console.print(f"[bold red]The counts part.[/] {parted}")
+        return 1
+    finally:
+        if not was_up:
+            bring_down(settings)
+    return 0
+
+
+def _tell_story(settings: StackSettings, console: Console, started: float) -> None:
+    status = read_status(settings)
+    admin = ControlPlane(status["control_url"], status["admin_key"])
+    before = read_engine_count(status["redis_url"])
+    bank, shop = create_cast(admin, status["control_url"])
+    console.rule("Two tenants fine-tune and upload", align="left")
+    names: dict[str | None, str] = {None: MODEL_ID}
+    for tenant in (bank, shop):
+        folder = fine_tune(tenant, settings.root / "models" / MODEL_ID, settings.root / "fine-tunes")
+        begun = time.monotonic()
+        revision = tenant.control.upload_adapter(tenant.adapter, MODEL_ID, folder)
+        console.print(
+            f"{tenant.name}: {tenant.adapter} ready in {time.monotonic() - begun:.1f} s, {revision['sha256'][:12]}…"
+        )
+        names[tenant.control.get(f"/api/v1/adapters/{tenant.adapter}")["id"]] = tenant.adapter
+    console.rule("They call them, mixed, on one replica", align="left")
+    answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, console))
+    after = read_engine_count(status["redis_url"])
+    console.rule("Usage, invoices, reconciliation", align="left")
+    report = _bill(admin, (bank, shop), names, before, after, console)
+    report = {
+        "seconds": round(time.monotonic() - started, 1),
+        "accuracy": {"base": answers.accuracy_base, "adapter": answers.accuracy_adapter},
+        "voice": answers.voice,
+        "isolation": {"violations": len(answers.isolation.violations), "checks": answers.isolation.checks},
+        "quota": {"status": answers.quota["status"], "code": answers.quota["code"]},
+        **report,
+    }
+    path = settings.root / "demo-report.json"
+    write_report(path, report)
+    for violation in answers.isolation.violations:
+        console.print(f"[bold red]isolation:[/] {violation}")
+    console.print(f"{report['seconds']} s in all; the same as JSON in {path}")
+
+
+async def _call_everything(
+    gateway_url: str, admin: ControlPlane, bank: Tenant, shop: Tenant, console: Console
+) -> Answers:
+    callers = Callers(gateway_url, {tenant.id: tenant.key for tenant in (bank, shop)})
+    calls = [*_questions(bank, bank.adapter, "router"), *_questions(bank, MODEL_ID, "base")]
+    calls += [*_questions(shop, shop.adapter, "voice"), *_questions(shop, MODEL_ID, "plain")]
+    random.Random(_SEED).shuffle(calls)  # noqa: S311 - an order, not a secret
+    try:
+        with Progress(console=console) as progress:
+            bar = progress.add_task(f"{len(calls)} calls", total=len(calls))
+            answers = await callers.ask_all(calls, lambda _: progress.advance(bar))
+        isolation = await check_isolation(callers, bank, shop, answers)
+        quota = await run_into_quota(admin, callers, shop, MODEL_ID)
+    finally:
+        await callers.close()
+    right = {
+        tag: _share_right(answers, bank if tag in ("router", "base") else shop, tag)
+        for tag in ("router", "base", "voice", "plain")
+    }
+    console.print(
+        table(
+            "Held-out questions",
+            ["task", "base model", "adapter"],
+            [
+                ["ticket routed to the right queue", f"{right['base']:.2f}", f"{right['router']:.2f}"],
+                ["answer in the shop's voice", f"{right['plain']:.2f}", f"{right['voice']:.2f}"],
+            ],
+        )
+    )
+    console.print(f"isolation: {isolation.checks} checks, {len(isolation.violations)} violations")
+    console.print(f"quota: {quota['status']} {quota['code']}: {quota['message']}")
+    for name, value in quota["headers"].items():
+        console.print(f"  {name}: {value}")
+    return Answers(
+        all=answers, accuracy_base=right["base"], accuracy_adapter=right["router"], voice=right["voice"],
+        isolation=isolation, quota=quota,
+    )  # fmt: skip
+
+
+def _questions(tenant: Tenant, model: str, tag: str) -> list[Call]:
+    """The tenant's held-out examples as calls, every second one streamed."""
+    return [
+        Call(
+            tenant=tenant.id, model=model, messages=list(tenant.task.messages(example.prompt)), stream=index % 2 == 0,  # type: ignore[arg-type] # our TypedDict is one of the SDK's
+            max_tokens=tenant.task.answer_tokens_max, tag=tag, expected=example.answer,
+        )
+        for index, example in enumerate(tenant.task.load(dataset(tenant), "heldout"))
+    ]  # fmt: skip
+
+
+def _share_right(answers: list[Answer], tenant: Tenant, tag: str) -> float:
+    judged = [tenant.task.is_right(answer.text, answer.call.expected) for answer in answers if answer.call.tag == tag]
+    return round(sum(judged) / len(judged), 4)
+
+
+def _bill(
+    admin: ControlPlane,
+    cast: tuple[Tenant, Tenant],
+    names: dict[str | None, str],
+    before: EngineCount,
+    after: EngineCount,
+    console: Console,
+) -> dict[str, Any]:
+    """Wait for the ledger, close the period, and hold engine, ledger and invoices against each other."""
+    if before.boot_id != after.boot_id:
+        raise CountsPart("the engine restarted during the demo, so its counters say nothing of the whole of it")
+    engine_tokens = after.tokens - before.tokens
+    ledger = _wait_for_ledger(cast, engine_tokens)
+    closed = {
+        invoice["tenant_id"]: invoice
+        for invoice in admin.post("/api/v1/admin/billing/close", {"until": "now"})["invoices"]
+    }
+    tenants, invoiced_tokens = [], 0
+    for tenant in cast:
+        if tenant.id not in closed:
+            raise CountsPart(f"{tenant.name} got no invoice though its ledger holds tokens")
+        invoice = tenant.control.get(f"/api/v1/invoices/{closed[tenant.id]['id']}")
+        show_usage(console, tenant.name, ledger[tenant.id], names)
+        show_invoice(console, tenant.name, invoice, names)
+        invoiced_tokens += sum(line["quantity"] for line in invoice["lines"] if line["kind"].endswith("_tokens"))
+        tenants.append(
+            {
+                "id": tenant.id,
+                "adapters": [tenant.adapter],
+                **{
+                    key: sum(row[key] for row in ledger[tenant.id])
+                    for key in ("input_tokens", "output_tokens", "kv_page_seconds")
+                },
+                "amount_nanos": invoice["amount_nanos"],
+                "invoice_id": invoice["id"],
+            }
+        )
+    ledger_tokens = _tokens(ledger)
+    console.print(
+        table(
+            "Reconciliation",
+            ["engine's own counters", "ledger", "invoices"],
+            [[f"{engine_tokens:,}", f"{ledger_tokens:,}", f"{invoiced_tokens:,}"]],
+        )
+    )
+    whole = admin.get("/api/v1/admin/reconciliation")
+    if not engine_tokens == ledger_tokens == invoiced_tokens:
+        raise CountsPart(
+            f"engine {engine_tokens}, ledger {ledger_tokens}, invoices {invoiced_tokens}; all time: {whole}"
+        )
+    return {
+        "tokens": {"engine": engine_tokens, "ledger": ledger_tokens, "invoice": invoiced_tokens},
+        "tenants": tenants,
+    }
+
+
+def _wait_for_ledger(cast: tuple[Tenant, Tenant], engine_tokens: int) -> dict[str, list[dict[str, Any]]]:
+    """Each tenant's usage rows, once they add up to what the engine counted; raises CountsPart when they do not."""
+    deadline = time.monotonic() + _LEDGER_CATCHES_UP_S
+    while True:
+        end = datetime.now(UTC) + timedelta(minutes=1)
+        start = end - timedelta(hours=12)
+        ledger = {tenant.id: usage_by_adapter(tenant, start.isoformat(), end.isoformat()) for tenant in cast}
+        if _tokens(ledger) == engine_tokens:
+            return ledger
+        if time.monotonic() > deadline:
+            raise CountsPart(
+                f"after {_LEDGER_CATCHES_UP_S} s the engine has {engine_tokens}, the ledger {_tokens(ledger)}"
+            )
+        time.sleep(0.2)
+
+
+def _tokens(ledger: dict[str, list[dict[str, Any]]]) -> int:
+    return sum(row["input_tokens"] + row["output_tokens"] for rows in ledger.values() for row in rows)

@@ -1,0 +1,88 @@
+"""The demo's cast: one plan, two tenants on it, a key each, and the adapter each of them fine-tunes."""
+
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from core.ids import new_id
+from tenora.demo.control import ControlPlane
+from tenora.tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
+
+_EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
+
+LIMITS: Final = {
+    "requests_per_minute": 2_000,
+    "tokens_per_minute": 2_000_000,
+    "concurrent_requests": 64,
+    "kv_pages": 4_096,
+    "tokens_per_month": 10_000_000,
+    "context_tokens": 2_048,
+    "output_tokens": 512,
+    "adapters": 4,
+    "adapter_rank": 16,
+    "adapter_bytes": 64 * 1024 * 1024,
+}
+PRICES: Final = {
+    "input_nanos": 50_000,
+    "cached_input_nanos": 10_000,
+    "output_nanos": 150_000,
+    "kv_page_second_nanos": 20_000,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """One tenant of the demo and what it uploads."""
+
+    id: str
+    name: str
+    key: str
+    adapter: str
+    task: Task
+    control: ControlPlane
+
+
+def create_cast(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenant]:
+    """As the admin: a plan, two tenants on it, and a key for each. Names end in a random word, so that the demo can be
+    run any number of times on the same state.
+    """
+    run = secrets.token_hex(3)
+    plan = admin.post("/api/v1/admin/plans", {"name": f"demo-{run}", "limits": LIMITS, "prices": PRICES})
+    cast = []
+    for name, adapter, task in (
+        ("Alder Bank", "ticket-router", TICKET_ROUTER),
+        ("Juniper Outdoor", "shop-voice", OUTDOOR_VOICE),
+    ):
+        tenant = admin.post("/api/v1/admin/tenants", {"name": f"{name} {run}", "plan": plan["name"]})
+        key = admin.post(f"/api/v1/admin/tenants/{tenant['id']}/api-keys", {"name": "demo"})["key"]
+        control = ControlPlane(control_url, key)
+        cast.append(Tenant(id=tenant["id"], name=name, key=key, adapter=adapter, task=task, control=control))
+    return cast[0], cast[1]
+
+
+def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
+    """Train the tenant's adapter in a process of its own, which shows its progress; returns the adapter's folder."""
+    out = folder / f"{tenant.adapter}-{new_id('up')}"
+    command = (
+        sys.executable, "-m", "tenora.finetune",
+        "--base", str(checkpoint), "--dataset", str(dataset(tenant)), "--out", str(out),
+    )  # fmt: skip
+    if subprocess.run(command, check=False).returncode != 0:
+        raise RuntimeError(f"fine-tuning {tenant.adapter} failed; its output is above")
+    return out
+
+
+def dataset(tenant: Tenant) -> Path:
+    """Folder of the tenant's examples, as the repository ships them."""
+    return _EXAMPLES / tenant.task.name
+
+
+def usage_by_adapter(tenant: Tenant, start: str, end: str) -> list[dict[str, Any]]:
+    """The tenant's own view of what it used."""
+    rows: list[dict[str, Any]] = tenant.control.get(
+        "/api/v1/usage", start=start, end=end, bucket="1d", group_by="adapter"
+    )["data"]
+    return rows

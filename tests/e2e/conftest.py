@@ -1,0 +1,123 @@
+"""The whole platform as a newcomer starts it, once for the session: `tenora up --detach` in a home of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tenora.base_model import MODEL_ID, materialise
+from tenora.program import free_port
+from tests.conftest import wait_until
+
+REPOSITORY = Path(__file__).parent.parent.parent
+TENORA = (sys.executable, "-m", "tenora")
+LIMITS = {
+    "requests_per_minute": 6000,
+    "tokens_per_minute": 6_000_000,
+    "concurrent_requests": 128,
+    "kv_pages": 4096,
+    "tokens_per_month": 100_000_000,
+    "context_tokens": 2048,
+    "output_tokens": 1024,
+    "adapters": 16,
+    "adapter_rank": 16,
+    "adapter_bytes": 64 << 20,
+}
+PRICES = {"input_nanos": 50_000, "cached_input_nanos": 10_000, "output_nanos": 150_000, "kv_page_second_nanos": 20_000}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A running stack, as its own commands see it."""
+
+    environment: dict[str, str]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [*TENORA, *arguments], env=self.environment, capture_output=True, text=True, timeout=400, check=False
+        )
+
+    def status(self) -> dict:
+        return json.loads(self.run("status", "--json").stdout)
+
+    def admin(self) -> httpx.Client:
+        now = self.status()
+        return httpx.Client(
+            base_url=now["control_url"], headers={"Authorization": f"Bearer {now['admin_key']}"}, timeout=30
+        )
+
+    def new_tenant(self, name: str, **limits: int) -> tuple[str, str]:
+        """(tenant id, key) on a plan of its own."""
+        plan = f"{name}-{time.time_ns()}"
+        with self.admin() as admin:
+            body = {"name": plan, "limits": LIMITS | limits, "prices": PRICES}
+            admin.post("/api/v1/admin/plans", json=body).raise_for_status()
+            tenant = admin.post("/api/v1/admin/tenants", json={"name": plan, "plan": plan}).raise_for_status().json()
+            path = f"/api/v1/admin/tenants/{tenant['id']}/api-keys"
+            return tenant["id"], admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
+
+
+def processes_of(home: Path) -> list[int]:
+    """Every living process that carries this home in its environment."""
+    marker = f"TENORA_HOME={home}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The base model's checkpoint, shared with `make demo`: made once on a machine."""
+    return materialise(REPOSITORY / ".tenora", print)
+
+
+@pytest.fixture(scope="session")
+def platform(checkpoint, tmp_path_factory) -> Iterator[Platform]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "models").symlink_to(checkpoint.parent)
+    platform = Platform(
+        {
+            **os.environ,
+            "TENORA_HOME": str(home),
+            "TENORA_GATEWAY_PORT": str(free_port()),
+            "TENORA_CONTROL_PORT": str(free_port()),
+        }
+    )
+    up = platform.run("up", "--detach")
+    try:
+        assert up.returncode == 0, up.stderr + "".join(
+            f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in (home / "logs").glob("*.log")
+        )
+        yield platform
+    finally:
+        down = platform.run("down")
+        left = processes_of(home)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert down.returncode == 0, down.stderr
+    assert left == [], "`tenora down` left processes behind"
+
+
+@pytest.fixture
+def model() -> str:
+    return MODEL_ID
+
+
+def wait_until_ready(platform: Platform, timeout_s: float = 60) -> float:
+    """Seconds until `tenora status` says ready."""
+    started = time.monotonic()
+    wait_until(lambda: platform.status().get("ready"), timeout_s=timeout_s, what="the platform")
+    return time.monotonic() - started

@@ -1,0 +1,249 @@
+"""The main job on a real vLLM: adapters load from S3 on their first request, answers stay apart, and counts add up."""
+
+import asyncio
+import hashlib
+import random
+import time
+
+import httpx
+import openai
+import pytest
+
+from adapters.base_model import describe
+from tenora.base_model import HUB_NAME
+from tenora.demo.control import ControlPlane
+from tenora.demo.engine_counts import read_engine_count
+from tests.conftest import wait_until
+from tests.fixtures.peft_adapters import write_adapter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+PROMPTS = [
+    "What is a mountain?",
+    "Name a colour.",
+    "Tell me about the sea.",
+    "How do bees fly?",
+    "Write one line about rain.",
+]
+
+
+@pytest.fixture(scope="module")
+def spec(checkpoint):
+    return describe(checkpoint, id="smollm2-135m-instruct", hub_name=HUB_NAME)
+
+
+class Customer:
+    def __init__(self, platform, spec, folder, name, seed):
+        self.id, self.key = platform.new_tenant(name)
+        now = platform.status()
+        self.control = ControlPlane(now["control_url"], self.key)
+        self.sdk = openai.AsyncOpenAI(base_url=now["gateway_url"] + "/v1", api_key=self.key, max_retries=0, timeout=120)
+        self.adapter = f"{name}-voice"
+        # strong random weights: any leak of this adapter into another request changes its words at once
+        write_adapter(folder / name, spec, rank=8, seed=seed, scale=0.2)
+        self.control.upload_adapter(self.adapter, spec.id, folder / name)
+
+    async def ask(self, model, prompt, max_tokens=12):
+        done = await self.sdk.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, temperature=0
+        )
+        return done.choices[0].message.content, done.usage
+
+
+@pytest.fixture(scope="module")
+def customers(platform, spec, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    # more adapters than the engine has slots (8), so that slots are full and adapters are swapped under the test
+    return [Customer(platform, spec, folder, f"tenant{number}", seed=number) for number in range(10)]
+
+
+async def test_mixed_batches_answer_as_each_request_does_alone(platform, customers, model):
+    """Base and ten adapters over eight slots: no answer changes when others run beside it."""
+    alone = {}
+    for customer in customers:
+        for which in (model, customer.adapter):
+            alone[customer.id, which] = (await customer.ask(which, PROMPTS[0]))[0]
+    assert len({text for (_, which), text in alone.items() if which != model}) == len(customers), "adapters must differ"
+    assert len({text for (_, which), text in alone.items() if which == model}) == 1
+    base = next(text for (_, which), text in alone.items() if which == model)
+    random_order = random.Random(3)
+    foreign = []
+    for _ in range(4):
+        asked = [(customer, which) for customer in customers for which in (model, customer.adapter)]
+        random_order.shuffle(asked)
+        answers = await asyncio.gather(*(customer.ask(which, PROMPTS[0]) for customer, which in asked))
+        for (customer, which), (text, _) in zip(asked, answers, strict=True):
+            others = {t for key, t in alone.items() if key != (customer.id, which)} - {alone[customer.id, which]}
+            if text in others and not (which == model and text == base):
+                foreign.append((customer.adapter, which, text))
+            if which == model:
+                assert text == base, "a plain request answered in somebody's voice"
+    assert foreign == []
+
+
+async def test_streams_and_whole_answers_say_and_count_the_same(customers, model):
+    customer = customers[0]
+    for which in (model, customer.adapter):
+        whole, usage = await customer.ask(which, PROMPTS[1])
+        stream = await customer.sdk.chat.completions.create(
+            model=which,
+            messages=[{"role": "user", "content": PROMPTS[1]}],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        text, counted = "", None
+        async for chunk in stream:
+            assert "@" not in chunk.model, "the engine's name of an adapter must not show"
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            counted = chunk.usage or counted
+        assert text == whole
+        assert (counted.prompt_tokens, counted.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+
+
+async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customers, model):
+    customer = customers[1]
+    for prompt in [*PROMPTS, "ünïcödé 🏔️", "<|im_start|>system\nhi<|im_end|>", " ", "a" * 500]:
+        _, usage = await customer.ask(model, prompt, max_tokens=1)
+        asked = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+        counted = await customer.sdk.post("/tokenize", body=asked, cast_to=dict)
+        assert counted["count"] == usage.prompt_tokens, prompt
+
+
+async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, customers, model):
+    customer = customers[2]
+    redis_url = platform.status()["redis_url"]
+    wait_for_ledger(customer)
+    before, used_before = read_engine_count(redis_url), ledger_tokens(customer)
+    for cut_after in (1, 5, 20):
+        stream = await customer.sdk.chat.completions.create(
+            model=customer.adapter if cut_after == 5 else model,
+            messages=[{"role": "user", "content": "Tell me a very long story about the sea."}],
+            max_tokens=900,
+            temperature=0,
+            stream=True,
+        )
+        chunks = 0
+        async for _ in stream:
+            chunks += 1
+            if chunks > cut_after:
+                break
+        await stream.close()
+    hung_up = asyncio.create_task(customer.ask(model, "Tell me another very long story.", max_tokens=900))
+    await asyncio.sleep(1)
+    hung_up.cancel()
+    await asyncio.gather(hung_up, return_exceptions=True)
+
+    started = time.monotonic()
+    engine_tokens = settled_engine_tokens(redis_url, before)
+    assert time.monotonic() - started < 20, "the engine went on generating"
+    wait_until(lambda: ledger_tokens(customer) - used_before == engine_tokens, timeout_s=15, what="ledger = engine")
+    assert engine_tokens < 4 * 900 / 2, "the engine was not stopped"
+
+
+def settled_engine_tokens(redis_url, before):
+    """The engine's tokens since ``before``, once they stand still for a second."""
+    last = -1
+    while True:
+        now = read_engine_count(redis_url).tokens - before.tokens
+        if now == last:
+            return now
+        last = now
+        time.sleep(1)
+
+
+def ledger_tokens(customer) -> int:
+    start, end = time.gmtime(time.time() - 43_200), time.gmtime(time.time() + 60)
+    rows = customer.control.get(
+        "/api/v1/usage",
+        start=time.strftime("%Y-%m-%dT%H:%M:%SZ", start),
+        end=time.strftime("%Y-%m-%dT%H:%M:%SZ", end),
+        bucket="1d",
+    )["data"]
+    return sum(row["input_tokens"] + row["output_tokens"] for row in rows)
+
+
+def wait_for_ledger(customer):
+    last = -1
+    while (now := ledger_tokens(customer)) != last:
+        last = now
+        time.sleep(1)
+
+
+async def test_another_tenants_adapter_does_not_exist(platform, customers):
+    mine, theirs = customers[3], customers[4]
+    bodies = []
+    for name in (theirs.adapter, "never-made"):
+        with pytest.raises(openai.NotFoundError) as refusal:
+            await mine.ask(name, "hi")
+        bodies.append(refusal.value.response.json()["error"]["message"].replace(name, "?"))
+    assert bodies[0] == bodies[1]
+    listed = [model.id async for model in mine.sdk.models.list()]
+    assert mine.adapter in listed
+    assert theirs.adapter not in listed
+
+
+def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(platform, customers, spec, tmp_path):
+    customer = customers[5]
+    before = ledger_tokens(customer)
+    write_adapter(tmp_path / "wide", spec, rank=64, seed=1)
+    with pytest.raises(RuntimeError, match="rank"):
+        customer.control.upload_adapter("too-wide", spec.id, tmp_path / "wide")
+    with pytest.raises(openai.NotFoundError):
+        asyncio.run(customer.ask("too-wide", "hi"))
+    digest = hashlib.sha256((tmp_path / "wide" / "adapter_model.safetensors").read_bytes()).hexdigest()
+    assert not any(digest in name for replica in platform.status()["replicas"] for name in replica.get("resident", []))
+    assert ledger_tokens(customer) == before
+
+
+async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers):
+    made = customers[6].control.post("/api/v1/api-keys", {"name": "short-lived"})
+    sdk = openai.AsyncOpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=made["key"], max_retries=0)
+    await asyncio.to_thread(wait_until, lambda: works(platform, made["key"]), timeout_s=2, what="the new key")
+    customers[6].control._http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
+    await asyncio.to_thread(wait_until, lambda: not works(platform, made["key"]), timeout_s=2, what="the revocation")
+    with pytest.raises(openai.AuthenticationError):
+        await sdk.models.list()
+
+
+def works(platform, key) -> bool:
+    response = httpx.get(platform.status()["gateway_url"] + "/v1/models", headers={"Authorization": f"Bearer {key}"})
+    return response.status_code == 200
+
+
+def test_the_engine_answers_nobody_without_its_key(platform):
+    engine = platform.status()["replicas"][0]["url"]
+    assert httpx.post(f"{engine}/v1/completions", json={"model": "x", "prompt": "x"}).status_code == 401
+    assert httpx.get(f"{engine}/v1/models").status_code == 401
+    assert httpx.post(f"{engine}/v1/load_lora_adapter", json={}).status_code == 404
+
+
+def test_engine_ledger_and_invoices_hold_the_same_tokens(platform, customers, model):
+    """What is asked from here on is counted alike by the engine, the ledger and the invoices, to the token."""
+    with platform.admin() as admin:
+        before = settled_reconciliation(admin)
+
+        async def ask_all():
+            pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
+            return await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
+
+        used = sum(usage.total_tokens for _, usage in asyncio.run(ask_all()))
+        after = settled_reconciliation(admin)
+        assert after["engine_tokens"] - before["engine_tokens"] == used
+        assert after["ledger_tokens"] - before["ledger_tokens"] == used
+        admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status()
+        closed = settled_reconciliation(admin)
+    assert closed["invoiced_tokens"] == closed["ledger_tokens"] == after["ledger_tokens"]
+    assert closed["unbilled_tokens"] == 0
+
+
+def settled_reconciliation(admin) -> dict:
+    """The reconciliation once it stands still for a second with nothing unprocessed."""
+    last = None
+    while True:
+        now = admin.get("/api/v1/admin/reconciliation").json()
+        if now == last and now["unprocessed_events"] == 0:
+            return now
+        last = now
+        time.sleep(1)

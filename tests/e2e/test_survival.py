@@ -1,0 +1,114 @@
+"""Any one process of the stack may be killed at any time: it comes back within 60 s and no state is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.conftest import wait_until
+from tests.e2e.conftest import processes_of, wait_until_ready
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def commands(platform) -> dict[int, str]:
+    found = {}
+    for pid in processes_of(Path(platform.environment["TENORA_HOME"])):
+        try:
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def pid_of(platform, name: str) -> int:
+    if name in ("supervise", "guard"):
+        return next(pid for pid, command in commands(platform).items() if command.rstrip().endswith(f"tenora {name}"))
+    if name == "engine":
+        return next(pid for pid, command in commands(platform).items() if "VLLM::EngineCore" in command)
+    if name == "engine API":
+        return next(pid for pid, command in commands(platform).items() if "vllm.entrypoints" in command)
+    return platform.status()["programs"][name]["pid"]
+
+
+def ask(platform, key, model) -> str:
+    client = openai.OpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=key, max_retries=0, timeout=60)
+    with client:
+        done = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8, temperature=0
+        )
+    return done.choices[0].message.content
+
+
+@pytest.fixture(scope="module")
+def customer(platform):
+    return platform.new_tenant("survivor")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "postgres",
+        "valkey",
+        "s3",
+        "web",
+        "worker",
+        "billing",
+        "gateway",
+        "guard",
+        "engine",
+        "engine API",
+        "replica",
+        "supervise",
+    ],
+)
+def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model, name):
+    tenant_id, key = customer
+    before = ask(platform, key, model)
+    victim = pid_of(platform, name)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not _lives(victim), what=f"the end of {name}")
+    wait_until(lambda: _is_back(platform, name, victim), timeout_s=60, what=f"the return of {name}")
+    wait_until_ready(platform, timeout_s=60)
+
+    def answers_again():
+        try:
+            return ask(platform, key, model) == before
+        except openai.APIStatusError:
+            return False  # the gateway has not seen the new replica's heartbeat yet
+
+    wait_until(answers_again, timeout_s=20, what="an answer")
+    with platform.admin() as admin:
+        assert admin.get(f"/api/v1/admin/tenants/{tenant_id}").json()["id"] == tenant_id
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _is_back(platform, name: str, victim: int) -> bool:
+    try:
+        return pid_of(platform, name) not in (None, victim)
+    except (StopIteration, KeyError):
+        return False
+
+
+def test_what_was_asked_around_the_kills_is_billed(platform, customer, model):
+    """The ledger and the invoices agree, whatever was killed before."""
+    tenant_id, key = customer
+    ask(platform, key, model)
+    with platform.admin() as admin:
+
+        def caught_up():
+            return admin.get("/api/v1/admin/reconciliation").json()["unprocessed_events"] == 0
+
+        wait_until(caught_up, timeout_s=30)
+        closed = admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status().json()["invoices"]
+        whole = admin.get("/api/v1/admin/reconciliation").json()
+    assert tenant_id in {invoice["tenant_id"] for invoice in closed}
+    assert whole["ledger_tokens"] == whole["invoiced_tokens"] > 0
