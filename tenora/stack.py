@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import redis
 
 from core import keys
@@ -43,9 +44,6 @@ class Stack:
         self._settings = settings
         self._secrets = secrets
         self._ports = ports
-        self._postgres = lambda: servers.postgres(
-            self.home / "postgres", self.logs, port=ports["postgres"], password=secrets.postgres_password
-        )
         self._valkey = servers.valkey(
             self.home / "valkey", self.logs, port=ports["valkey"], password=secrets.valkey_password
         )
@@ -85,7 +83,7 @@ class Stack:
         """Everything to run, in an order a reader can follow; ``needs`` decides the real one."""
         web_needs = ("admin-key", "valkey", "s3")
         return [
-            self._postgres().program,
+            self._postgres(),
             self._valkey.program,
             self._s3.program,
             self._step("migrate", ("control_plane", "migrate"), needs=("postgres",)),
@@ -109,6 +107,13 @@ class Stack:
             ),
             self._replica(),
         ]
+
+    def _postgres(self) -> Program:
+        """Prepared only when it is to run: the first time, that makes the database cluster."""
+        server = servers.postgres(
+            self.home / "postgres", self.logs, port=self._ports["postgres"], password=self._secrets.postgres_password
+        )
+        return server.program
 
     def _command(self, module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, *arguments)
@@ -162,8 +167,6 @@ class Stack:
 
     def replicas(self) -> list[dict[str, object]]:
         """The published status of every live replica."""
-        import msgspec
-
         try:
             with redis.Redis.from_url(self.addresses.redis_url, socket_timeout=2) as client:
                 names = [name.decode() for name in client.zrange(keys.REPLICAS, 0, -1)]

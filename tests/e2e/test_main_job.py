@@ -16,7 +16,8 @@ from tenora.demo.engine_counts import read_engine_count
 from tests.conftest import wait_until
 from tests.fixtures.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+# One loop for all: an SDK client's connections belong to the loop they were opened in.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 PROMPTS = [
     "What is a mountain?",
@@ -184,14 +185,14 @@ async def test_another_tenants_adapter_does_not_exist(platform, customers):
     assert theirs.adapter not in listed
 
 
-def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(platform, customers, spec, tmp_path):
+async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(platform, customers, spec, tmp_path):
     customer = customers[5]
     before = ledger_tokens(customer)
     write_adapter(tmp_path / "wide", spec, rank=64, seed=1)
     with pytest.raises(RuntimeError, match="rank"):
         customer.control.upload_adapter("too-wide", spec.id, tmp_path / "wide")
     with pytest.raises(openai.NotFoundError):
-        asyncio.run(customer.ask("too-wide", "hi"))
+        await customer.ask("too-wide", "hi")
     digest = hashlib.sha256((tmp_path / "wide" / "adapter_model.safetensors").read_bytes()).hexdigest()
     assert not any(digest in name for replica in platform.status()["replicas"] for name in replica.get("resident", []))
     assert ledger_tokens(customer) == before
@@ -212,23 +213,22 @@ def works(platform, key) -> bool:
     return response.status_code == 200
 
 
-def test_the_engine_answers_nobody_without_its_key(platform):
+async def test_the_engine_answers_nobody_without_its_key(platform):
     engine = platform.status()["replicas"][0]["url"]
-    assert httpx.post(f"{engine}/v1/completions", json={"model": "x", "prompt": "x"}).status_code == 401
-    assert httpx.get(f"{engine}/v1/models").status_code == 401
-    assert httpx.post(f"{engine}/v1/load_lora_adapter", json={}).status_code == 404
+    async with httpx.AsyncClient(base_url=engine) as stranger:
+        assert (await stranger.post("/v1/completions", json={"model": "x", "prompt": "x"})).status_code == 401
+        assert (await stranger.get("/v1/models")).status_code == 401
+        assert (await stranger.post("/v1/load_lora_adapter", json={})).status_code == 404
 
 
-def test_engine_ledger_and_invoices_hold_the_same_tokens(platform, customers, model):
+async def test_engine_ledger_and_invoices_hold_the_same_tokens(platform, customers, model):
     """What is asked from here on is counted alike by the engine, the ledger and the invoices, to the token."""
     with platform.admin() as admin:
         before = settled_reconciliation(admin)
 
-        async def ask_all():
-            pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
-            return await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
-
-        used = sum(usage.total_tokens for _, usage in asyncio.run(ask_all()))
+        pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
+        answers = await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
+        used = sum(usage.total_tokens for _, usage in answers)
         after = settled_reconciliation(admin)
         assert after["engine_tokens"] - before["engine_tokens"] == used
         assert after["ledger_tokens"] - before["ledger_tokens"] == used
