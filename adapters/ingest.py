@@ -1,0 +1,113 @@
+"""From a tenant's uploaded files to a stored revision: download, verify, judge in confinement, store by digest.
+
+Called by the control plane's worker, outside any transaction. Idempotent: a crash anywhere leaves at most files without
+a manifest, which nobody reads. What counts as a good adapter is ``adapters.validation``.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import msgspec
+
+from adapters import metrics
+from adapters.base_model import BaseModelSpec
+from adapters.confine import validate_confined
+from adapters.file_rules import REQUIRED_FILES, judge_names
+from adapters.settings import UploadSettings
+from adapters.store import AdapterStore, ObjectDamaged, ObjectMissing, upload_key
+from adapters.validate import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
+from adapters.validation import UploadLimits
+from adapters.verdict import Problem, Report, Verdict, rejected
+
+
+class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as the tenant declared it before uploading."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def ingest(
+    store: AdapterStore,
+    *,
+    revision_id: str,
+    files: Sequence[DeclaredFile],
+    base: BaseModelSpec,
+    known_bases: AbstractSet[str],
+    limits: UploadLimits,
+    settings: UploadSettings,
+) -> Verdict:
+    """The verdict on an upload; when it accepts, the revision is stored under ``verdict.digest``.
+
+    ``known_bases`` are the ids and Hub names of all base models. Raises ``Unavailable`` when the object store fails:
+    the job is to be tried again, since that says nothing of the upload.
+    """
+    with metrics.INGEST_SECONDS.time():
+        verdict = _ingest(store, revision_id, files, ValidationRequest(
+            base=msgspec.structs.replace(base, tokenizer_json="", chat_template=""),
+            known_bases=frozenset(known_bases),
+            limits=limits,
+            bounds=settings.bounds(),
+        ), settings)  # fmt: skip
+    metrics.INGESTED.labels("accepted" if verdict.accepted else "rejected").inc()
+    return verdict
+
+
+def _ingest(
+    store: AdapterStore,
+    revision_id: str,
+    files: Sequence[DeclaredFile],
+    request: ValidationRequest,
+    settings: UploadSettings,
+) -> Verdict:
+    declared = judge_declared(files, request.limits)
+    if declared.problems:
+        return declared
+    with tempfile.TemporaryDirectory(prefix="tenora-upload-", dir=settings.upload_work_dir) as folder:
+        work = Path(folder)
+        (work / UPLOAD_FOLDER).mkdir()
+        report = Report()
+        for file in files:
+            if file.path in REQUIRED_FILES:
+                _fetch(store, revision_id, file, work / UPLOAD_FOLDER, report)
+        if report.count > 0:
+            return report.verdict()
+        verdict = validate_confined(work, request, settings)
+        if verdict.manifest is not None and not verdict.problems:
+            try:
+                store.put_revision(work / REVISION_FOLDER, verdict.manifest)
+            except (ObjectDamaged, FileNotFoundError):  # the child's answer and its files do not agree: believe neither
+                text = "the files could not be written again; save the adapter with a current PEFT and upload it again"
+                return rejected(Problem(code="validation_failed", message=text))
+        return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
+
+
+def judge_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Verdict:
+    """What the declaration alone says: names and total size. The API can ask this before it gives out upload URLs."""
+    report = Report()
+    judge_names([file.path for file in files], report)
+    total = sum(file.size_bytes for file in files)
+    if total > limits.bytes_max:
+        text = f'the files have {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
+        report.add(Problem(code="upload_too_large", message=text))
+    return report.verdict()
+
+
+def _fetch(store: AdapterStore, revision_id: str, file: DeclaredFile, folder: Path, report: Report) -> None:
+    try:
+        size = store.download(
+            upload_key(revision_id, file.path), folder / file.path, bytes_max=file.size_bytes, sha256=file.sha256
+        )
+    except ObjectMissing:
+        report.refuse("artifact_missing", "was not uploaded; PUT it to its URL, then complete again", file=file.path)
+        return
+    except ObjectDamaged:
+        size = -1
+    if size != file.size_bytes:
+        cure = "create a new revision and upload the file unchanged"
+        report.refuse(
+            "checksum_mismatch", f"is not the file that was declared (size or SHA-256); {cure}", file=file.path
+        )

@@ -1,0 +1,21 @@
+"""Prometheus metrics of uploads and of the disk cache. Labels are of a closed set: no tenant, adapter or digest."""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+INGESTED: Final = Counter("tenora_adapter_uploads_total", "Uploads judged, by outcome.", ["outcome"])
+INGEST_SECONDS: Final = Histogram(
+    "tenora_adapter_ingest_seconds",
+    "From the first download to the verdict.",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+CACHE_FETCHES: Final = Counter("tenora_adapter_cache_fetches_total", "Adapters asked of the disk cache.", ["result"])
+CACHE_EVICTIONS: Final = Counter("tenora_adapter_cache_evictions_total", "Adapters removed from the disk cache.")
+CACHE_BYTES: Final = Gauge("tenora_adapter_cache_bytes", "Bytes of adapters on the disk.")
+CACHE_OVER_BUDGET: Final = Counter(
+    "tenora_adapter_cache_over_budget_total", "Downloads that exceeded the budget because everything else is in use."
+)
+DOWNLOAD_SECONDS: Final = Histogram(
+    "tenora_adapter_download_seconds", "One adapter from S3 to disk.", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+)

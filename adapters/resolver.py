@@ -1,0 +1,67 @@
+"""How vLLM finds an adapter it does not know: by our own immutable names, through the disk cache.
+
+The only importer of vllm. Used in the API server process alone: that is where unknown names are resolved
+(``vllm/entrypoints/openai/models/serving.py`` of 0.32, ``resolve_lora``). Fails closed: a name of another shape, an
+absent revision or one that cannot be verified is never loaded.
+"""
+
+import re
+from typing import Final
+
+import structlog
+from fastapi import HTTPException
+from vllm.lora.request import LoRARequest
+from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+
+from adapters.cache import DiskCache
+from adapters.manifest import MANIFEST_FILE, read_manifest
+from adapters.settings import CacheSettings, StoreSettings
+from adapters.store import AdapterStore, ObjectMissing
+from core.errors import Unavailable
+from core.settings import S3Settings
+
+REGISTERED_NAME: Final = "tenora"
+
+_log: Final = structlog.get_logger()
+_ENGINE_NAME: Final = re.compile(r"(?P<adapter>ad_[0-9a-hjkmnp-tv-z]{26})@(?P<digest>[0-9a-f]{64})")
+_ANY_NUMBER: Final = 1  # vLLM gives it one of its own
+
+
+class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
+    """Resolves ``<adapter id>@<digest>`` to the folder of that digest, for adapters of one base model."""
+
+    def __init__(self, cache: DiskCache, base_model: str) -> None:
+        self._cache = cache
+        self._base_model = base_model
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """The request with which vLLM loads the adapter, or None, which vLLM answers with 404.
+
+        Names of any other shape cost no input or output. When the store or the disk fails, the caller gets 503, since
+        404 would say that the adapter does not exist; the engine and other requests are not touched.
+        """
+        match = _ENGINE_NAME.fullmatch(lora_name)
+        if match is None:
+            return None
+        try:
+            path = await self._cache.fetch(match["digest"])
+        except ObjectMissing:
+            _log.warning("no such revision in the store", adapter=lora_name)
+            return None
+        except Unavailable as error:
+            _log.error("adapter could not be fetched", adapter=lora_name, code=error.code, reason=error.message)
+            raise HTTPException(503, f"adapter {match['adapter']} cannot be fetched now ({error.code})") from error
+        manifest = read_manifest((path / MANIFEST_FILE).read_bytes(), match["digest"])
+        if manifest.base_model != self._base_model:
+            _log.error("adapter of another base model", adapter=lora_name, base_model=manifest.base_model)
+            return None
+        return LoRARequest(lora_name=lora_name, lora_int_id=_ANY_NUMBER, lora_path=str(path))
+
+
+def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> DiskCache:
+    """Make vLLM ask us for names it does not know. ``base_model`` is the id of the one it serves. Call once, in the API
+    server process; returns the cache it uses.
+    """
+    disk = DiskCache(cache, AdapterStore(s3, store))
+    LoRAResolverRegistry.register_resolver(REGISTERED_NAME, TenoraResolver(disk, base_model))
+    return disk
