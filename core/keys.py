@@ -24,6 +24,11 @@ def snapshot(kind: SnapshotKind) -> str:
     return f"tenora:snapshot:{kind}"
 
 
+def snapshot_staging(kind: SnapshotKind, epoch: str) -> str:
+    """Where a rebuilt snapshot is written before it takes the place of the old one in one step."""
+    return f"tenora:snapshot:{kind}:{epoch}"
+
+
 def blob(sha256: str) -> str:
     """Content-addressed bytes that gateways need, such as a tokenizer."""
     return f"tenora:blob:{sha256}"

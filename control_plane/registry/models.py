@@ -1,4 +1,4 @@
-"""Tables of the registry room: base models, tenants' adapters, their revisions and the files each revision announced."""
+"""Tables of the registry room: base models, tenants' adapters, their revisions and the files each one announced."""
 
 from datetime import datetime
 from typing import Any
@@ -12,25 +12,22 @@ from core.ids import new_id
 
 
 class BaseModel(SQLModel, table=True):
-    """What ``adapters.base_model.BaseModelSpec`` says of a model, with the tokenizer compressed. Never changed."""
+    """A model that adapters are made for. ``spec_zlib`` is the compressed JSON of
+    ``adapters.base_model.BaseModelSpec``, tokenizer and template included; the columns beside it are what is asked for
+    often. Never changed.
+    """
 
     __tablename__ = "base_models"
-    __table_args__ = (
-        CheckConstraint("context_tokens > 0", name="context_positive"),
-        CheckConstraint("vocab_size > 0", name="vocabulary_positive"),
-    )
 
     id: str = Field(primary_key=True, sa_type=Text)
     hub_name: str = Field(unique=True, sa_type=Text)
     context_tokens: int = Field(sa_type=BigInteger)
     vocab_size: int = Field(sa_type=BigInteger)
-    modules: dict[str, Any] = Field(sa_type=JSONB)
-    tokenizer_zlib: bytes = Field(sa_type=LargeBinary)
     tokenizer_sha256: str = Field(sa_type=Text)
-    chat_template: str = Field(sa_type=Text)
-    bos_token: str | None = Field(default=None, sa_type=Text)
-    eos_token: str | None = Field(default=None, sa_type=Text)
-    spec_sha256: str = Field(sa_type=Text, description="Of the canonical JSON of the whole spec: equal means equal.")
+    spec_zlib: bytes = Field(sa_type=LargeBinary)
+    spec_sha256: str = Field(
+        sa_type=Text, description="Of the spec's canonical JSON: two specs are equal when these are."
+    )
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
@@ -52,7 +49,7 @@ class Adapter(SQLModel, table=True):
 
 
 class Revision(SQLModel, table=True):
-    """One upload and its verdict. ``attempts`` counts the workers that took it up, and fences out one that lost its lease."""
+    """One upload and its verdict. ``attempts`` counts the workers that took it up, and fences out one that is late."""
 
     __tablename__ = "revisions"
     __table_args__ = (

@@ -1,0 +1,77 @@
+"""A tenant's routes over its own API keys."""
+
+from litestar import Controller, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy import Engine
+
+from control_plane.api_keys import service
+from control_plane.api_keys.authenticate import Principal
+from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
+from control_plane.dependencies import Pepper
+from control_plane.idempotency.service import Once
+from control_plane.paging import Page, PageCursor, PageLimit
+from core.db import unit_of_work
+from core.errors import Forbidden
+
+
+class ApiKeys(Controller):
+    """The keys of the tenant that is calling."""
+
+    path = "/api-keys"
+    tags = ("API keys",)
+    opt = {"scope": "keys:write"}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @post(sync_to_thread=True)
+    def create_api_key(
+        self,
+        data: JSONBody[NewApiKey],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+        pepper: NamedDependency[Pepper],
+    ) -> Response[ApiKeyCreated]:
+        """A new key, with no more scopes than this one has. The secret is in this response only; an Idempotency-Key's
+        replay has it as null.
+        """
+        lacking = sorted(set(data.scopes or ()) - principal.scopes)
+        if lacking:
+            raise Forbidden(f"scopes: this key lacks {', '.join(lacking)} and cannot give it.", code="scope_missing")
+        return once.run(
+            lambda session: service.mint(
+                session,
+                pepper.value,
+                tenant_id=principal.own_tenant_id,
+                name=data.name,
+                scopes=data.scopes or tuple(principal.scopes),
+                actor=principal.key_id,
+            ),
+            stored=service.without_secret,
+        )
+
+    @get(sync_to_thread=True)
+    def list_api_keys(
+        self,
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[ApiKeyView]:
+        """The tenant's keys, revoked ones too, newest first."""
+        with unit_of_work(engine) as session:
+            return service.list_keys(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
+
+    @get("/{key_id:str}", sync_to_thread=True)
+    def get_api_key(
+        self, key_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> ApiKeyView:
+        """One key."""
+        with unit_of_work(engine) as session:
+            return service.get_key(session, tenant_id=principal.own_tenant_id, key_id=key_id)
+
+    @delete("/{key_id:str}", sync_to_thread=True)
+    def revoke_api_key(
+        self, key_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> None:
+        """Revoke a key for good. Gateways refuse it within two seconds."""
+        with unit_of_work(engine) as session:
+            service.revoke(session, tenant_id=principal.own_tenant_id, key_id=key_id, actor=principal.key_id)

@@ -1,0 +1,141 @@
+"""Mints, lists and revokes API keys, and says what gateways may know of one.
+
+A secret leaves in the result of ``mint`` and nowhere else.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from control_plane.api_keys.models import ApiKey
+from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView
+from control_plane.audit import service as audit
+from control_plane.paging import Page, page_of
+from control_plane.publishing.service import publish_change
+from core import clock
+from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
+from core.contracts import KeyGrant
+from core.errors import NotFound
+
+_SHOWN_ONCE = "Keep this key now: it is shown once and cannot be shown again."
+_NOT_KEPT = (
+    "This is a replay: the secret was in the first response only. If that was lost, revoke this key and create another."
+)
+
+
+def mint(
+    session: Session, pepper: bytes, *, tenant_id: str, name: str, scopes: Sequence[str], actor: str
+) -> ApiKeyCreated:
+    """A new key of an existing tenant, usable at the gateways once published."""
+    secret = mint_key("live")
+    row = ApiKey(
+        tenant_id=tenant_id,
+        name=name,
+        key_hash=hash_key(secret, pepper),
+        redacted=redact(secret),
+        scopes=sorted(set(scopes)),
+    )
+    session.add(row)
+    publish_change(session, "keys", row.key_hash)
+    audit.record(
+        session,
+        actor=actor,
+        action="api_key.created",
+        target=row.id,
+        tenant_id=tenant_id,
+        details={"name": name, "scopes": row.scopes},
+    )
+    return ApiKeyCreated(
+        id=row.id,
+        tenant_id=tenant_id,
+        name=name,
+        key=secret,
+        redacted=row.redacted,
+        scopes=row.scopes,
+        created_at=row.created_at,
+        note=_SHOWN_ONCE,
+    )
+
+
+def without_secret(created: ApiKeyCreated) -> ApiKeyCreated:
+    """What is stored for an Idempotency-Key in place of the real response."""
+    return msgspec.structs.replace(created, key=None, note=_NOT_KEPT)
+
+
+def store_admin_key(session: Session, secret: str, pepper: bytes) -> bool:
+    """Make ``secret`` an admin's key; False where it already is one, revoked or not. Gateways never learn of it."""
+    key_hash = hash_key(secret, pepper)
+    if session.exec(select(ApiKey.id).where(ApiKey.key_hash == key_hash)).first():
+        return False
+    row = ApiKey(name="bootstrap", key_hash=key_hash, redacted=redact(secret), scopes=list(ADMIN_SCOPES))
+    session.add(row)
+    audit.record(session, actor="bootstrap", action="api_key.created", target=row.id, details={"scopes": row.scopes})
+    return True
+
+
+def list_keys(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[ApiKeyView]:
+    """The tenant's keys, revoked ones too, newest first."""
+    mine = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+    return page_of(session, mine, col(ApiKey.id), _view, cursor=cursor, limit=limit)
+
+
+def get_key(session: Session, *, tenant_id: str, key_id: str) -> ApiKeyView:
+    """One of the tenant's keys, or NotFound."""
+    return _view(_find(session, tenant_id=tenant_id, key_id=key_id))
+
+
+def revoke(session: Session, *, tenant_id: str, key_id: str, actor: str) -> None:
+    """End a key of the tenant for good; again is no error. Gateways refuse it as soon as that is published."""
+    row = _find(session, tenant_id=tenant_id, key_id=key_id, lock=True)
+    if row.revoked_at is not None:
+        return
+    row.revoked_at = clock.now()
+    publish_change(session, "keys", row.key_hash)
+    audit.record(session, actor=actor, action="api_key.revoked", target=row.id, tenant_id=tenant_id)
+
+
+def grant(session: Session, key_hash: str) -> KeyGrant | None:
+    """What gateways may know under this HMAC: None for a revoked, unknown or admin's key."""
+    row = session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash)).first()
+    return _grant(row) if row else None
+
+
+def all_grants(session: Session) -> Iterator[tuple[str, KeyGrant]]:
+    """Every usable tenant key, by its HMAC."""
+    live = select(ApiKey).where(col(ApiKey.revoked_at).is_(None), col(ApiKey.tenant_id).is_not(None))
+    for row in session.exec(live.execution_options(yield_per=1000)):
+        value = _grant(row)
+        assert value is not None, "the query takes only usable keys"
+        yield row.key_hash, value
+
+
+def find_by_hash(session: Session, key_hash: str) -> ApiKey | None:
+    """The row of a key that may be used now, for ``authenticate``."""
+    return session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash, col(ApiKey.revoked_at).is_(None))).first()
+
+
+def _find(session: Session, *, tenant_id: str, key_id: str, lock: bool = False) -> ApiKey:
+    mine = select(ApiKey).where(ApiKey.id == key_id, ApiKey.tenant_id == tenant_id)
+    row = session.exec(mine.with_for_update() if lock else mine).first() if key_id.isascii() else None
+    if row is None:
+        raise NotFound("api_key: there is none with this id.", code="api_key_not_found")
+    return row
+
+
+def _grant(row: ApiKey) -> KeyGrant | None:
+    if row.tenant_id is None or row.revoked_at is not None:
+        return None
+    return KeyGrant(key_id=row.id, tenant_id=row.tenant_id, scopes=tuple(row.scopes))
+
+
+def _view(row: ApiKey) -> ApiKeyView:
+    return ApiKeyView(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        name=row.name,
+        redacted=row.redacted,
+        scopes=row.scopes,
+        created_at=row.created_at,
+        revoked_at=row.revoked_at,
+    )

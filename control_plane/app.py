@@ -1,0 +1,97 @@
+"""Builds the control plane's web application out of its rooms: wiring and nothing else."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from litestar import Litestar, Router
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+from adapters.store import AdapterStore
+from control_plane.api_keys.api import ApiKeys
+from control_plane.api_keys.authenticate import Authenticator
+from control_plane.api_keys.guards import admin_key, tenant_key
+from control_plane.bodies import StrictRequest
+from control_plane.connections import open_redis
+from control_plane.dependencies import Pepper, Resources, providers
+from control_plane.errors import HANDLERS
+from control_plane.fleet.api import AdminReplicas
+from control_plane.health import healthz, readyz
+from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.plans.api import AdminPlans
+from control_plane.registry.api import Adapters, Revisions, admin_base_models
+from control_plane.request_context import RequestContext
+from control_plane.settings import ControlSettings
+from control_plane.tenants.api import AdminTenants, OwnTenant
+from control_plane.usage.api import OwnQuota, OwnUsage
+from core import db
+
+
+def create_app(settings: ControlSettings) -> Litestar:
+    """The application. It connects to nothing before its first request, and closes what it opened when it stops."""
+    resources = Resources(
+        engine=db.connect(settings.postgres),
+        redis=open_redis(settings.redis.redis_url),
+        store=AdapterStore(settings.s3, settings.store),
+        pepper=Pepper(value=settings.keys.key_pepper.get_secret_value().encode()),
+        web=settings.web,
+        upload=settings.upload,
+    )
+    authenticator = Authenticator(engine=resources.engine, pepper=resources.pepper.value)
+    admin = Router(
+        path="/api/v1/admin",
+        guards=[admin_key(authenticator)],
+        route_handlers=[
+            AdminTenants,
+            AdminPlans,
+            admin_base_models(settings.web.control_base_model_bytes_max),
+            AdminReplicas,
+            AdminBilling,
+        ],
+    )
+    tenant = Router(
+        path="/api/v1",
+        guards=[tenant_key(authenticator)],
+        route_handlers=[OwnTenant, OwnQuota, ApiKeys, Adapters, Revisions, OwnUsage, OwnInvoices],
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        yield
+        resources.redis.close()
+        resources.engine.dispose()
+
+    app = Litestar(
+        route_handlers=[healthz, readyz, admin, tenant],
+        dependencies=providers(resources),
+        exception_handlers=HANDLERS,
+        request_class=StrictRequest,
+        request_max_body_size=settings.web.control_body_bytes_max,
+        lifespan=[lifespan],
+        logging_config=None,  # core.telemetry has set logging up, and errors.py logs what is unexpected
+        openapi_config=_openapi(),
+    )
+    # Around the whole of it, not as a Litestar middleware: those never see a request that matches no route.
+    app.asgi_handler = RequestContext(app.asgi_handler, requests_max=settings.web.control_requests_max)
+    return app
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Tenora control plane",
+        version=version("tenora"),
+        description="Tenants, keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
+        path="/schema",
+        render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"]), YamlRenderPlugin()],
+        use_handler_docstrings=True,
+        components=Components(
+            security_schemes={
+                "bearer": SecurityScheme(
+                    type="http", scheme="bearer", description="An API key: tnr_live_… or tnr_admin_…."
+                )
+            }
+        ),
+        security=[{"bearer": []}],
+    )

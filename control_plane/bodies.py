@@ -1,0 +1,52 @@
+"""How a request's body becomes its wire type: strict JSON, straight into the type, so that errors name the field.
+
+Litestar would parse first and convert leniently afterwards (``"60"`` would pass for 60).
+"""
+
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import State
+
+from core.errors import InvalidRequest, UnsupportedMedia
+
+
+class StrictRequest(Request[Any, Any, State]):
+    """A request whose ``data`` is decoded by msgspec in strict mode; NaN and Infinity are not JSON."""
+
+    async def json(self) -> Any:
+        content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise UnsupportedMedia(
+                f"content-type is {content_type!r}; send application/json.",
+                code="unsupported_media_type",
+                param="content-type",
+            )
+        field = self.route_handler.parsed_data_field
+        assert field is not None, "only handlers with a body read it"
+        try:
+            return msgspec.json.decode(await self.body(), type=field.annotation)
+        except msgspec.ValidationError as error:
+            raise invalid_field(error) from error
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+        except (RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
+            ) from error
+
+
+def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
+    """The decoder's ``Expected `int`, got `str` - at `$.limits.kv_pages``` with ``param`` set to ``limits.kv_pages``."""
+    message, _, path = str(error).partition(" - at `")
+    param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
+    if message.startswith("Object contains unknown field `"):
+        name = message.split("`")[1]
+        param = f"{param}.{name}" if param else name
+        return InvalidRequest(f"{param}: this field is not known here; remove it.", code="unknown_field", param=param)
+    if message.startswith("Object missing required field `"):
+        name = message.split("`")[1]
+        param = f"{param}.{name}" if param else name
+        return InvalidRequest(f"{param}: this field is required.", code="missing_field", param=param)
+    return InvalidRequest(f"{param or 'body'}: {message[0].lower()}{message[1:]}.", param=param)

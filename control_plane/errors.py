@@ -1,0 +1,127 @@
+"""Every failure as ``application/problem+json`` (RFC 9457), with the stable code and the request id in it.
+
+What is unexpected is logged whole and shown as nothing but a 500; what is expected is never logged as an error.
+"""
+
+from http import HTTPStatus
+from typing import Any, cast
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from redis import exceptions as redis_errors
+from sqlalchemy import exc as sql_errors
+
+from core.errors import AppError, Unauthenticated, Unavailable
+
+PROBLEM_JSON = "application/problem+json"
+
+_CODES = {
+    400: "invalid_request",
+    404: "route_not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    503: "unavailable",
+}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error body. ``code`` is for programs, ``detail`` for people, ``param`` names the field that is wrong."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    param: str | None = None
+
+
+def request_id_of(request: Request[Any, Any, Any]) -> str:
+    """The id minted for this request by ``request_context``."""
+    return cast("str", request.scope["state"].get("request_id", ""))
+
+
+def problem(
+    request: Request[Any, Any, Any],
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    param: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    """The response for one failure."""
+    body = problem_body(request_id_of(request), status, code, detail, param)
+    return Response(msgspec.json.encode(body), status_code=status, media_type=PROBLEM_JSON, headers=headers)
+
+
+def problem_body(request_id: str, status: int, code: str, detail: str, param: str | None = None) -> Problem:
+    """What is said of one failure."""
+    return Problem(
+        type=f"urn:tenora:error:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        param=param,
+        request_id=request_id,
+    )
+
+
+def on_app_error(request: Request[Any, Any, Any], error: AppError) -> Response[bytes]:
+    """A failure that the code expected."""
+    headers = {}
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = 'Bearer realm="tenora"'
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return problem(request, error.status, error.code, error.message, param=error.param, headers=headers)
+
+
+def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """A failure that Litestar found: no such route, wrong method, a parameter out of bounds, a body above its limit."""
+    if error.status_code >= 500 and error.status_code != 503:
+        return on_unexpected(request, error)
+    code, detail, param = _CODES.get(error.status_code, "invalid_request"), error.detail, None
+    match error.status_code:
+        case 404:
+            detail = f"There is nothing at {request.url.path}; /schema lists what there is."
+        case 405:
+            detail = f"{request.method} is not possible at {request.url.path}; /schema lists what is."
+        case 413:
+            detail = "The body is larger than this route accepts."
+    if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
+        first = error.extra[0]
+        param = first.get("key")
+        detail = f"{param}: {first['message']}" if param else first["message"]
+        if param == "data":
+            param, detail = None, "A JSON body is required; see /schema for its fields."
+    return problem(request, error.status_code, code, detail, param=param, headers=error.headers)
+
+
+def on_dependency_down(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Postgres or Redis does not answer. Fails closed: nothing was done, and the caller may try again."""
+    structlog.get_logger().warning("dependency unavailable", error=str(error).splitlines()[0][:300])
+    what = "The database" if isinstance(error, sql_errors.SQLAlchemyError) else "Redis"
+    return on_app_error(request, Unavailable(f"{what} does not answer now; try again shortly.", retry_after_s=2))
+
+
+def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """A defect: logged with its trace, and shown without any detail."""
+    structlog.get_logger().error("unexpected error", path=request.url.path, exc_info=error)
+    detail = "Something went wrong on our side; quote the request_id when you report it."
+    return problem(request, 500, "internal_error", detail)
+
+
+HANDLERS: dict[int | type[Exception], Any] = {  # Litestar's own type for this is as wide
+    AppError: on_app_error,
+    HTTPException: on_framework_error,
+    sql_errors.OperationalError: on_dependency_down,
+    sql_errors.TimeoutError: on_dependency_down,
+    redis_errors.ConnectionError: on_dependency_down,
+    redis_errors.TimeoutError: on_dependency_down,
+    Exception: on_unexpected,
+}

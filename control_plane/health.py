@@ -1,0 +1,65 @@
+"""Whether the process lives, and whether it can work: Postgres, Redis and S3 each asked once. Open to anyone."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import structlog
+from litestar import Response, get
+from litestar.di import NamedDependency
+from redis import Redis
+from sqlalchemy import Engine, text
+
+from adapters.store import AdapterStore
+
+State = Literal["ok", "unavailable"]
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Each dependency's state."""
+
+    postgres: State
+    redis: State
+    s3: State
+
+
+class Liveness(msgspec.Struct, frozen=True, kw_only=True):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+@get("/healthz", sync_to_thread=False, tags=["health"], security=[])
+def healthz() -> Liveness:
+    """Whether the process answers at all."""
+    return Liveness()
+
+
+@get("/readyz", sync_to_thread=True, tags=["health"], security=[])
+def readyz(
+    engine: NamedDependency[Engine], redis: NamedDependency[Redis], store: NamedDependency[AdapterStore]
+) -> Response[Readiness]:
+    """Whether everything it needs answers too; 503 when something does not."""
+
+    def ask_postgres() -> None:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+
+    ready = Readiness(
+        postgres=_state("postgres", ask_postgres),
+        redis=_state("redis", redis.ping),
+        s3=_state("s3", lambda: store.head("uploads/readyz")),
+    )
+    good = ready == Readiness(postgres="ok", redis="ok", s3="ok")
+    return Response(ready, status_code=200 if good else 503)
+
+
+def _state(name: str, ask: Callable[[], object]) -> State:
+    try:
+        ask()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the answer is that it is not available
+        structlog.get_logger().warning(
+            "dependency unavailable", dependency=name, error=str(error).splitlines()[0][:300]
+        )
+        return "unavailable"
+    return "ok"

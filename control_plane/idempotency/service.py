@@ -1,0 +1,107 @@
+"""Runs a POST once however often it is sent: the response is stored in the transaction of the effect, and replayed.
+
+Only successes are stored; a refused request changed nothing and may be sent again. A stored response never holds a
+secret: what creates one says what to keep instead. Fails closed: without Postgres there is no effect either.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import msgspec
+from litestar import Request, Response
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Engine, delete, exc, func, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, col
+
+from control_plane.idempotency.models import IdempotentResponse
+from core.db import unit_of_work
+from core.errors import Conflict, InvalidRequest, Unprocessable
+
+T = TypeVar("T")
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+REPLAYED = {"idempotent-replayed": "true"}
+
+
+class Once:
+    """One POST of one caller, with or without an ``Idempotency-Key``."""
+
+    def __init__(self, engine: Engine, *, caller: str, key: str | None, request_sha256: str) -> None:
+        if key is not None and not _KEY.fullmatch(key):
+            raise InvalidRequest("Idempotency-Key: use 1 to 255 printable ASCII characters.", param="idempotency-key")
+        self._engine = engine
+        self._caller = caller
+        self._key = key
+        self._request_sha256 = request_sha256
+
+    def run(
+        self, effect: Callable[[Session], T], *, status_code: int = 201, stored: Callable[[T], T] | None = None
+    ) -> Response[T]:
+        """Do ``effect`` in one transaction and answer with its result, or replay the answer of the first time.
+
+        ``stored`` turns the result into what may be kept and replayed. Raises Unprocessable when the key was used for
+        another request, Conflict while that first request is still in work.
+        """
+        with unit_of_work(self._engine) as session:
+            if self._key is not None and not self._claim(session):
+                return cast("Response[T]", self._replay(session))  # the same body, encoded the first time
+            result = effect(session)
+            if self._key is not None:
+                session.flush()
+                self._keep(session, status_code, msgspec.json.encode(stored(result) if stored else result))
+        return Response(result, status_code=status_code)
+
+    def _claim(self, session: Session) -> bool:
+        """Whether this is the first request with the key. Waits for a concurrent one, up to the lock timeout."""
+        claim = (
+            insert(IdempotentResponse)
+            .values(caller=self._caller, key=self._key, request_sha256=self._request_sha256, created_at=func.now())
+            .on_conflict_do_nothing()
+            .returning(col(IdempotentResponse.key))
+        )
+        try:
+            return session.execute(claim).first() is not None
+        except exc.OperationalError as error:
+            if isinstance(error.orig, LockNotAvailable):
+                raise Conflict(
+                    "A request with this Idempotency-Key is still in work; try again.", code="request_in_progress"
+                ) from error
+            raise
+
+    def _replay(self, session: Session) -> Response[bytes]:
+        first = session.get(IdempotentResponse, (self._caller, self._key))
+        if first is None:  # it expired between the two statements
+            raise Conflict("The Idempotency-Key has just expired; try again.", code="request_in_progress")
+        if first.request_sha256 != self._request_sha256:
+            raise Unprocessable(
+                "Idempotency-Key: it was used for another request; use a new key for a new request.",
+                code="idempotency_key_reused",
+                param="idempotency-key",
+            )
+        assert first.status_code is not None, "stored in the transaction that made the row"
+        return Response(first.body, status_code=first.status_code, media_type="application/json", headers=REPLAYED)
+
+    def _keep(self, session: Session, status_code: int, body: bytes) -> None:
+        session.execute(
+            update(IdempotentResponse)
+            .where(col(IdempotentResponse.caller) == self._caller, col(IdempotentResponse.key) == self._key)
+            .values(status_code=status_code, body=body)
+        )
+
+
+async def digest_of(request: Request[Any, Any, Any]) -> str:
+    """What makes two requests the same: method, path with query, and body."""
+    target = f"{request.method} {request.url.path}?{request.url.query}\n"
+    return hashlib.sha256(target.encode() + await request.body()).hexdigest()
+
+
+def forget_expired(session: Session, expires_s: int) -> int:
+    """Remove responses older than ``expires_s``; returns how many."""
+    old = delete(IdempotentResponse).where(
+        col(IdempotentResponse.created_at) < func.now() - timedelta(seconds=expires_s)
+    )
+    return cast("int", session.execute(old).rowcount)  # type: ignore[attr-defined] # a DELETE's result has it

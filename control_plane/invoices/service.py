@@ -1,0 +1,50 @@
+"""Closes billing periods and shows invoices. All of it is billing's; here it is audited and made pages of."""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+from redis import Redis
+from sqlmodel import Session
+
+from billing import service as billing
+from billing.views import InvoiceView, Reconciliation
+from control_plane.audit import service as audit
+from control_plane.invoices.schemas import Closed, InvoiceWithLines
+from control_plane.paging import Page, decode_cursor, encode_cursor
+from core.errors import InvalidRequest, NotFound
+
+
+def close(session: Session, until: datetime | Literal["now"], *, actor: str) -> Closed:
+    """Invoice everything settled before ``until`` and not yet invoiced."""
+    if isinstance(until, datetime) and until.tzinfo is None:
+        raise InvalidRequest("until: give an offset, such as 2026-01-01T00:00:00Z.", param="until")
+    made = billing.close_period(session, None if until == "now" else until)
+    audit.record(
+        session,
+        actor=actor,
+        action="billing.closed",
+        target="now" if until == "now" else until.isoformat(),
+        details={"invoices": [invoice.id for invoice in made]},
+    )
+    return Closed(invoices=made)
+
+
+def list_invoices(session: Session, *, tenant_id: str | None, cursor: str | None, limit: int) -> Page[InvoiceView]:
+    """One tenant's invoices, or with None everyone's (admins only), newest first."""
+    found = billing.list_invoices(session, tenant_id=tenant_id, after=decode_cursor(cursor), limit=limit + 1)
+    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
+    return Page(data=found[:limit], next_cursor=following)
+
+
+def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLines:
+    """One of the tenant's invoices with its lines, or NotFound."""
+    found = billing.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+    if found is None:
+        raise NotFound("invoice: you have none with this id.", code="invoice_not_found")
+    return InvoiceWithLines(**msgspec.structs.asdict(found.invoice), lines=found.lines)
+
+
+def reconcile(session: Session, redis: Redis) -> Reconciliation:
+    """The same tokens counted by engines, ledger and invoices."""
+    return billing.reconcile(session, redis)

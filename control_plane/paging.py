@@ -1,0 +1,75 @@
+"""Cursor paging for every list: newest first, and a cursor that is opaque to callers and checked when it comes back."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Generic, Protocol, TypeVar
+
+import msgspec
+from litestar.params import QueryParameter
+from sqlalchemy.orm import Mapped
+from sqlmodel import Session
+from sqlmodel.sql.expression import SelectOfScalar
+
+from core.errors import InvalidRequest
+
+
+class _HasId(Protocol):
+    id: str
+
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=_HasId)
+
+PageLimit = Annotated[int, QueryParameter(ge=1, le=200, description="Most items to return.")]
+PageCursor = Annotated[str | None, QueryParameter(max_length=200, description="next_cursor of the page before.")]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """A part of a list. ``next_cursor`` is null on the last page."""
+
+    data: Sequence[T]
+    next_cursor: str | None = None
+
+
+def encode_cursor(last_id: str) -> str:
+    """The cursor that continues after the item with this id."""
+    return base64.urlsafe_b64encode(f"after:{last_id}".encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str | None) -> str | None:
+    """The id a cursor continues after; InvalidRequest where no list of ours gave this cursor out."""
+    if cursor is None:
+        return None
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        text = ""
+    last_id = text.removeprefix("after:")
+    if last_id == text or not _ID.fullmatch(last_id) or encode_cursor(last_id) != cursor:
+        raise InvalidRequest(
+            "cursor: not one that a list returned; leave it out to begin.", code="invalid_cursor", param="cursor"
+        )
+    return last_id
+
+
+def page_of(
+    session: Session,
+    rows: SelectOfScalar[Row],
+    id_column: Mapped[str],
+    view: Callable[[Row], T],
+    *,
+    cursor: str | None,
+    limit: int,
+) -> Page[T]:
+    """One page of ``rows``, newest id first. The caller's select already holds what the tenant may see."""
+    last_id = decode_cursor(cursor)
+    if last_id is not None:
+        rows = rows.where(id_column < last_id)
+    found = session.exec(rows.order_by(id_column.desc()).limit(limit + 1)).all()
+    shown = found[:limit]
+    following = encode_cursor(shown[-1].id) if len(found) > limit else None
+    return Page(data=[view(row) for row in shown], next_cursor=following)

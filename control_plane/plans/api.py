@@ -1,0 +1,66 @@
+"""Admin routes of plans and their versions."""
+
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from control_plane.api_keys.authenticate import Principal
+from control_plane.idempotency.service import Once
+from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.plans import service
+from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
+from control_plane.tenants import service as tenants
+from core.db import unit_of_work
+
+
+class AdminPlans(Controller):
+    """What tenants can be put on."""
+
+    path = "/plans"
+    tags = ("admin: plans",)
+
+    @post(sync_to_thread=True)
+    def create_plan(
+        self, data: JSONBody[NewPlan], once: NamedDependency[Once], principal: NamedDependency[Principal]
+    ) -> Response[PlanView]:
+        """Create a plan with its first limits and prices."""
+        return once.run(lambda session: service.create(session, data, actor=principal.key_id))
+
+    @get(sync_to_thread=True)
+    def list_plans(
+        self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
+    ) -> Page[PlanView]:
+        """Every plan with what holds now, newest first."""
+        with unit_of_work(engine) as session:
+            return service.list_plans(session, cursor=cursor, limit=limit)
+
+    @post("/{plan_id:str}/versions", sync_to_thread=True)
+    def add_plan_version(
+        self,
+        plan_id: FromPath[str],
+        data: JSONBody[NewPlanVersion],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+    ) -> Response[PlanVersionView]:
+        """New limits and prices of a plan, in force at once for every tenant on it."""
+
+        def add(session: Session) -> PlanVersionView:
+            version = service.add_version(session, plan_id, data.limits, data.prices, actor=principal.key_id)
+            tenants.publish_tenants_on(session, plan_id)
+            return version
+
+        return once.run(add)
+
+    @get("/{plan_id:str}/versions", sync_to_thread=True)
+    def list_plan_versions(
+        self,
+        plan_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[PlanVersionView]:
+        """A plan's versions, newest first."""
+        with unit_of_work(engine) as session:
+            return service.list_versions(session, plan_id, cursor=cursor, limit=limit)

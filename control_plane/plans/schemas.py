@@ -1,0 +1,74 @@
+"""Wire types of the plans room. The bounds keep every later sum within what Redis's Lua and Postgres count exactly."""
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from core.contracts import Limits, Prices
+
+Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
+Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
+Window = Annotated[int, msgspec.Meta(gt=0, le=16_777_216)]
+Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
+
+class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``core.contracts.Limits`` as it comes in: every number positive and bounded. ``adapter_bytes`` is per upload."""
+
+    requests_per_minute: Rate
+    tokens_per_minute: Rate
+    concurrent_requests: Annotated[int, msgspec.Meta(gt=0, le=100_000)]
+    kv_pages: Rate
+    tokens_per_month: Tokens
+    context_tokens: Window
+    output_tokens: Window
+    adapters: Annotated[int, msgspec.Meta(gt=0, le=100_000)]
+    adapter_rank: Annotated[int, msgspec.Meta(gt=0, le=512)]
+    adapter_bytes: Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
+
+
+class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``core.contracts.Prices`` as they come in: nanodollars, at most a dollar each, and zero is a price."""
+
+    input_nanos: Nanos
+    cached_input_nanos: Nanos
+    output_nanos: Nanos
+    kv_page_second_nanos: Nanos
+
+
+class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a plan allows and costs from now on."""
+
+    limits: LimitsBody
+    prices: PricesBody
+
+
+class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan with its first version."""
+
+    name: PlanName
+    limits: LimitsBody
+    prices: PricesBody
+
+
+class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a plan; the one with the highest number holds."""
+
+    id: str
+    number: int
+    limits: Limits
+    prices: Prices
+    created_at: datetime
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with what holds now."""
+
+    id: str
+    name: str
+    version: int
+    limits: Limits
+    prices: Prices
+    created_at: datetime

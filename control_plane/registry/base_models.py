@@ -1,0 +1,162 @@
+"""Registers base models and tells what is known of them. One never changes: adapters depend on its shapes."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from adapters.base_model import BaseModelSpec
+from control_plane.audit import service as audit
+from control_plane.paging import Page, page_of
+from control_plane.publishing.service import publish_change
+from control_plane.registry.models import Adapter, BaseModel
+from control_plane.registry.schemas import BaseModelView, NewBaseModel
+from core import clock
+from core.contracts import BaseModelRoute
+from core.errors import Conflict, InvalidRequest
+
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_DIMENSION_MAX: Final = 1 << 24
+_MODULES_MAX: Final = 100_000
+
+
+def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
+    """Add a base model. The same spec again is no change; another spec under the same id is a Conflict."""
+    _check(new)
+    spec = msgspec.json.encode(
+        BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__}), order="sorted"
+    )
+    spec_sha256 = hashlib.sha256(spec).hexdigest()
+    known = session.get(BaseModel, new.id)
+    if known is not None:
+        if known.spec_sha256 == spec_sha256:
+            return _view(known)
+        raise Conflict(
+            f"id: {new.id!r} is registered with another spec, on which adapters may depend; choose a new id.",
+            code="base_model_exists",
+            param="id",
+        )
+    if session.exec(select(Adapter.id).where(Adapter.name == new.id, col(Adapter.deleted_at).is_(None))).first():
+        raise Conflict(
+            f"id: a tenant's adapter is called {new.id!r}; choose another id.", code="name_taken", param="id"
+        )
+    row = BaseModel(
+        id=new.id,
+        hub_name=new.hub_name,
+        context_tokens=new.context_tokens,
+        vocab_size=new.vocab_size,
+        tokenizer_sha256=hashlib.sha256(new.tokenizer_json.encode()).hexdigest(),
+        spec_zlib=zlib.compress(spec),
+        spec_sha256=spec_sha256,
+    )
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise Conflict(
+            f"hub_name: {new.hub_name!r} is registered under another id.", code="base_model_exists", param="hub_name"
+        ) from error
+    publish_change(session, "base_models", row.id)
+    audit.record(
+        session, actor=actor, action="base_model.registered", target=row.id, details={"spec_sha256": spec_sha256}
+    )
+    return _view(row)
+
+
+def list_base_models(session: Session, *, cursor: str | None, limit: int) -> Page[BaseModelView]:
+    """Every base model, by id from the end of the alphabet."""
+    return page_of(session, select(BaseModel), col(BaseModel.id), _view, cursor=cursor, limit=limit)
+
+
+def find_id(session: Session, id_or_hub_name: str) -> str | None:
+    """The id of the base model with this id or Hub name."""
+    if not _HUB_NAME.fullmatch(id_or_hub_name):
+        return None
+    wanted = select(BaseModel.id).where(
+        (col(BaseModel.id) == id_or_hub_name) | (col(BaseModel.hub_name) == id_or_hub_name)
+    )
+    return session.exec(wanted).first()
+
+
+def spec_of(session: Session, base_model: str) -> BaseModelSpec:
+    """The whole spec of a registered model."""
+    row = session.get(BaseModel, base_model)
+    assert row is not None, "adapters refer to base models by foreign key, and those are never removed"
+    return _spec(row)
+
+
+def known_names(session: Session) -> set[str]:
+    """Every id and Hub name there is."""
+    return {name for pair in session.exec(select(BaseModel.id, BaseModel.hub_name)) for name in pair}
+
+
+def route(session: Session, base_model: str) -> tuple[BaseModelRoute, bytes] | None:
+    """What gateways may know of a model, and the tokenizer's bytes; None where there is no such model."""
+    row = session.get(BaseModel, base_model)
+    return _route(row) if row else None
+
+
+def all_routes(session: Session) -> Iterator[tuple[str, BaseModelRoute, bytes]]:
+    """Every model's route and tokenizer, by id."""
+    for base_model in session.exec(select(BaseModel.id)).all():
+        row = session.get_one(BaseModel, base_model)
+        yield (row.id, *_route(row))
+        session.expunge(row)
+
+
+def _spec(row: BaseModel) -> BaseModelSpec:
+    return msgspec.json.decode(zlib.decompress(row.spec_zlib), type=BaseModelSpec)
+
+
+def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
+    spec = _spec(row)
+    published = BaseModelRoute(
+        id=row.id,
+        hub_name=row.hub_name,
+        context_tokens=row.context_tokens,
+        vocab_size=row.vocab_size,
+        tokenizer_sha256=row.tokenizer_sha256,
+        chat_template=spec.chat_template,
+        bos_token=spec.bos_token,
+        eos_token=spec.eos_token,
+        created_at_ms=clock.to_ms(row.created_at),
+    )
+    return published, spec.tokenizer_json.encode()
+
+
+def _check(new: NewBaseModel) -> None:
+    if not _ID.fullmatch(new.id):
+        raise InvalidRequest("id: use lower-case letters, digits, '.', '_' and '-', at most 63.", param="id")
+    if not _HUB_NAME.fullmatch(new.hub_name):
+        raise InvalidRequest("hub_name: write it as on the Hub, such as 'org/model'.", param="hub_name")
+    for field in ("context_tokens", "vocab_size"):
+        if not 0 < getattr(new, field) <= _DIMENSION_MAX:
+            raise InvalidRequest(f"{field}: must be between 1 and {_DIMENSION_MAX}.", param=field)
+    if not 0 < len(new.modules) <= _MODULES_MAX:
+        raise InvalidRequest(f"modules: name between 1 and {_MODULES_MAX} linear modules.", param="modules")
+    for module, shape in new.modules.items():
+        if not all(0 < size <= _DIMENSION_MAX for size in shape):
+            raise InvalidRequest(
+                f"modules: {module[:100]!r} has a size outside 1 to {_DIMENSION_MAX}.", param="modules"
+            )
+    try:
+        msgspec.json.decode(new.tokenizer_json, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"tokenizer_json: not a tokenizer.json: {error}.", param="tokenizer_json") from error
+
+
+def _view(row: BaseModel) -> BaseModelView:
+    return BaseModelView(
+        id=row.id,
+        hub_name=row.hub_name,
+        context_tokens=row.context_tokens,
+        vocab_size=row.vocab_size,
+        tokenizer_sha256=row.tokenizer_sha256,
+        created_at=row.created_at,
+    )

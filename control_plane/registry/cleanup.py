@@ -1,0 +1,53 @@
+"""Removes what uploads leave behind: announcements never completed, and the objects of revisions that are decided.
+
+A tenant's files go only once no presigned URL for them can still be valid, so that none can come back.
+"""
+
+from datetime import timedelta
+
+from sqlalchemy import Engine, func
+from sqlmodel import Session, col, select
+
+from adapters.store import AdapterStore, upload_key
+from control_plane.registry import validation
+from control_plane.registry.models import Revision
+from core.db import unit_of_work
+
+
+class UploadCleanup:
+    """One step removes a batch. Dying halfway leaves objects for the next step: deleting twice is no error."""
+
+    def __init__(
+        self, engine: Engine, store: AdapterStore, *, upload_expires_s: int, url_expires_s: int, batch_max: int
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._upload_expires_s = max(upload_expires_s, url_expires_s)
+        self._url_expires_s = url_expires_s
+        self._batch_max = batch_max
+
+    def step(self) -> bool:
+        """Reject what expired, then remove the objects of decided revisions; whether there may be more."""
+        with unit_of_work(self._engine) as session:
+            expired = validation.reject_expired(session, expires_s=self._upload_expires_s, limit=self._batch_max)
+        with unit_of_work(self._engine) as session:
+            decided = self._decided(session)
+        for revision_id in decided:
+            self._store.delete_prefix(upload_key(revision_id, ""))
+            with unit_of_work(self._engine) as session:
+                session.get_one(Revision, revision_id).uploads_removed_at = session.exec(select(func.now())).one()
+        return max(expired, len(decided)) == self._batch_max
+
+    def _decided(self, session: Session) -> list[str]:
+        past_urls = func.now() - timedelta(seconds=self._url_expires_s)
+        rows = (
+            select(Revision.id)
+            .where(
+                col(Revision.uploads_removed_at).is_(None),
+                col(Revision.created_at) < past_urls,
+                col(Revision.status).in_(("ready", "rejected")),
+            )
+            .order_by(col(Revision.created_at))
+            .limit(self._batch_max)
+        )
+        return list(session.exec(rows))

@@ -1,0 +1,130 @@
+"""Revisions of an adapter from announcement to the queue: announced, uploaded by the tenant, completed, then shown.
+
+No S3 call is made here: signing a URL needs none, and who completes a revision has looked at its objects before.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from sqlalchemy import func
+from sqlmodel import Session, col, select
+
+from control_plane.audit import service as audit
+from control_plane.paging import Page, page_of
+from control_plane.registry import adapters, announce
+from control_plane.registry.models import Adapter, Revision, UploadFile
+from control_plane.registry.schemas import AnnouncedFile, NewRevision, ReportView, RevisionView, Status
+from control_plane.settings import WebSettings
+from control_plane.tenants import service as tenants
+from core import clock
+from core.errors import Conflict, Forbidden, NotFound
+
+
+def announce_revision(
+    session: Session, new: NewRevision, *, tenant_id: str, name: str, actor: str, settings: WebSettings
+) -> RevisionView:
+    """A revision that waits for its files, if names, sizes and numbers are within what the plan allows."""
+    tenant = tenants.lock(session, tenant_id)
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name)
+    limits = announce.upload_limits(tenant.limits, tenant.plan)
+    announce.judge(new.files, files_max=settings.upload_files_max, limits=limits)
+    _refuse_above(settings, session, adapter)
+    row = Revision(tenant_id=tenant_id, adapter_id=adapter.id, size_bytes=sum(file.size_bytes for file in new.files))
+    session.add(row)
+    session.flush()
+    session.add_all(
+        UploadFile(revision_id=row.id, path=file.path, size_bytes=file.size_bytes, sha256=file.sha256)
+        for file in new.files
+    )
+    audit.record(session, actor=actor, action="revision.announced", target=row.id, tenant_id=tenant_id)
+    return _view(row, name)
+
+
+def get(session: Session, *, tenant_id: str, name: str, revision_id: str) -> RevisionView:
+    """One revision of one of the tenant's adapters, or NotFound."""
+    return _view(_find(session, tenant_id=tenant_id, name=name, revision_id=revision_id), name)
+
+
+def list_revisions(
+    session: Session, *, tenant_id: str, name: str, cursor: str | None, limit: int
+) -> Page[RevisionView]:
+    """An adapter's revisions, newest first."""
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name)
+    mine = select(Revision).where(Revision.tenant_id == tenant_id, Revision.adapter_id == adapter.id)
+    return page_of(session, mine, col(Revision.id), lambda row: _view(row, name), cursor=cursor, limit=limit)
+
+
+def announced_files(session: Session, revision_id: str) -> list[AnnouncedFile]:
+    """What a revision announced, in the order of the paths. The caller knows the revision to be the tenant's."""
+    rows = session.exec(select(UploadFile).where(UploadFile.revision_id == revision_id).order_by(col(UploadFile.path)))
+    return [AnnouncedFile(path=row.path, size_bytes=row.size_bytes, sha256=row.sha256) for row in rows]
+
+
+def missing_of(files: Sequence[AnnouncedFile], sizes: Iterable[int | None]) -> Conflict | None:
+    """What stands in the way of completing, given the size of each file's object, or None where there is none."""
+    for file, size_bytes in zip(files, sizes, strict=True):
+        if size_bytes is None:
+            return Conflict(
+                f"{file.path}: was not uploaded; PUT it to its URL, then complete again.",
+                code="artifact_missing",
+                param=file.path,
+            )
+        if size_bytes != file.size_bytes:
+            return Conflict(
+                f"{file.path}: {size_bytes} bytes were uploaded, {file.size_bytes} were announced; upload it again.",
+                code="artifact_size_mismatch",
+                param=file.path,
+            )
+    return None
+
+
+def complete(session: Session, *, tenant_id: str, name: str, revision_id: str, actor: str) -> RevisionView:
+    """Queue the revision for validation. One that is past uploading is returned as it is: completing twice is one."""
+    row = _find(session, tenant_id=tenant_id, name=name, revision_id=revision_id, lock=True)
+    if row.status == "uploading":
+        row.status = "validating"
+        row.completed_at = clock.now()
+        session.add(row)
+        audit.record(session, actor=actor, action="revision.completed", target=row.id, tenant_id=tenant_id)
+    return _view(row, name)
+
+
+def _find(session: Session, *, tenant_id: str, name: str, revision_id: str, lock: bool = False) -> Revision:
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name)
+    mine = select(Revision).where(
+        Revision.id == revision_id, Revision.tenant_id == tenant_id, Revision.adapter_id == adapter.id
+    )
+    row = session.exec(mine.with_for_update() if lock else mine).first()
+    if row is None:
+        raise NotFound("revision: this adapter has none with this id.", code="revision_not_found")
+    return row
+
+
+def _refuse_above(settings: WebSettings, session: Session, adapter: Adapter) -> None:
+    counted = select(func.count()).select_from(Revision).where(col(Revision.tenant_id) == adapter.tenant_id)
+    open_now = session.exec(counted.where(col(Revision.status).in_(("uploading", "validating")))).one()
+    if open_now >= settings.uploads_open_max:
+        raise Conflict(
+            f"revisions: {open_now} uploads are open, {settings.uploads_open_max} may be; complete them first, "
+            "or wait until they expire.",
+            code="too_many_open_uploads",
+        )
+    if session.exec(counted.where(col(Revision.adapter_id) == adapter.id)).one() >= settings.revisions_max:
+        raise Forbidden(
+            f"revisions: an adapter may have {settings.revisions_max}; create a new adapter.",
+            code="revision_quota_exceeded",
+        )
+
+
+def _view(row: Revision, name: str) -> RevisionView:
+    return RevisionView(
+        id=row.id,
+        adapter=name,
+        status=cast("Status", row.status),
+        sha256=row.digest,
+        size_bytes=row.size_bytes,
+        report=ReportView(**row.report) if row.report is not None else None,
+        created_at=row.created_at,
+        completed_at=row.completed_at,
+        decided_at=row.decided_at,
+    )

@@ -1,0 +1,84 @@
+"""One step of a validating worker: take a revision up, keep its lease while it is looked at, record the verdict."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from adapters.ingest import ingest
+from adapters.settings import UploadSettings
+from adapters.store import AdapterStore
+from control_plane import metrics
+from control_plane.registry import validation
+from control_plane.registry.validation import Job
+from control_plane.settings import WorkerSettings
+from core.db import unit_of_work
+from core.errors import Unavailable
+
+
+class Validator:
+    """Validates one revision a step. Fails closed: without a recorded verdict a revision is never ready."""
+
+    def __init__(self, engine: Engine, store: AdapterStore, upload: UploadSettings, worker: WorkerSettings) -> None:
+        self._engine = engine
+        self._store = store
+        self._upload = upload
+        self._worker = worker
+
+    def step(self) -> bool:
+        """Validate the revision that has waited longest; whether there was one."""
+        with unit_of_work(self._engine) as session:
+            job = validation.claim(
+                session, lease_s=self._worker.validation_lease_s, attempts_max=self._worker.validation_attempts_max
+            )
+        if job is None:
+            return False
+        log = structlog.get_logger().bind(revision_id=job.revision_id, tenant_id=job.tenant_id, attempt=job.attempt)
+        started = time.monotonic()
+        try:
+            with self._lease_kept(job):
+                verdict = ingest(
+                    self._store,
+                    revision_id=job.revision_id,
+                    files=job.files,
+                    base=job.base,
+                    known_bases=job.known_bases,
+                    limits=job.limits,
+                    settings=self._upload,
+                )
+        except Unavailable as error:
+            log.warning("validation could not begin", error=error.message)
+            with unit_of_work(self._engine) as session:
+                validation.hand_back(session, job, pause_s=self._worker.validation_backoff_s)
+            return True
+        with unit_of_work(self._engine) as session:
+            recorded = validation.record(session, job, verdict)
+        metrics.VALIDATION_SECONDS.observe(time.monotonic() - started)
+        log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
+        return True
+
+    @contextmanager
+    def _lease_kept(self, job: Job) -> Iterator[None]:
+        """Prolong the lease while the block runs. When Postgres is away the lease may be lost; ``record`` will tell."""
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.wait(self._worker.validation_lease_s / 3):
+                try:
+                    with unit_of_work(self._engine) as session:
+                        if not validation.prolong(session, job, lease_s=self._worker.validation_lease_s):
+                            return
+                except SQLAlchemyError as error:
+                    structlog.get_logger().warning("lease not prolonged", error=str(error).splitlines()[0][:300])
+
+        keeper = threading.Thread(target=keep, name="lease-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()

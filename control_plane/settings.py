@@ -1,0 +1,68 @@
+"""The settings of the control plane's two processes, each with its unit and bounds. Shared ones are in ``core``."""
+
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from adapters.settings import StoreSettings, UploadSettings
+from core.settings import Fragment, KeySettings, PostgresSettings, RedisSettings, S3Settings, TelemetrySettings
+
+
+class WebSettings(Fragment):
+    """The API: where it listens and what it bounds."""
+
+    control_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    control_port: int = Field(default=8081, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
+    control_body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest request body.")
+    control_base_model_bytes_max: int = Field(
+        default=32 << 20, ge=1024, description="Largest body that registers a base model; its tokenizer is in it."
+    )
+    control_requests_max: int = Field(default=200, ge=1, description="Requests in work at once; more are answered 503.")
+    control_drain_s: int = Field(default=10, ge=0, le=300, description="How long SIGTERM waits for requests in work.")
+    upload_files_max: int = Field(default=16, ge=2, le=100, description="Files one revision may announce.")
+    uploads_open_max: int = Field(default=20, ge=1, description="Revisions a tenant may have uploading or validating.")
+    revisions_max: int = Field(default=500, ge=1, description="Revisions one adapter may have.")
+    usage_days_max: int = Field(default=92, ge=1, description="Longest span one usage query may cover.")
+
+
+class WorkerSettings(Fragment):
+    """The worker's loops: how often they look, how much they take, when they give up."""
+
+    relay_poll_ms: int = Field(default=100, ge=10, le=1000, description="How often unpublished changes are looked for.")
+    relay_batch_max: int = Field(default=500, ge=1, le=5000, description="Changes published in one go.")
+    validation_slots: int = Field(default=1, ge=1, le=16, description="Uploads validated at the same time.")
+    validation_poll_ms: int = Field(default=250, ge=10, description="How often waiting uploads are looked for.")
+    validation_lease_s: int = Field(
+        default=30, ge=1, description="A worker not heard of for this long has lost its job."
+    )
+    validation_attempts_max: int = Field(
+        default=3, ge=1, description="Workers an upload may cost before it is rejected."
+    )
+    validation_backoff_s: int = Field(
+        default=5, ge=1, description="Pause before an upload is tried again when S3 failed."
+    )
+    upload_expires_s: int = Field(
+        default=86_400, ge=60, description="An upload not completed this long after its announcement is given up."
+    )
+    idempotency_expires_s: int = Field(default=86_400, ge=60, description="How long a POST can be replayed.")
+    cleanup_poll_s: int = Field(default=60, ge=1, description="How often expired uploads and responses are removed.")
+    cleanup_batch_max: int = Field(default=100, ge=1, description="Uploads removed in one go.")
+    loop_backoff_max_s: int = Field(default=10, ge=1, description="Longest pause of a loop whose step keeps failing.")
+    worker_stop_s: int = Field(
+        default=30, ge=1, description="How long SIGTERM waits for the loops to finish their step."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlSettings:
+    """Everything either process reads; each part comes from the environment unless it is given."""
+
+    web: WebSettings = field(default_factory=WebSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    redis: RedisSettings = field(default_factory=RedisSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
+    keys: KeySettings = field(default_factory=KeySettings)
+    upload: UploadSettings = field(default_factory=UploadSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -1,0 +1,97 @@
+"""Routes of tenants: an admin's over all of them, and a tenant's over itself."""
+
+from litestar import Controller, Response, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from control_plane.api_keys import service as api_keys
+from control_plane.api_keys.authenticate import Principal
+from control_plane.api_keys.schemas import ApiKeyCreated, NewApiKey
+from control_plane.dependencies import Pepper
+from control_plane.idempotency.service import Once
+from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.tenants import service
+from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
+from core.api_keys import ALL_SCOPES
+from core.db import unit_of_work
+
+
+class AdminTenants(Controller):
+    """Every tenant."""
+
+    path = "/tenants"
+    tags = ("admin: tenants",)
+
+    @post(sync_to_thread=True)
+    def create_tenant(
+        self, data: JSONBody[NewTenant], once: NamedDependency[Once], principal: NamedDependency[Principal]
+    ) -> Response[TenantView]:
+        """Create a tenant on a plan."""
+        return once.run(lambda session: service.create(session, data, actor=principal.key_id))
+
+    @get(sync_to_thread=True)
+    def list_tenants(
+        self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
+    ) -> Page[TenantView]:
+        """Every tenant, newest first."""
+        with unit_of_work(engine) as session:
+            return service.list_tenants(session, cursor=cursor, limit=limit)
+
+    @get("/{tenant_id:str}", sync_to_thread=True)
+    def get_tenant(self, tenant_id: FromPath[str], engine: NamedDependency[Engine]) -> TenantView:
+        """One tenant."""
+        with unit_of_work(engine) as session:
+            return service.get(session, tenant_id)
+
+    @patch("/{tenant_id:str}", sync_to_thread=True)
+    def change_tenant(
+        self,
+        tenant_id: FromPath[str],
+        data: JSONBody[TenantPatch],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> TenantView:
+        """Change a tenant's name, plan, status (active or suspended) or limit overrides; fields left out stay."""
+        with unit_of_work(engine) as session:
+            return service.change(session, tenant_id, data, actor=principal.key_id)
+
+    @post("/{tenant_id:str}/api-keys", sync_to_thread=True)
+    def create_tenant_api_key(
+        self,
+        tenant_id: FromPath[str],
+        data: JSONBody[NewApiKey],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+        pepper: NamedDependency[Pepper],
+    ) -> Response[ApiKeyCreated]:
+        """A key for a tenant. The secret is in this response only; an Idempotency-Key's replay has it as null."""
+
+        def mint(session: Session) -> ApiKeyCreated:
+            service.get(session, tenant_id)
+            return api_keys.mint(
+                session,
+                pepper.value,
+                tenant_id=tenant_id,
+                name=data.name,
+                scopes=data.scopes or ALL_SCOPES,
+                actor=principal.key_id,
+            )
+
+        return once.run(mint, stored=api_keys.without_secret)
+
+
+class OwnTenant(Controller):
+    """The tenant that the key belongs to."""
+
+    path = "/me"
+    tags = ("tenant",)
+    opt = {"scope": None, "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def get_me(self, engine: NamedDependency[Engine], principal: NamedDependency[Principal]) -> Me:
+        """Who this key belongs to and what it may do."""
+        with unit_of_work(engine) as session:
+            tenant = service.get(session, principal.own_tenant_id)
+        return Me(tenant=tenant, key_id=principal.key_id, scopes=sorted(principal.scopes))

@@ -1,0 +1,65 @@
+"""Wire types of the tenants room."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from control_plane.plans.schemas import Rate, Tokens, Window
+from core.contracts import Limits
+
+TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
+PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+TenantStatus = Literal["active", "suspended"]
+
+
+class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``plan`` is a plan's id or name."""
+
+    name: TenantName
+    plan: PlanIdOrName
+
+
+class LimitOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Single limits that replace the plan's, with the plan's bounds; one left out is the plan's again."""
+
+    requests_per_minute: Rate | msgspec.UnsetType = msgspec.UNSET
+    tokens_per_minute: Rate | msgspec.UnsetType = msgspec.UNSET
+    concurrent_requests: Annotated[int, msgspec.Meta(gt=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
+    kv_pages: Rate | msgspec.UnsetType = msgspec.UNSET
+    tokens_per_month: Tokens | msgspec.UnsetType = msgspec.UNSET
+    context_tokens: Window | msgspec.UnsetType = msgspec.UNSET
+    output_tokens: Window | msgspec.UnsetType = msgspec.UNSET
+    adapters: Annotated[int, msgspec.Meta(gt=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
+    adapter_rank: Annotated[int, msgspec.Meta(gt=0, le=512)] | msgspec.UnsetType = msgspec.UNSET
+    adapter_bytes: Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes; a field left out stays. ``limit_overrides`` replaces all overrides at once."""
+
+    name: TenantName | msgspec.UnsetType = msgspec.UNSET
+    plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
+    status: TenantStatus | msgspec.UnsetType = msgspec.UNSET
+    limit_overrides: LimitOverrides | msgspec.UnsetType = msgspec.UNSET
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant with what holds for it: the plan's limits, with its overrides in their place."""
+
+    id: str
+    name: str
+    plan: str
+    plan_id: str
+    status: TenantStatus
+    limits: Limits
+    limit_overrides: dict[str, Any]
+    created_at: datetime
+
+
+class Me(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a key belongs to and what it may do."""
+
+    tenant: TenantView
+    key_id: str
+    scopes: list[str]

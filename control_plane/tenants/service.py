@@ -1,0 +1,155 @@
+"""Creates and changes tenants, and says what holds for one. Every change is published and audited."""
+
+from collections.abc import Iterator
+from typing import Literal, cast
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing import service as billing
+from control_plane.audit import service as audit
+from control_plane.paging import Page, page_of
+from control_plane.plans import service as plans
+from control_plane.plans.schemas import PlanView
+from control_plane.publishing.service import publish_change, publish_changes
+from control_plane.tenants.models import Tenant
+from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantView
+from core.contracts import Limits, TenantGrant
+from core.errors import InvalidRequest, NotFound
+
+Status = Literal["active", "suspended"]
+
+
+def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
+    """A tenant on an existing plan, active at once."""
+    plan = _plan(session, new.plan)
+    tenant = Tenant(name=new.name, plan_id=plan.id)
+    session.add(tenant)
+    session.flush()
+    billing.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+    publish_change(session, "tenants", tenant.id)
+    audit.record(
+        session,
+        actor=actor,
+        action="tenant.created",
+        target=tenant.id,
+        tenant_id=tenant.id,
+        details={"name": new.name, "plan": plan.id},
+    )
+    return _view(tenant, plan)
+
+
+def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) -> TenantView:
+    """Apply what the patch names. A new plan is charged from now on."""
+    tenant = _find(session, tenant_id, lock=True)
+    if patch.name is not msgspec.UNSET:
+        tenant.name = patch.name
+    if patch.status is not msgspec.UNSET:
+        tenant.status = patch.status
+    if patch.limit_overrides is not msgspec.UNSET:
+        tenant.limit_overrides = msgspec.to_builtins(patch.limit_overrides)
+    if patch.plan is not msgspec.UNSET:
+        plan = _plan(session, patch.plan)
+        if plan.id != tenant.plan_id:
+            tenant.plan_id = plan.id
+            billing.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+    session.add(tenant)
+    publish_change(session, "tenants", tenant.id)
+    audit.record(
+        session,
+        actor=actor,
+        action="tenant.changed",
+        target=tenant.id,
+        tenant_id=tenant.id,
+        details=msgspec.to_builtins(patch),
+    )
+    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+
+
+def get(session: Session, tenant_id: str) -> TenantView:
+    """One tenant, or NotFound."""
+    tenant = _find(session, tenant_id)
+    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+
+
+def list_tenants(session: Session, *, cursor: str | None, limit: int) -> Page[TenantView]:
+    """Every tenant, newest first."""
+    return page_of(
+        session,
+        select(Tenant),
+        col(Tenant.id),
+        lambda tenant: _view(tenant, plans.get_plan(session, tenant.plan_id)),
+        cursor=cursor,
+        limit=limit,
+    )
+
+
+def lock(session: Session, tenant_id: str) -> TenantView:
+    """The same as ``get``, holding the tenant's row: what counts against a limit is decided one at a time."""
+    tenant = _find(session, tenant_id, lock=True)
+    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+
+
+def status(session: Session, tenant_id: str) -> Status:
+    """Whether the tenant may use the platform."""
+    return cast("Status", _find(session, tenant_id).status)
+
+
+def publish_tenants_on(session: Session, plan_id: str) -> None:
+    """Have every tenant on this plan published again, after the plan got a new version."""
+    publish_changes(session, "tenants", session.exec(select(Tenant.id).where(Tenant.plan_id == plan_id)))
+
+
+def grant(session: Session, tenant_id: str) -> TenantGrant | None:
+    """What gateways may know of a tenant; None where there is none."""
+    tenant = session.get(Tenant, tenant_id)
+    return _grant(tenant, plans.get_plan(session, tenant.plan_id)) if tenant else None
+
+
+def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
+    """Every tenant, suspended ones too, by id."""
+    known: dict[str, PlanView] = {}
+    for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
+        if tenant.plan_id not in known:
+            known[tenant.plan_id] = plans.get_plan(session, tenant.plan_id)
+        yield tenant.id, _grant(tenant, known[tenant.plan_id])
+
+
+def _find(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
+    wanted = select(Tenant).where(Tenant.id == tenant_id)
+    tenant = session.exec(wanted.with_for_update() if lock else wanted).first()
+    if tenant is None:
+        raise NotFound("tenant: there is none with this id.", code="tenant_not_found")
+    return tenant
+
+
+def _plan(session: Session, id_or_name: str) -> PlanView:
+    plan = plans.find(session, id_or_name)
+    if plan is None:
+        raise InvalidRequest(
+            f"plan: there is no plan {id_or_name!r}; create it first, or GET /api/v1/admin/plans for those there are.",
+            code="plan_not_found",
+            param="plan",
+        )
+    return plan
+
+
+def _limits(tenant: Tenant, plan: PlanView) -> Limits:
+    return msgspec.structs.replace(plan.limits, **tenant.limit_overrides)
+
+
+def _grant(tenant: Tenant, plan: PlanView) -> TenantGrant:
+    return TenantGrant(tenant_id=tenant.id, status=cast("Status", tenant.status), limits=_limits(tenant, plan))
+
+
+def _view(tenant: Tenant, plan: PlanView) -> TenantView:
+    return TenantView(
+        id=tenant.id,
+        name=tenant.name,
+        plan=plan.name,
+        plan_id=plan.id,
+        status=cast("Status", tenant.status),
+        limits=_limits(tenant, plan),
+        limit_overrides=tenant.limit_overrides,
+        created_at=tenant.created_at,
+    )

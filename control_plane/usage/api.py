@@ -1,0 +1,76 @@
+"""A tenant's routes over what it used and what it may still use."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter
+from redis import Redis
+from sqlalchemy import Engine
+
+from billing.views import Bucket, GroupBy
+from control_plane.api_keys.authenticate import Principal
+from control_plane.registry import adapters
+from control_plane.settings import WebSettings
+from control_plane.tenants import service as tenants
+from control_plane.usage import quota, service
+from control_plane.usage.schemas import QuotaView, UsageView
+from core import clock
+from core.db import unit_of_work
+
+
+class OwnQuota(Controller):
+    """The limits of the tenant that is calling."""
+
+    path = "/quota"
+    tags = ("usage",)
+    opt = {"scope": None, "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def get_quota(
+        self,
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+    ) -> QuotaView:
+        """The limits, what counts against them now, and what requests in work hold."""
+        tenant_id = principal.own_tenant_id
+        with unit_of_work(engine) as session:
+            limits = tenants.get(session, tenant_id).limits
+            kept = adapters.count(session, tenant_id)
+        return quota.read(redis, tenant_id, limits=limits, adapters=kept)
+
+
+class OwnUsage(Controller):
+    """The usage of the tenant that is calling."""
+
+    path = "/usage"
+    tags = ("usage",)
+    opt = {"scope": "usage:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def get_usage(
+        self,
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        web: NamedDependency[WebSettings],
+        start: Annotated[
+            datetime | None, QueryParameter(description="From here on; a day before end if left out.")
+        ] = None,
+        end: Annotated[datetime | None, QueryParameter(description="Up to here, exclusive; now if left out.")] = None,
+        bucket: Annotated[Bucket, QueryParameter(description="Length of a bucket.")] = "1h",
+        group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this.")] = None,
+    ) -> UsageView:
+        """Tokens, requests, KV page-seconds and amounts, in buckets of UTC time."""
+        until = end or clock.now()
+        with unit_of_work(engine) as session:
+            return service.report(
+                session,
+                tenant_id=principal.own_tenant_id,
+                start=start or until - timedelta(days=1),
+                end=until,
+                bucket=bucket,
+                group_by=group_by,
+                days_max=web.usage_days_max,
+            )

@@ -1,0 +1,59 @@
+"""Wire types of the usage room."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from core.contracts import Limits
+
+
+class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts against the limits now: the last minute's, the UTC month's, and the adapters kept."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+    tokens_per_month: int
+    adapters: int
+
+
+class QuotaHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests in work hold until they end. ``tokens`` also count against the month."""
+
+    concurrent_requests: int
+    kv_pages: int
+    tokens: int
+
+
+class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's limits, with what is used and what is held of them."""
+
+    limits: Limits
+    used: QuotaUsed
+    held: QuotaHeld
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One bucket of usage, and of one group where it was grouped. ``adapter`` is the adapter's name and
+    ``adapter_id`` is "" for the base model itself. ``input_tokens`` includes ``cached_tokens``.
+    """
+
+    start: datetime
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    kv_page_seconds: float
+    amount_nanos: int
+    adapter_id: str | None = None
+    adapter: str | None = None
+    base_model: str | None = None
+    key_id: str | None = None
+
+
+class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage in ``[start, end)``; buckets without any are left out."""
+
+    start: datetime
+    end: datetime
+    data: Sequence[UsageRow]

@@ -1,0 +1,54 @@
+"""What a tenant used, in buckets, as billing recorded it; here it gets adapters' names and plain numbers."""
+
+from datetime import datetime, timedelta
+
+from sqlmodel import Session
+
+from billing import service as billing
+from billing.views import Bucket, GroupBy, UsageBucket
+from control_plane.registry import adapters
+from control_plane.usage.schemas import UsageRow, UsageView
+from core.errors import InvalidRequest
+
+
+def report(
+    session: Session,
+    *,
+    tenant_id: str,
+    start: datetime,
+    end: datetime,
+    bucket: Bucket,
+    group_by: GroupBy | None,
+    days_max: int,
+) -> UsageView:
+    """The tenant's usage settled in ``[start, end)``, both aware; InvalidRequest names the field that is wrong."""
+    for name, instant in (("start", start), ("end", end)):
+        if instant.tzinfo is None:
+            raise InvalidRequest(f"{name}: give an offset, such as 2026-01-01T00:00:00Z.", param=name)
+    if end <= start:
+        raise InvalidRequest("end: must be after start.", param="end")
+    if end - start > timedelta(days=days_max):
+        raise InvalidRequest(f"start: a query may cover {days_max} days; ask for less at a time.", param="start")
+    found = billing.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
+    names = {}
+    if group_by == "adapter":
+        ids = {row.adapter_id for row in found if row.adapter_id is not None}
+        names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
+    return UsageView(start=start, end=end, data=[_row(row, group_by, names) for row in found])
+
+
+def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:
+    by_adapter = group_by == "adapter"
+    return UsageRow(
+        start=bucket.start,
+        requests=bucket.requests,
+        input_tokens=bucket.input_tokens,
+        cached_tokens=bucket.cached_tokens,
+        output_tokens=bucket.output_tokens,
+        kv_page_seconds=bucket.kv_page_ms / 1000,
+        amount_nanos=bucket.amount_nanos,
+        adapter_id=(bucket.adapter_id or "") if by_adapter else None,
+        adapter=names.get(bucket.adapter_id or "") if by_adapter else None,
+        base_model=bucket.base_model,
+        key_id=bucket.key_id,
+    )
