@@ -94,9 +94,9 @@ def run(
 ) -> FinetuneReport:
     """The same in this process."""
     started_s, started_cpu_s = time.monotonic(), time.process_time()
-    from tenora.training import train  # torch: for the child only
-
     examples = task.load(dataset, "train")
+    from tenora.training import train  # torch: for the child only, and only once the dataset is known to be good
+
     counts = train(
         base_dir, out_dir, task=task, examples=examples, hub_name=HUB_NAME, recipe=RECIPES[task.name], seed=seed,
         progress=progress,
