@@ -1,0 +1,54 @@
+"""Reading invoices. They are written by ``billing.invoicing``, once, and never changed."""
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing.models import Invoice, InvoiceLine
+from billing.settings import INVOICES_PAGE_MAX
+from billing.views import InvoiceDetail, InvoiceLineView, InvoiceView
+
+
+def list_invoices(
+    session: Session, *, tenant_id: str | None, after: str | None = None, limit: int = 50
+) -> list[InvoiceView]:
+    """Newest first; ``tenant_id`` None is every tenant's. ``after`` is the last id of the page before."""
+    assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} invoices"
+    statement = select(Invoice).order_by(col(Invoice.id).desc()).limit(limit)
+    if tenant_id is not None:
+        statement = statement.where(Invoice.tenant_id == tenant_id)
+    if after is not None:
+        statement = statement.where(Invoice.id < after)
+    return [invoice_view(invoice) for invoice in session.exec(statement)]
+
+
+def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
+    """An invoice with its lines; None when it is absent or belongs to another tenant than ``tenant_id``."""
+    statement = select(Invoice).where(Invoice.id == invoice_id)
+    if tenant_id is not None:
+        statement = statement.where(Invoice.tenant_id == tenant_id)
+    invoice = session.exec(statement).first()
+    if invoice is None:
+        return None
+    lines = session.exec(
+        select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id).order_by(col(InvoiceLine.position))
+    )
+    return InvoiceDetail(
+        invoice=invoice_view(invoice),
+        lines=tuple(msgspec.convert(line, InvoiceLineView, from_attributes=True) for line in lines),
+    )
+
+
+def invoice_view(invoice: Invoice) -> InvoiceView:
+    """The invoice as others see it; its number is written for people."""
+    return InvoiceView(
+        id=invoice.id,
+        number=f"TNR-{invoice.number:06d}",
+        tenant_id=invoice.tenant_id,
+        period_start=invoice.period_start,
+        period_end=invoice.period_end,
+        status=invoice.status,
+        currency=invoice.currency,
+        total_cents=invoice.total_cents,
+        amount_nanos=invoice.amount_nanos,
+        created_at=invoice.created_at,
+    )

@@ -1,0 +1,64 @@
+"""Pure arithmetic of billing periods, calendar months and usage buckets, all in UTC. No clock and no database."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from billing.views import Bucket
+from core.errors import InvalidRequest
+
+BUCKET_LENGTH: Final[dict[Bucket, timedelta]] = {
+    "1m": timedelta(minutes=1),
+    "1h": timedelta(hours=1),
+    "1d": timedelta(days=1),
+}
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MONTH: Final = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+
+
+class Period(NamedTuple):
+    """A half-open stretch of time, ``[start, end)``."""
+
+    start: datetime
+    end: datetime
+
+
+def aware(instant: datetime, param: str) -> datetime:
+    """The same instant in UTC; raises InvalidRequest naming ``param`` when it has no offset."""
+    if instant.utcoffset() is None:
+        raise InvalidRequest(
+            f"{param} is {instant.isoformat()}, without an offset; write it with one, or Z.", param=param
+        )
+    return instant.astimezone(UTC)
+
+
+def next_period(*, previous_end: datetime | None, first_usage: datetime, until: datetime) -> Period | None:
+    """The period that closes at ``until``: it begins where the previous one ended, or at the tenant's first usage.
+
+    None when nothing can be closed yet: no usage lies before ``until``, or ``until`` is not after the previous end, in
+    which case late usage waits for the next close.
+    """
+    if first_usage >= until or (previous_end is not None and previous_end >= until):
+        return None
+    return Period(first_usage if previous_end is None else previous_end, until)
+
+
+def month(name: str) -> Period:
+    """The UTC calendar month ``"YYYY-MM"``."""
+    match = _MONTH.fullmatch(name)
+    if match is None or not 1 <= int(match[1]) <= 9998:
+        raise InvalidRequest(f'month is "{name}"; write it as YYYY-MM, such as 2026-11.', param="month")
+    year, number = int(match[1]), int(match[2])
+    following = (year + 1, 1) if number == 12 else (year, number + 1)
+    return Period(datetime(year, number, 1, tzinfo=UTC), datetime(*following, 1, tzinfo=UTC))
+
+
+def bucket_start(instant: datetime, bucket: Bucket) -> datetime:
+    """The start of the bucket that holds an aware instant: a whole UTC minute, hour or day."""
+    return instant - (instant - EPOCH) % BUCKET_LENGTH[bucket]
+
+
+def bucket_count(period: Period, bucket: Bucket) -> int:
+    """Buckets that a non-empty period touches."""
+    length = BUCKET_LENGTH[bucket]
+    return -((bucket_start(period.start, bucket) - period.end) // length)

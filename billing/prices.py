@@ -1,0 +1,136 @@
+"""The price book: effective-dated price versions a plan, and effective-dated plan assignments a tenant. Both are only
+ever added to, and only forwards in time, so what was rated once would be rated the same again.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing.database_clock import database_now
+from billing.locks import serialise
+from billing.models import PlanAssignment, PriceVersion
+from billing.periods import EPOCH, aware
+from billing.settings import PRICE_NANOS_MAX
+from billing.views import PriceView
+from core.contracts import Prices
+from core.errors import Conflict, InvalidRequest
+from core.ids import new_id
+
+
+class PriceBook:
+    """The prices of some tenants, read once; answering from it needs no database."""
+
+    def __init__(
+        self, assignments: Mapping[str, Sequence[PlanAssignment]], versions: Mapping[str, Sequence[PriceView]]
+    ) -> None:
+        """Both sequences in the order of ``effective_from``."""
+        self._assignments = assignments
+        self._versions = versions
+
+    def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
+        """Of the plan the tenant had ``at`` that instant, the version in force then. None when there is neither."""
+        assignments = self._assignments.get(tenant_id, ())
+        position = bisect_right(assignments, at, key=lambda assignment: assignment.effective_from)
+        if position == 0:
+            return None
+        versions = self._versions.get(assignments[position - 1].plan_id, ())
+        position = bisect_right(versions, at, key=lambda version: version.effective_from)
+        return versions[position - 1] if position else None
+
+
+def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
+    """The price book of these tenants."""
+    assignments: dict[str, list[PlanAssignment]] = defaultdict(list)
+    for assignment in session.exec(
+        select(PlanAssignment)
+        .where(col(PlanAssignment.tenant_id).in_(set(tenant_ids)))
+        .order_by(col(PlanAssignment.effective_from))
+    ):
+        assignments[assignment.tenant_id].append(assignment)
+    plan_ids = {assignment.plan_id for held in assignments.values() for assignment in held}
+    versions: dict[str, list[PriceView]] = defaultdict(list)
+    for version in session.exec(
+        select(PriceVersion).where(col(PriceVersion.plan_id).in_(plan_ids)).order_by(col(PriceVersion.effective_from))
+    ):
+        versions[version.plan_id].append(_view(version))
+    return PriceBook(assignments, versions)
+
+
+def add_version(session: Session, *, plan_id: str, prices: Prices, effective_from: datetime | None = None) -> PriceView:
+    """A new version. Without an instant it begins now, or at the epoch when it is the plan's first: nothing was rated
+    by the plan before, and a gateway's clock that lags a little must not make a request unpriced.
+
+    Raises InvalidRequest for a price out of range or an instant in the past, Conflict for an instant already taken.
+    """
+    for field, nanos in msgspec.structs.asdict(prices).items():
+        if not 0 <= nanos <= PRICE_NANOS_MAX:
+            raise InvalidRequest(f"{field} is {nanos}; a price lies between 0 and {PRICE_NANOS_MAX}.", param=field)
+    serialise(session, f"prices of plan {plan_id}")
+    now = database_now(session)
+    if effective_from is not None:
+        effective_from = aware(effective_from, "effective_from")
+        if effective_from < now:
+            raise InvalidRequest(
+                f"effective_from is {effective_from.isoformat()}, in the past; prices change forwards only. "
+                "Leave it out to change them now.",
+                param="effective_from",
+            )
+    others = session.exec(select(PriceVersion.effective_from).where(PriceVersion.plan_id == plan_id)).all()
+    begins = effective_from or (now if others else EPOCH)
+    if begins in others:
+        raise Conflict(
+            f"plan {plan_id} already has prices from {begins.isoformat()} on; choose another effective_from.",
+            param="effective_from",
+        )
+    version = PriceVersion(
+        id=new_id("pv"), plan_id=plan_id, effective_from=begins, created_at=now, **msgspec.structs.asdict(prices)
+    )
+    session.add(version)
+    session.flush()
+    return _view(version)
+
+
+def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
+    """Every version of a plan, the latest ``effective_from`` first."""
+    statement = (
+        select(PriceVersion).where(PriceVersion.plan_id == plan_id).order_by(col(PriceVersion.effective_from).desc())
+    )
+    return [_view(version) for version in session.exec(statement)]
+
+
+def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
+    """Price the tenant by ``plan_id`` from now on; a tenant's first plan holds since the epoch, for the same reason as
+    a plan's first version. Assigning the plan it has already changes nothing."""
+    serialise(session, f"plan of tenant {tenant_id}")
+    current = session.exec(
+        select(PlanAssignment)
+        .where(PlanAssignment.tenant_id == tenant_id)
+        .order_by(col(PlanAssignment.effective_from).desc())
+        .limit(1)
+    ).first()
+    if current is not None and current.plan_id == plan_id:
+        return
+    now = database_now(session)
+    session.add(
+        PlanAssignment(tenant_id=tenant_id, plan_id=plan_id, effective_from=now if current else EPOCH, created_at=now)
+    )
+    session.flush()
+
+
+def _view(version: PriceVersion) -> PriceView:
+    return PriceView(
+        id=version.id,
+        plan_id=version.plan_id,
+        prices=Prices(
+            input_nanos=version.input_nanos,
+            cached_input_nanos=version.cached_input_nanos,
+            output_nanos=version.output_nanos,
+            kv_page_second_nanos=version.kv_page_second_nanos,
+        ),
+        effective_from=version.effective_from,
+        created_at=version.created_at,
+    )

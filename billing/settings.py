@@ -1,0 +1,52 @@
+"""The limits of the billing worker, read from ``TENORA_BILLING_…``, and the fixed limits of billing's queries."""
+
+import socket
+from typing import Final
+
+from pydantic import Field
+
+from core.settings import Fragment
+
+USAGE_BUCKETS_MAX: Final = 1_500  # a day by the minute (1,440) and a little more
+USAGE_ROWS_MAX: Final = 10_000  # buckets times groups in one answer
+INVOICES_PAGE_MAX: Final = 1_000
+PRICE_NANOS_MAX: Final = 1_000_000_000  # one dollar a token; keeps every product of one request below 2**63
+EVENT_TOKENS_MAX: Final = 1_000_000_000
+EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000
+
+
+class BillingSettings(Fragment):
+    """How the worker reads the usage stream and when it gives up on an event."""
+
+    billing_consumer: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=200,
+        description="Name in the consumer group. Stable across restarts; processes that share one do no harm.",
+    )
+    billing_batch_events_max: int = Field(default=500, ge=1, le=5_000, description="Events in one transaction.")
+    billing_block_ms: int = Field(default=500, ge=1, le=10_000, description="How long one read waits for new events.")
+    billing_reclaim_idle_ms: int = Field(
+        default=5_000,
+        ge=100,
+        le=600_000,
+        description="Pause before an event that was refused, or whose worker died, is tried again.",
+    )
+    billing_attempts_max: int = Field(
+        default=5, ge=1, le=1_000, description="Attempts before a poison event is moved to the dead letters."
+    )
+    billing_unpriced_attempts_max: int = Field(
+        default=720, ge=1, le=100_000, description="Attempts for an event whose tenant has no price (720 are an hour)."
+    )
+    billing_dead_letters_max: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="Dead letters kept; when full, poison stays pending instead."
+    )
+    billing_clock_skew_s_max: int = Field(
+        default=300, ge=1, le=86_400, description="How far ahead of Postgres a gateway's clock may be."
+    )
+    billing_backoff_ms_max: int = Field(
+        default=5_000, ge=10, le=60_000, description="Longest pause between attempts while Redis or Postgres is down."
+    )
+    billing_housekeeping_ms: int = Field(
+        default=1_000, ge=100, le=60_000, description="Pause between looks at the lag and trims of acknowledged events."
+    )

@@ -1,0 +1,102 @@
+"""What billing shows to other rooms: frozen values with units in their names. Tables stay inside this package."""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from core.contracts import Prices
+
+LineKind = Literal["input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+Bucket = Literal["1m", "1h", "1d"]
+GroupBy = Literal["adapter", "base_model", "key"]
+
+
+class PriceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A price version of a plan. ``effective_from`` of a plan's first version is the epoch: it holds since ever."""
+
+    id: str
+    plan_id: str
+    prices: Prices
+    effective_from: datetime
+    created_at: datetime
+
+
+class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage settled in ``[start, start + bucket)``. Of the last three, only what was grouped by is set;
+    ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones."""
+
+    start: datetime
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amount_nanos: int
+    adapter_id: str | None = None
+    base_model: str | None = None
+    key_id: str | None = None
+
+
+class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` what is owed for it."""
+
+    id: str
+    number: str
+    tenant_id: str
+    period_start: datetime
+    period_end: datetime
+    status: str
+    currency: str
+    total_cents: int
+    amount_nanos: int
+    created_at: datetime
+
+
+class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
+    """``quantity`` counts tokens, or page-milliseconds for ``kv_page_seconds``; ``unit_price_nanos`` is per token, or
+    per page-second. ``adapter_id`` None is the base model itself. ``request_count`` counts requests with any of it."""
+
+    id: str
+    kind: LineKind
+    base_model: str
+    adapter_id: str | None
+    price_version_id: str
+    quantity: int
+    unit_price_nanos: int
+    amount_nanos: int
+    amount_cents: int
+    request_count: int
+
+
+class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice with its lines, by model and price, in the order in which they are printed."""
+
+    invoice: InvoiceView
+    lines: tuple[InvoiceLineView, ...]
+
+
+class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's share of a reconciliation; engines do not know tenants, so it starts at the ledger."""
+
+    tenant_id: str
+    ledger_tokens: int
+    invoiced_tokens: int
+    unbilled_tokens: int
+    unbilled_nanos: int
+    invoiced_nanos: int
+
+
+class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger and means something only when
+    ``unprocessed_events`` and ``dead_letters`` are 0 and no request is running; ``ledger_drift_nanos`` must always be 0."""
+
+    engine_tokens: int
+    ledger_tokens: int
+    invoiced_tokens: int
+    unbilled_tokens: int
+    drift_tokens: int
+    ledger_drift_nanos: int
+    unprocessed_events: int
+    dead_letters: int
+    per_tenant: tuple[TenantReconciliation, ...]
