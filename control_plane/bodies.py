@@ -38,7 +38,7 @@ class StrictRequest(Request[Any, Any, State]):
 
 
 def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
-    """The decoder's ``Expected `int`, got `str` - at `$.limits.kv_pages``` with ``param`` set to ``limits.kv_pages``."""
+    """The decoder's ``Expected `int`, got `str` - at `$.limits.kv_pages``` with the ``param`` it names."""
     message, _, path = str(error).partition(" - at `")
     param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
     if message.startswith("Object contains unknown field `"):

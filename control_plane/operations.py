@@ -20,7 +20,7 @@ from core.settings import KeySettings, PostgresSettings
 
 
 def migrate(settings: PostgresSettings, folder: Path | None = None) -> None:
-    """Bring the database to the newest migration. ``folder`` is the repository's ``migrations``, beside this package."""
+    """Bring the database to the newest migration. ``folder`` is the repository's ``migrations`` folder."""
     folder = folder or Path(__file__).resolve().parent.parent / "migrations"
     file = folder / "alembic.ini"
     if not file.exists():

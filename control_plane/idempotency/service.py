@@ -82,7 +82,7 @@ class Once:
                 code="idempotency_key_reused",
                 param="idempotency-key",
             )
-        assert first.status_code is not None, "stored in the transaction that made the row"
+        assert first.body is not None, "stored in the transaction that made the row"
         return Response(first.body, status_code=first.status_code, media_type="application/json", headers=REPLAYED)
 
     def _keep(self, session: Session, status_code: int, body: bytes) -> None:

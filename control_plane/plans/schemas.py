@@ -10,6 +10,10 @@ from core.contracts import Limits, Prices
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
 Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
 Window = Annotated[int, msgspec.Meta(gt=0, le=16_777_216)]
+Concurrency = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
+AdapterCount = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
+Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
+AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
 Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
@@ -19,14 +23,14 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     requests_per_minute: Rate
     tokens_per_minute: Rate
-    concurrent_requests: Annotated[int, msgspec.Meta(gt=0, le=100_000)]
+    concurrent_requests: Concurrency
     kv_pages: Rate
     tokens_per_month: Tokens
     context_tokens: Window
     output_tokens: Window
-    adapters: Annotated[int, msgspec.Meta(gt=0, le=100_000)]
-    adapter_rank: Annotated[int, msgspec.Meta(gt=0, le=512)]
-    adapter_bytes: Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
+    adapters: AdapterCount
+    adapter_rank: Rank
+    adapter_bytes: AdapterBytes
 
 
 class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Carries committed changes from the outbox to Redis, and rebuilds the whole snapshot when Redis has lost any of it.
 
-Postgres is the truth and is read anew for each change, so publishing twice, late or out of order ends in the
-same snapshot. No Redis call is made inside a transaction; while Redis is away, changes wait and gateways keep what they have.
+Postgres is the truth and is read anew for each change, so publishing twice, late or out of order ends in
+the same snapshot. No Redis call is made inside a transaction; while Redis is away, changes wait.
 """
 
 import secrets

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from control_plane.plans.schemas import Rate, Tokens, Window
+from control_plane.plans.schemas import AdapterBytes, AdapterCount, Concurrency, Rank, Rate, Tokens, Window
 from core.contracts import Limits
 
 TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -20,28 +20,28 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     plan: PlanIdOrName
 
 
-class LimitOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Single limits that replace the plan's, with the plan's bounds; one left out is the plan's again."""
+class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Single limits that replace the plan's, within the plans' bounds; null is the plan's again (RFC 7396)."""
 
-    requests_per_minute: Rate | msgspec.UnsetType = msgspec.UNSET
-    tokens_per_minute: Rate | msgspec.UnsetType = msgspec.UNSET
-    concurrent_requests: Annotated[int, msgspec.Meta(gt=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
-    kv_pages: Rate | msgspec.UnsetType = msgspec.UNSET
-    tokens_per_month: Tokens | msgspec.UnsetType = msgspec.UNSET
-    context_tokens: Window | msgspec.UnsetType = msgspec.UNSET
-    output_tokens: Window | msgspec.UnsetType = msgspec.UNSET
-    adapters: Annotated[int, msgspec.Meta(gt=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
-    adapter_rank: Annotated[int, msgspec.Meta(gt=0, le=512)] | msgspec.UnsetType = msgspec.UNSET
-    adapter_bytes: Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)] | msgspec.UnsetType = msgspec.UNSET
+    requests_per_minute: Rate | None | msgspec.UnsetType = msgspec.UNSET
+    tokens_per_minute: Rate | None | msgspec.UnsetType = msgspec.UNSET
+    concurrent_requests: Concurrency | None | msgspec.UnsetType = msgspec.UNSET
+    kv_pages: Rate | None | msgspec.UnsetType = msgspec.UNSET
+    tokens_per_month: Tokens | None | msgspec.UnsetType = msgspec.UNSET
+    context_tokens: Window | None | msgspec.UnsetType = msgspec.UNSET
+    output_tokens: Window | None | msgspec.UnsetType = msgspec.UNSET
+    adapters: AdapterCount | None | msgspec.UnsetType = msgspec.UNSET
+    adapter_rank: Rank | None | msgspec.UnsetType = msgspec.UNSET
+    adapter_bytes: AdapterBytes | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes; a field left out stays. ``limit_overrides`` replaces all overrides at once."""
+    """What changes; a field left out stays as it is."""
 
     name: TenantName | msgspec.UnsetType = msgspec.UNSET
     plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
     status: TenantStatus | msgspec.UnsetType = msgspec.UNSET
-    limit_overrides: LimitOverrides | msgspec.UnsetType = msgspec.UNSET
+    limits: LimitsPatch | msgspec.UnsetType = msgspec.UNSET
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):

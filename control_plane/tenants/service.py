@@ -46,8 +46,9 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         tenant.name = patch.name
     if patch.status is not msgspec.UNSET:
         tenant.status = patch.status
-    if patch.limit_overrides is not msgspec.UNSET:
-        tenant.limit_overrides = msgspec.to_builtins(patch.limit_overrides)
+    if patch.limits is not msgspec.UNSET:
+        merged = tenant.limit_overrides | msgspec.to_builtins(patch.limits)
+        tenant.limit_overrides = {name: limit for name, limit in merged.items() if limit is not None}
     if patch.plan is not msgspec.UNSET:
         plan = _plan(session, patch.plan)
         if plan.id != tenant.plan_id:

@@ -1,0 +1,42 @@
+"""An API on a real socket over real servers, and a relay, for the tests beside this file."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from adapters.settings import StoreSettings
+from adapters.store import AdapterStore
+from control_plane.publishing.relay import Relay
+from control_plane.settings import ControlSettings, WebSettings
+from control_plane.snapshots import projections
+from tests.fixtures.control_api import Api, control_settings, running_api
+from tests.fixtures.peft_adapters import tiny_base
+
+
+@pytest.fixture
+def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
+    return control_settings(postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0))
+
+
+@pytest.fixture
+def api(settings) -> Iterator[Api]:
+    with running_api(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def base(api):
+    """A registered base model."""
+    spec = tiny_base()
+    api.register(spec).raise_for_status()
+    return spec
+
+
+@pytest.fixture
+def relay(engine, redis) -> Relay:
+    return Relay(engine, redis, projections())
+
+
+@pytest.fixture
+def store(s3_settings) -> AdapterStore:
+    return AdapterStore(s3_settings, StoreSettings())
