@@ -1,0 +1,41 @@
+"""``python -m data_plane gateway`` and ``python -m data_plane replica``: the two processes of the data plane."""
+
+import asyncio
+import sys
+
+import click
+
+from core import telemetry
+
+
+@click.group()
+def main() -> None:
+    """Tenora's data plane."""
+
+
+@main.command()
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that share the port."
+)
+def gateway(workers: int) -> None:
+    """Serve the OpenAI-compatible API."""
+    # Imported here: a replica's process must not load the gateway, nor the reverse.
+    from data_plane.gateway.server import serve
+    from data_plane.gateway.settings import GatewaySettings
+
+    serve(GatewaySettings(), workers=workers)
+
+
+@main.command()
+def replica() -> None:
+    """Run one vLLM engine with its agent, until SIGTERM."""
+    from data_plane.engine.agent import run_replica
+    from data_plane.engine.settings import ReplicaSettings
+
+    settings = ReplicaSettings()
+    telemetry.set_up("replica", settings)
+    sys.exit(asyncio.run(run_replica(settings)))
+
+
+if __name__ == "__main__":
+    main()

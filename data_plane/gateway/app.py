@@ -1,0 +1,93 @@
+"""Wiring: builds the gateway's objects, opens and closes what they need, and hands them to the routes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from litestar import Litestar
+from litestar.datastructures import State
+from redis.asyncio import Redis
+
+from data_plane.gateway import routes
+from data_plane.gateway.admission import Admission
+from data_plane.gateway.lifecycle import Lifecycle
+from data_plane.gateway.relay import Relay
+from data_plane.gateway.replicas import Replicas
+from data_plane.gateway.reservation import Reservations
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.settlement import Settler
+from data_plane.gateway.snapshot import Snapshot
+from data_plane.gateway.tokenise import PromptCounters
+from data_plane.gateway.upstream import Upstream
+
+_log = structlog.get_logger()
+
+
+def create_app(settings: GatewaySettings) -> Litestar:
+    """The gateway as an ASGI application. It does nothing until its lifespan begins."""
+    redis = Redis.from_url(settings.redis_url)
+    upstream = Upstream(
+        engine_key=settings.engine_key.get_secret_value(),
+        connect_s=settings.connect_s,
+        connections_max=settings.replica_connections_max,
+    )
+    snapshot = Snapshot(redis, block_ms=settings.snapshot_block_ms, batch_max=settings.snapshot_batch_max)
+    replicas = Replicas(redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s)
+    counters = PromptCounters(
+        redis,
+        threads=settings.tokenise_threads,
+        waiting_max=settings.tokenise_waiting_max,
+        inline_max_bytes=settings.tokenise_inline_max_bytes,
+        kept_max=settings.tokenisers_max,
+    )
+    reservations = Reservations(redis, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+    settler = Settler(
+        reservations,
+        renewal_s=settings.lease_renewal_s,
+        deadline_s=settings.settlement_deadline_s,
+        retry_s=settings.settlement_retry_s,
+        backlog_max=settings.settlement_backlog_max,
+    )
+    admission = Admission(
+        replicas,
+        reservations,
+        settler,
+        deadline_ms=settings.reserve_deadline_ms,
+        waiting_max=settings.admission_waiting_max,
+        wait_s=settings.admission_wait_s,
+        poll_ms=settings.admission_poll_ms,
+    )
+    lifecycle = Lifecycle(settings, snapshot, counters, admission, settler, Relay(upstream, settings))
+
+    @asynccontextmanager
+    async def lifespan(_app: Litestar) -> AsyncIterator[None]:
+        async with redis, upstream:
+            followers = [
+                asyncio.create_task(follow(), name=follow.__qualname__)
+                for follow in (snapshot.follow, replicas.follow, settler.follow_leases, settler.follow_backlog)
+            ]
+            for follower in followers:
+                follower.add_done_callback(_complain)
+            try:
+                yield
+            finally:
+                await settler.drain(settings.gateway_drain_s)
+                for follower in followers:
+                    follower.cancel()
+                await asyncio.gather(*followers, return_exceptions=True)
+                counters.close()
+
+    return Litestar(
+        route_handlers=routes.build(lifecycle, snapshot, replicas),
+        lifespan=[lifespan],
+        state=State({"settings": settings}),
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _complain(follower: "asyncio.Task[None]") -> None:
+    """A follower never returns; one that raised is a defect, said loudly at once rather than at shutdown."""
+    if not follower.cancelled() and (error := follower.exception()):
+        _log.critical("a background task died", task=follower.get_name(), error=repr(error))

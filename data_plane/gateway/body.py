@@ -1,0 +1,175 @@
+"""The caller's body, taken apart by the allow-list and rebuilt for an engine. Nothing of it is forwarded by default."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from core.errors import InvalidRequest
+from data_plane.gateway import fields, messages, schemas, strict_json
+from data_plane.gateway.fields import invalid
+
+Kind = Literal["chat", "completion", "tokenize"]
+UsageShown = Literal["none", "final", "continuous"]
+
+ENGINE_PATHS: Final[dict[Kind, str]] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+ID_PREFIXES: Final[dict[Kind, str]] = {"chat": "chatcmpl-", "completion": "cmpl-"}
+
+_OUTPUT_MAX: Final = 2**31 - 1
+_ENCODER: Final = msgspec.json.Encoder()
+_count = fields.integer(1, _OUTPUT_MAX)
+_n = fields.integer(1, fields.N_MAX)
+_logprobs = fields.integer(0, 5)
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way."""
+
+    kind: Kind
+    model: str
+    messages: list[dict[str, Any]] | None
+    prompt: str | None
+    tools: list[dict[str, Any]] | None
+    n: int
+    max_tokens: int | None
+    stream: bool
+    usage_shown: UsageShown
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bounds that settings decide."""
+
+    json_depth_max: int
+    messages_max: int
+
+
+def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
+    """Check every field of a request body. Raises InvalidRequest naming the first that is wrong."""
+    body = strict_json.decode(raw, depth_max=limits.json_depth_max)
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    model = body.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise invalid("model", "the name of a model")
+    call = Call(
+        kind=kind, model=fields.text("model", model), messages=None, prompt=None, tools=None, n=1, max_tokens=None,
+        stream=False, usage_shown="none", fields={},
+    )  # fmt: skip
+    options: dict[str, bool] = {}
+    for name, value in body.items():
+        if value is None:
+            _check_known(kind, name)  # OpenAI's SDK sends null for what was not given
+        elif name == "stream_options":
+            options = fields.stream_options(name, value)
+        elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
+            raise fields.unsupported(name) if name in fields.REFUSED else fields.unknown(name)
+    if (call.messages is None) == (call.prompt is None):
+        raise _without_content(kind, call)
+    if options and not call.stream:
+        raise invalid("stream_options", "absent unless `stream` is true")
+    if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):
+        raise invalid("top_logprobs", "absent unless `logprobs` is true")
+    if "tool_choice" in call.fields and call.tools is None:
+        raise invalid("tool_choice", "absent unless `tools` is given")
+    if options.get("continuous_usage_stats") and options.get("include_usage"):
+        call.usage_shown = "continuous"
+    elif options.get("include_usage"):
+        call.usage_shown = "final"
+    return call
+
+
+def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:
+    """The body for an engine: our name for the model, our ceiling, our salt, usage in every chunk."""
+    body: dict[str, Any] = {**call.fields, "model": model, "max_tokens": max_tokens, "cache_salt": cache_salt}
+    if call.messages is not None:
+        body["messages"] = call.messages
+    else:
+        body["prompt"] = call.prompt
+    if call.tools is not None:
+        body["tools"] = call.tools
+        body.setdefault("tool_choice", "auto")
+    if call.n > 1:
+        # Token ids say exactly how much each sequence produced; the response leaves them out again.
+        body |= {"n": call.n, "return_token_ids": True}
+    if call.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return _ENCODER.encode(body)
+
+
+def check_vocabulary(call: Call, vocab_size: int) -> None:
+    """``logit_bias`` may only name tokens the model has. Raises InvalidRequest."""
+    for token in call.fields.get("logit_bias", ()):
+        if int(token) >= vocab_size:
+            raise invalid(f"logit_bias.{token}", f"a token id below {vocab_size}")
+
+
+def _take_content(call: Call, name: str, value: Any, limits: BodyLimits) -> bool:
+    """The fields that hold text and structure; False where ``name`` is not one of them at this endpoint."""
+    match name:
+        case "messages" if call.kind != "completion":
+            call.messages = messages.check_messages(name, value, messages_max=limits.messages_max)
+        case "prompt" if call.kind != "chat":
+            if not isinstance(value, str):
+                raise invalid(name, "one string; lists and token ids are not supported")
+            call.prompt = fields.text(name, value, empty=False)
+        case "tools" if call.kind != "completion":
+            call.tools = schemas.check_tools(name, value)
+        case "tool_choice" if call.kind == "chat":
+            call.fields[name] = schemas.check_tool_choice(name, value)
+        case "parallel_tool_calls" if call.kind == "chat":
+            call.fields[name] = fields.boolean(name, value)
+        case "response_format" if call.kind == "chat":
+            call.fields[name] = schemas.check_response_format(name, value)
+        case _:
+            return False
+    return True
+
+
+def _take_option(call: Call, name: str, value: Any) -> bool:
+    """The scalar fields; False where ``name`` is not one of them at this endpoint."""
+    if call.kind == "tokenize":
+        return False
+    if check := fields.SAMPLING.get(name):
+        call.fields[name] = check(name, value)
+        return True
+    match name:
+        case "max_tokens":
+            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+        case "max_completion_tokens" if call.kind == "chat":
+            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+        case "n":
+            call.n = _n(name, value)
+        case "stream":
+            call.stream = fields.boolean(name, value)
+        case "logprobs" if call.kind == "chat":
+            call.fields[name] = fields.boolean(name, value)
+        case "top_logprobs" if call.kind == "chat":
+            call.fields[name] = _logprobs(name, value)
+        case "logprobs":
+            call.fields[name] = _logprobs(name, value)
+        case _:
+            return name in fields.IGNORED
+    return True
+
+
+def _check_known(kind: Kind, name: str) -> None:
+    """Null is the same as absent, also for refused fields; only names nobody knows are refused."""
+    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in _OTHERS
+    if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
+        raise fields.unknown(name) if not known else invalid(name, "given")
+
+
+_OTHERS: Final = frozenset(
+    {"messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "response_format", "max_tokens",
+     "max_completion_tokens", "n", "stream", "stream_options", "logprobs", "top_logprobs"}
+)  # fmt: skip
+
+
+def _without_content(kind: Kind, call: Call) -> InvalidRequest:
+    if kind == "tokenize":
+        both = call.messages is not None
+        return invalid("messages", "given without `prompt`" if both else "given, or `prompt` instead")
+    return invalid("messages", "a list of messages") if kind == "chat" else invalid("prompt", "a string")

@@ -1,0 +1,102 @@
+"""The caller's end of one request over ASGI: reading its body within bounds, and noticing that it has gone."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from litestar.types import HTTPScope, Receive, Send
+
+from core.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from data_plane.gateway.errors import Headers, HeadersTooLarge
+
+
+class ClientGone(Exception):
+    """The caller hung up before its request was whole."""
+
+
+class Client:
+    """One request's ASGI channel. ``started`` says whether a response has begun."""
+
+    def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
+        self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.started = False
+        self.status = 0  # of the response; 499 where the caller left before there was one
+        self.body_read = False
+        self._receive = receive
+        self._send = send
+        self._headers = headers  # sent with every response
+
+    def check_headers(self, *, count_max: int, bytes_max: int) -> None:
+        """Refuse requests whose headers are too many or too large. Raises HeadersTooLarge."""
+        headers = self.request_headers
+        if len(headers) > count_max or sum(len(name) + len(value) for name, value in headers) > bytes_max:
+            raise HeadersTooLarge(f"At most {count_max} headers and {bytes_max} bytes of them are accepted.")
+
+    async def read_json_bytes(self, *, bytes_max: int, timeout_s: float) -> bytes:
+        """The whole body. Raises TooLarge, UnsupportedMedia, InvalidRequest or ClientGone."""
+        for name, value in self.request_headers:
+            if name == b"content-length" and (not value.isdigit() or int(value) > bytes_max):
+                raise _too_large(bytes_max)
+            if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+                raise UnsupportedMedia(
+                    "Compressed bodies are not accepted; send plain JSON.", code="encoding_not_allowed"
+                )
+        if _content_type(self.request_headers) != b"application/json":
+            raise UnsupportedMedia(
+                "Send the body as `Content-Type: application/json`.", code="content_type_not_allowed"
+            )
+        body = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message: Any = await self._receive()  # ASGI's union of dicts
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > bytes_max:
+                        raise _too_large(bytes_max)
+                    if not message.get("more_body", False):
+                        self.body_read = True
+                        return bytes(body)
+        except TimeoutError:
+            raise InvalidRequest(f"The body did not arrive within {timeout_s:g} s.", code="request_timeout") from None
+
+    def watch(self, on_gone: Callable[[], None]) -> "asyncio.Task[None]":
+        """Call ``on_gone`` when the caller hangs up. Cancel the task before the response's last byte."""
+        return asyncio.create_task(self._watch(on_gone))
+
+    async def _watch(self, on_gone: Callable[[], None]) -> None:
+        while True:
+            message: Any = await self._receive()  # ASGI's union of dicts
+            if message["type"] == "http.disconnect":
+                on_gone()
+                return
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers; a connection whose body was not read is not kept."""
+        self.started, self.status = True, status
+        if not self.body_read and self.method not in ("GET", "HEAD"):
+            headers = [*headers, (b"connection", b"close")]
+        await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        """Send bytes of the body; waits while the caller reads slowly."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def respond(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole JSON response."""
+        await self.start(
+            status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+        )
+        await self.write(body, more=False)
+
+
+def _content_type(headers: Headers) -> bytes:
+    value = next((value for name, value in headers if name == b"content-type"), b"")
+    return value.partition(b";")[0].strip().lower()
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {bytes_max} bytes.")

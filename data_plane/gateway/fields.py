@@ -1,0 +1,191 @@
+"""The allow-list: every scalar field a caller may send, with its type and bounds, and the names that are refused.
+
+Structured fields have files of their own: messages.py, schemas.py. Whatever is in none of these is unknown, and refused.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from core.errors import InvalidRequest
+
+Check = Callable[[str, Any], Any]
+"""Takes a field's name and value, returns the value to forward; raises InvalidRequest naming the field."""
+
+N_MAX: Final = 4
+_INT64_MAX: Final = 2**63 - 1
+
+
+def invalid(name: str, expected: str) -> InvalidRequest:
+    """400 ``invalid_value`` for a field."""
+    return InvalidRequest(f"`{name}` must be {expected}.", code="invalid_value", param=name)
+
+
+def text(name: str, value: Any, *, chars_max: int | None = None, empty: bool = True) -> str:
+    """A string that UTF-8 can carry."""
+    if not isinstance(value, str) or (chars_max is not None and len(value) > chars_max) or not (value or empty):
+        bound = f" of {0 if empty else 1} to {chars_max} characters" if chars_max is not None else ""
+        raise invalid(name, f"a string{bound}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise invalid(name, "text without lone surrogates") from None
+    return value
+
+
+def integer(low: int, high: int) -> Check:
+    """A whole number, never a boolean or a float."""
+
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise invalid(name, f"a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    """A finite number."""
+
+    def check(name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+            raise invalid(name, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def boolean(name: str, value: Any) -> bool:
+    """``true`` or ``false``."""
+    if type(value) is not bool:
+        raise invalid(name, "true or false")
+    return value
+
+
+def stop(name: str, value: Any) -> list[str]:
+    """One string or up to four, each of 1 to 64 characters."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or len(values) > 4:
+        raise invalid(name, "a string or a list of at most 4 strings")
+    return [text(f"{name}[{index}]", item, chars_max=64, empty=False) for index, item in enumerate(values)]
+
+
+def logit_bias(name: str, value: Any) -> dict[str, float]:
+    """At most 64 token ids with a bias from -100 to 100. The bound by vocabulary is checked once the model is known."""
+    if not isinstance(value, dict) or len(value) > 64:
+        raise invalid(name, "an object of at most 64 token ids")
+    bias = number(-100, 100)
+    for token in value:
+        if not token.isascii() or not token.isdecimal() or len(token) > 9:
+            raise invalid(name, "an object whose keys are token ids")
+    return {str(int(token)): bias(f"{name}.{token}", weight) for token, weight in value.items()}
+
+
+def stream_options(name: str, value: Any) -> dict[str, bool]:
+    """``include_usage`` and ``continuous_usage_stats``: what of the usage the caller wants to see."""
+    if not isinstance(value, dict):
+        raise invalid(name, "an object")
+    for key in value:
+        if key not in ("include_usage", "continuous_usage_stats"):
+            raise unknown(f"{name}.{key}")
+    return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
+
+
+def unknown(name: str) -> InvalidRequest:
+    """400 for a field nobody knows: said loudly, since dropping it would change what the caller gets."""
+    shown = name[:64]
+    return InvalidRequest(
+        f"`{shown}` is not a parameter of this endpoint; remove it.", code="unknown_parameter", param=shown
+    )
+
+
+def unsupported(name: str) -> InvalidRequest:
+    """400 for a field that engines know and that is not offered here."""
+    return InvalidRequest(f"`{name}` is not supported; remove it.", code="unsupported_parameter", param=name)
+
+
+SAMPLING: Final[dict[str, Check]] = {
+    "temperature": number(0, 2),
+    "top_p": number(1e-6, 1),
+    "min_p": number(0, 1),
+    "top_k": integer(-1, 1000),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "repetition_penalty": number(0.01, 2),
+    "seed": integer(-_INT64_MAX, _INT64_MAX),
+    "stop": stop,
+    "logit_bias": logit_bias,
+}
+"""Forwarded as they are, by both endpoints."""
+
+REFUSED: Final = frozenset(
+    [
+        "add_generation_prompt",
+        "add_special_tokens",
+        "allowed_token_ids",
+        "audio",
+        "bad_words",
+        "best_of",
+        "cache_salt",
+        "chat_template",
+        "continue_final_message",
+        "data_parallel_rank",
+        "documents",
+        "ec_transfer_params",
+        "echo",
+        "function_call",
+        "functions",
+        "guided_choice",
+        "guided_decoding_backend",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "guided_whitespace_pattern",
+        "ignore_eos",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "kv_transfer_params",
+        "length_penalty",
+        "logits_processors",
+        "logprob_token_ids",
+        "media_io_kwargs",
+        "min_tokens",
+        "mm_payload",
+        "mm_processor_kwargs",
+        "modalities",
+        "prediction",
+        "priority",
+        "prompt_embeds",
+        "prompt_logprobs",
+        "reasoning_effort",
+        "repetition_detection",
+        "request_id",
+        "return_mm_kwargs",
+        "return_prompt_text",
+        "return_token_ids",
+        "return_token_offsets",
+        "return_tokens_as_token_ids",
+        "routed_experts_prompt_start",
+        "session_id",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop_token_ids",
+        "stream_interval",
+        "structured_outputs",
+        "suffix",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "use_beam_search",
+        "vllm_xargs",
+        "watermarking",
+        "web_search_options",
+    ]
+)
+"""Known to engines or to OpenAI, and refused: each could reach into the engine, another tenant or the bill."""
+
+IGNORED: Final = frozenset(
+    {"user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier", "verbosity"}
+)
+"""Accepted for compatibility and dropped: they change nothing about the answer."""

@@ -1,0 +1,31 @@
+"""Every Prometheus metric of the gateway. Labels never carry a tenant, a key or a caller's string."""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+requests = Counter("tenora_gateway_requests", "Answered requests.", ("route", "status"))
+refusals = Counter("tenora_gateway_refusals", "Requests answered with an error, by its code.", ("code",))
+outcomes = Counter("tenora_gateway_outcomes", "How relayed requests ended.", ("outcome",))
+tokens = Counter("tenora_gateway_tokens", "Tokens settled.", ("kind",))
+running = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
+waiting = Gauge("tenora_gateway_waiting_requests", "Requests that wait for KV pages now.")
+reserve_seconds = Histogram("tenora_gateway_reserve_seconds", "Time of one reservation.", buckets=_SECONDS)
+first_byte_seconds = Histogram(
+    "tenora_gateway_first_byte_seconds", "Arrival of a request to its first byte out.", buckets=_SECONDS
+)
+request_seconds = Histogram("tenora_gateway_request_seconds", "Arrival of a request to its end.", buckets=_SECONDS)
+replica_failures = Counter("tenora_gateway_replica_failures", "Attempts that failed before the first byte.")
+prompt_count_differences = Counter(
+    "tenora_gateway_prompt_count_differences", "Prompts the engine counted otherwise than we did."
+)
+incomplete_counts = Counter("tenora_gateway_incomplete_counts", "Requests whose replica never reported a final count.")
+settlement_backlog = Gauge("tenora_gateway_settlement_backlog", "Settlements waiting for Redis.")
+settlements_lost = Counter(
+    "tenora_gateway_settlements_lost", "Settlements dropped at the backlog's bound; logged in full."
+)
+leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
+snapshot_generation = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
+snapshot_loads = Counter("tenora_gateway_snapshot_loads", "Times the whole snapshot was read.")

@@ -1,0 +1,268 @@
+"""One attempt of one request on one replica: bytes in, bytes out, tokens counted, whatever ends it.
+
+When the caller leaves or a time limit passes, the engine is told to abort and is read to its end, so that the counts are
+what it produced. Retrying, settling and billing are the lifecycle's.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+import msgspec
+import structlog
+
+from core.contracts import Outcome, ReplicaStatus
+from core.errors import AppError, Unavailable
+from data_plane.gateway import completion, metrics
+from data_plane.gateway.body import ID_PREFIXES, Call
+from data_plane.gateway.client import Client
+from data_plane.gateway.errors import Headers
+from data_plane.gateway.meter import Counts
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.sse import DONE, Rewriter, StreamBroken
+from data_plane.gateway.upstream import ReplicaFailed, Upstream
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What is relayed, where to, and when the whole request must have ended (loop time)."""
+
+    call: Call
+    request_id: str
+    engine_name: str
+    shown_name: str
+    body: bytes
+    replica: ReplicaStatus
+    headers: Headers
+    deadline: float
+    on_first_byte: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """How an attempt ended and what it used. The response's end is left to be written once the request has settled:
+    ``ending`` is its last bytes, or ``error`` says what to tell instead; neither where nobody listens any more.
+    ``cancelled`` asks the lifecycle to go on being cancelled after that.
+    """
+
+    outcome: Outcome
+    counts: Counts
+    ending: bytes = b""
+    error: AppError | None = None
+    cancelled: bool = False
+
+
+class Relay:
+    """Relays attempts for as long as ``limits`` allow. Raises ReplicaFailed or InvalidRequest before the first byte only."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings) -> None:
+        self._upstream = upstream
+        self._limits = limits
+
+    async def run(self, client: Client, attempt: Attempt) -> Relayed:
+        """Relay one attempt to its end."""
+        exchange = _Stream if attempt.call.stream else _Whole
+        return await exchange(self._upstream, self._limits, client, attempt).run()
+
+
+class _Exchange:
+    """What streamed and whole answers share: the race between the engine, the caller and the clock."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+        self._upstream = upstream
+        self._limits = limits
+        self._client = client
+        self._attempt = attempt
+        self._loop = asyncio.get_running_loop()
+        self._guard: asyncio.Timeout | None = None
+        self._opening: asyncio.Task[aiohttp.ClientResponse] | None = None
+        self._gone = False
+        self._writing = False
+
+    async def run(self) -> Relayed:
+        attempt = self._attempt
+        self._opening = asyncio.create_task(
+            self._upstream.open(attempt.replica, attempt.call.kind, attempt.request_id, attempt.body)
+        )
+        watcher = self._client.watch(self._on_gone)
+        try:
+            async with asyncio.timeout_at(self._first_deadline()) as self._guard:
+                return await self._exchange(await asyncio.shield(self._opening))
+        except TimeoutError:
+            # A caller who does not read is as gone as one who hung up.
+            return await self._end_early("client_gone" if self._gone or self._writing else "timeout")
+        except asyncio.CancelledError:
+            return replace(await self._end_early("client_gone"), cancelled=True)
+        except (StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+            return self._replica_gone(error)
+        finally:
+            watcher.cancel()
+            await self._close()
+
+    def _on_gone(self) -> None:
+        self._gone = True
+        if self._guard is not None and not self._guard.expired():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._guard.reschedule(self._loop.time())
+
+    def _replica_gone(self, error: Exception) -> Relayed:
+        counts = self._counts()
+        _log.warning(
+            "replica went away", replica=self._attempt.replica.id, request=self._attempt.request_id, error=repr(error)
+        )
+        if not self._client.started and not counts.outputs:
+            raise ReplicaFailed("The replica failed before its first token.") from error
+        lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
+        return Relayed("replica_gone", counts, error=lost)
+
+    async def _end_early(self, outcome: Outcome) -> Relayed:
+        """Abort on the engine and read its answer to the end, for the final count."""
+        assert self._opening is not None
+        aborting = asyncio.create_task(self._abort_repeatedly())
+        cancelled = False
+        try:
+            async with asyncio.timeout(self._limits.abort_s):
+                await self._read_to_end(await asyncio.shield(self._opening))
+        except AppError:
+            pass  # it never ran
+        except asyncio.CancelledError:
+            cancelled = True
+        except (TimeoutError, StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+            metrics.incomplete_counts.inc()
+            _log.warning("no final count after an abort", request=self._attempt.request_id, error=repr(error))
+        finally:
+            aborting.cancel()
+        counts = self._counts()
+        if outcome == "client_gone":
+            return Relayed(outcome, counts, cancelled=cancelled)
+        if not self._client.started and not counts.outputs and self._loop.time() < self._attempt.deadline:
+            raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")
+        late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
+        return Relayed(outcome, counts, error=late, cancelled=cancelled)
+
+    async def _abort_repeatedly(self) -> None:
+        """Until cancelled: an abort that comes before the engine has the request is lost on it."""
+        while True:
+            await self._upstream.abort(self._attempt.replica, self._attempt.call.kind, self._attempt.request_id)
+            await asyncio.sleep(self._limits.abort_repeat_ms / 1000)
+
+    async def _close(self) -> None:
+        """Leave no connection with unread bytes, and no task behind."""
+        opening = self._opening
+        assert opening is not None
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()  # one that was read to its end has given its connection back already
+
+    def _first_deadline(self) -> float:
+        """Loop time by which something must have come."""
+        raise NotImplementedError
+
+    def _counts(self) -> Counts:
+        """What the engine has counted so far."""
+        raise NotImplementedError
+
+    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
+        """Relay the answer, all but its end."""
+        raise NotImplementedError
+
+    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
+        """Read what is left, for its counts only."""
+        raise NotImplementedError
+
+
+class _Stream(_Exchange):
+    """A streamed answer."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+        super().__init__(upstream, limits, client, attempt)
+        call = attempt.call
+        self._rewriter = Rewriter(
+            response_id=ID_PREFIXES[call.kind] + attempt.request_id,
+            engine_name=attempt.engine_name,
+            shown_name=attempt.shown_name,
+            usage_shown=call.usage_shown,
+            sequences=call.n,
+            event_max_bytes=limits.event_max_bytes,
+        )
+
+    def _first_deadline(self) -> float:
+        return min(self._loop.time() + self._limits.first_byte_s, self._attempt.deadline)
+
+    def _counts(self) -> Counts:
+        return self._rewriter.counts()
+
+    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
+        guard, client, rewriter = self._guard, self._client, self._rewriter
+        assert guard is not None
+        async for data in response.content.iter_any():
+            if out := rewriter.feed(data):
+                self._writing = True
+                if not client.started:
+                    self._attempt.on_first_byte()
+                    await client.start(200, [*_STREAM_HEADERS, *self._attempt.headers])
+                await client.write(out, more=True)
+                self._writing = False
+            if not self._gone:
+                guard.reschedule(min(self._loop.time() + self._limits.inter_token_s, self._attempt.deadline))
+        if not rewriter.done:
+            raise StreamBroken("the stream ended without its end")
+        return Relayed("done", rewriter.counts(), ending=DONE)
+
+    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
+        self._rewriter.aborting = True
+        async for data in response.content.iter_any():
+            self._rewriter.feed(data)
+        if not self._rewriter.final:
+            raise StreamBroken("the stream ended without a final count")
+
+
+class _Whole(_Exchange):
+    """An answer in one piece."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+        super().__init__(upstream, limits, client, attempt)
+        self._raw = bytearray()
+        self._answer: completion.Answer | None = None
+
+    def _first_deadline(self) -> float:
+        return self._attempt.deadline  # nothing comes before everything
+
+    def _counts(self) -> Counts:
+        return Counts() if self._answer is None else completion.counts(self._answer, sequences=self._attempt.call.n)
+
+    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
+        await self._read_to_end(response)
+        assert self._answer is not None
+        if completion.is_aborted(self._answer):
+            raise StreamBroken("the engine aborted the request")
+        counts = self._counts()
+        self._attempt.on_first_byte()
+        response_id = ID_PREFIXES[self._attempt.call.kind] + self._attempt.request_id
+        return Relayed(
+            "done",
+            counts,
+            ending=completion.for_caller(
+                self._answer, counts, response_id=response_id, shown_name=self._attempt.shown_name
+            ),
+        )
+
+    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
+        async for data in response.content.iter_any():
+            self._raw += data
+            if len(self._raw) > self._limits.response_max_bytes:
+                raise StreamBroken(f"the answer is larger than {self._limits.response_max_bytes} bytes")
+        self._answer = completion.decode(bytes(self._raw))
+
+
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]

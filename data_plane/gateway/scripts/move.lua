@@ -1,0 +1,16 @@
+-- Take a request's pages from another replica and give back those of the first. The tenant's holds stay as they are.
+-- KEYS old_replica_held, old_replica_held_pages, new_replica_held, new_replica_held_pages
+-- ARGV request_id, lease_ms, pages, replica_pages_max
+-- Returns 1, or 0 where they do not fit; then nothing has changed.
+
+local now_ms = math.floor(now_us() / 1000)
+expire_replica(KEYS[3], KEYS[4], now_ms)
+local total = tonumber(redis.call('HGET', KEYS[4], 'total')) or 0
+if total + tonumber(ARGV[3]) > tonumber(ARGV[4]) then
+  return 0
+end
+release_replica(KEYS[1], KEYS[2], ARGV[1])
+redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[2]), ARGV[1])
+redis.call('HSET', KEYS[4], ARGV[1], ARGV[3])
+redis.call('HINCRBY', KEYS[4], 'total', ARGV[3])
+return 1

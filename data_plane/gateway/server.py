@@ -1,0 +1,60 @@
+"""Runs the gateway under uvicorn: one process, or several that share the port. On SIGTERM running requests are let end."""
+
+import socket
+
+import uvicorn
+from litestar import Litestar
+
+from core import telemetry
+from data_plane.gateway.app import create_app
+from data_plane.gateway.settings import GatewaySettings
+
+_FACTORY = "data_plane.gateway.server:create_worker_app"
+
+
+def serve(settings: GatewaySettings, *, workers: int) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    uvicorn.run(
+        _FACTORY,
+        factory=True,
+        workers=workers,
+        host=settings.gateway_host,
+        port=settings.gateway_port,
+        loop="uvloop",
+        http="data_plane.gateway.protocol:GatewayProtocol",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        backlog=settings.gateway_backlog,
+        limit_concurrency=settings.gateway_connections_max,
+        timeout_keep_alive=settings.gateway_keepalive_s,
+        timeout_graceful_shutdown=settings.gateway_drain_s,
+    )
+
+
+def create_worker_app() -> Litestar:
+    """One process's application, with logs and metrics of its own: worker k serves metrics on ``metrics_port`` + k."""
+    settings = GatewaySettings()
+    telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings.metrics_port)}))
+    return create_app(settings)
+
+
+_PORTS_TRIED = 64
+
+
+def _free_from(port: int) -> int:
+    """The first port from here on that no other worker has; 0 stays 0."""
+    if port == 0:
+        return 0
+    for candidate in range(port, min(port + _PORTS_TRIED, 65536)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            return candidate
+    return port

@@ -1,0 +1,89 @@
+"""Every limit, timeout and secret of the gateway, each with its unit. What other deployables share is in core.settings."""
+
+from pydantic import Field, SecretStr
+
+from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
+
+
+class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings):
+    """The gateway's environment."""
+
+    salt_secret: SecretStr = Field(description="HMAC secret from which each tenant's prefix-cache salt is derived.")
+
+    gateway_host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
+    gateway_connections_max: int = Field(default=20_000, ge=1, description="Client connections one process may hold.")
+    gateway_backlog: int = Field(
+        default=2048, ge=1, description="Connections the kernel may queue before they are accepted."
+    )
+    gateway_keepalive_s: int = Field(default=75, ge=1, description="How long an idle client connection is kept.")
+    gateway_drain_s: int = Field(
+        default=60, ge=1, description="How long running requests may take to end after SIGTERM."
+    )
+
+    headers_max: int = Field(default=100, ge=1, description="Headers a request may carry.")
+    headers_max_bytes: int = Field(default=32_768, ge=1024, description="Bytes of request line and headers.")
+    headers_s: float = Field(default=10, gt=0, description="How long the request line and headers may take to arrive.")
+    body_max_bytes: int = Field(default=1_048_576, ge=1024, description="Bytes a request body may have.")
+    body_s: float = Field(default=30, gt=0, description="How long a request body may take to arrive.")
+    json_depth_max: int = Field(default=24, ge=4, description="Nesting of a request body.")
+    messages_max: int = Field(default=256, ge=1, description="Messages in one chat request.")
+
+    tokenise_inline_max_bytes: int = Field(
+        default=16_384, ge=0, description="Bodies up to here are counted without a thread."
+    )
+    tokenise_threads: int = Field(default=2, ge=1, description="Threads that count long prompts.")
+    tokenise_waiting_max: int = Field(default=64, ge=1, description="Long prompts that may wait to be counted.")
+    tokenisers_max: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
+
+    reserve_deadline_ms: int = Field(
+        default=250, ge=1, description="How long a reservation may take before it is refused."
+    )
+    lease_s: float = Field(default=20, gt=0, description="How long a reservation outlives the gateway that made it.")
+    lease_renewal_s: float = Field(default=5, gt=0, description="How often leases of running requests are renewed.")
+    settled_marker_s: int = Field(
+        default=3600, ge=60, description="How long a second settlement of a request is recognised."
+    )
+    settlement_deadline_s: float = Field(
+        default=2, gt=0, description="How long a settlement may take before it is retried."
+    )
+    settlement_backlog_max: int = Field(
+        default=10_000, ge=1, description="Settlements kept in memory while Redis is away."
+    )
+    settlement_retry_s: float = Field(default=0.5, gt=0, description="Pause between attempts at a settlement.")
+
+    admission_waiting_max: int = Field(
+        default=256, ge=0, description="Requests that may wait for KV pages of a replica."
+    )
+    admission_wait_s: float = Field(default=10, ge=0, description="How long a request may wait for KV pages.")
+    admission_poll_ms: int = Field(default=50, ge=1, description="How often the head of the queue looks again.")
+
+    replica_poll_ms: int = Field(default=250, ge=10, description="How often the list of replicas is read.")
+    replica_stale_s: float = Field(
+        default=5, gt=0, description="A replica whose heartbeat stands still this long is not used."
+    )
+    replica_attempts_max: int = Field(
+        default=2, ge=1, le=3, description="Replicas tried for one request before the first byte."
+    )
+    replica_connections_max: int = Field(
+        default=10_000, ge=1, description="Connections one process may hold to replicas."
+    )
+
+    connect_s: float = Field(default=2, gt=0, description="How long a connection to a replica may take.")
+    first_byte_s: float = Field(default=120, gt=0, description="How long a replica may take to its first byte.")
+    inter_token_s: float = Field(default=30, gt=0, description="How long a stream may stand still.")
+    request_s: float = Field(default=600, gt=0, description="How long one request may run.")
+    last_write_s: float = Field(default=10, gt=0, description="How long the end of a response may take to be written.")
+    abort_s: float = Field(
+        default=10, gt=0, description="How long an aborted request may take to report its final count."
+    )
+    abort_repeat_ms: int = Field(
+        default=300, ge=10, description="How often an abort is repeated until the stream ends."
+    )
+    event_max_bytes: int = Field(default=1_048_576, ge=1024, description="Bytes of one event of a replica's stream.")
+    response_max_bytes: int = Field(default=16_777_216, ge=1024, description="Bytes of a replica's whole response.")
+
+    snapshot_block_ms: int = Field(
+        default=1000, ge=10, le=10_000, description="How long one read of the change stream waits."
+    )
+    snapshot_batch_max: int = Field(default=500, ge=1, description="Changes taken in one read.")

@@ -1,0 +1,88 @@
+"""The engines' HTTP: one request out, one abort out, and what an answer's status means. Counting is not done here.
+
+Nothing an engine says reaches a caller: its words are logged, and become one of the failures below.
+"""
+
+from typing import Self
+
+import aiohttp
+import msgspec
+import structlog
+
+from core.contracts import ReplicaStatus
+from core.errors import BadGateway, InvalidRequest
+from data_plane.gateway.body import ENGINE_PATHS, ID_PREFIXES, Kind
+
+_log = structlog.get_logger()
+_ERROR_BYTES_MAX = 65_536
+
+
+class ReplicaFailed(BadGateway):
+    """A replica gave nothing at all: another may be asked."""
+
+
+class Upstream:
+    """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
+
+    def __init__(self, *, engine_key: str, connect_s: float, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._authorization = f"Bearer {engine_key}"
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+        self._abort_timeout = aiohttp.ClientTimeout(total=connect_s)
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._connections_max, limit_per_host=0)
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def open(self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes) -> aiohttp.ClientResponse:
+        """Send a request; its answer's headers have come when this returns. Raises ReplicaFailed or InvalidRequest."""
+        try:
+            response = await self._session.post(
+                replica.url + ENGINE_PATHS[kind],
+                data=body,
+                headers={
+                    "authorization": self._authorization,
+                    "content-type": "application/json",
+                    "x-request-id": request_id,
+                },
+                timeout=self._timeout,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).") from error
+        if response.status == 200:
+            return response
+        try:
+            said = (await response.content.read(_ERROR_BYTES_MAX))[:500].decode(errors="replace")
+        except aiohttp.ClientError:
+            said = ""
+        response.close()
+        _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
+        if response.status in (400, 422):
+            raise InvalidRequest(
+                "The model server refused this combination of parameters; check `response_format`, `tools` and sampling.",
+                code="request_refused",
+            )
+        if response.status == 404:
+            raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
+        raise ReplicaFailed("The replica failed.")
+
+    async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:
+        """Ask an engine to end a request now; its answer then ends normally, with its final count. Never raises."""
+        # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
+        external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
+        try:
+            async with self._session.post(
+                replica.url + "/inference/v1/abort_requests",
+                data=msgspec.json.encode({"request_ids": [external_id]}),
+                headers={"authorization": self._authorization, "content-type": "application/json"},
+                timeout=self._abort_timeout,
+            ) as response:
+                if response.status != 200:
+                    _log.warning("replica refused an abort", replica=replica.id, status=response.status)
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
