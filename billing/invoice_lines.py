@@ -68,7 +68,10 @@ def _lines(total: UsageTotal) -> Iterator[Line]:
     prices = total.prices
     parts: tuple[tuple[LineKind, int, int, int, int], ...] = (
         ("input_tokens", total.input_tokens, prices.input_nanos, total.input_nanos, total.input_requests),
-        ("cached_input_tokens", total.cached_tokens, prices.cached_input_nanos, total.cached_input_nanos, total.cached_requests),
+        (
+            "cached_input_tokens",
+            total.cached_tokens, prices.cached_input_nanos, total.cached_input_nanos, total.cached_requests,
+        ),
         ("output_tokens", total.output_tokens, prices.output_nanos, total.output_nanos, total.output_requests),
         ("kv_page_seconds", total.kv_page_ms, prices.kv_page_second_nanos, total.kv_nanos, total.kv_requests),
     )  # fmt: skip

@@ -104,7 +104,8 @@ def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
 
 def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
     """Price the tenant by ``plan_id`` from now on; a tenant's first plan holds since the epoch, for the same reason as
-    a plan's first version. Assigning the plan it has already changes nothing."""
+    a plan's first version. Assigning the plan it has already changes nothing.
+    """
     serialise(session, f"plan of tenant {tenant_id}")
     current = session.exec(
         select(PlanAssignment)

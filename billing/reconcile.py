@@ -15,8 +15,8 @@ from core.contracts import EngineCounters
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
-# One statement sees one snapshot. A record counts as in the ledger only when the entry its transfer made on the tenant's
-# own account has the record's amount; what is on invoices is added up from the lines, not from the records.
+# One statement sees one snapshot. A record counts as in the ledger only when the entry that its transfer made on the
+# tenant's own account has the record's amount; what is on invoices is added up from the lines, not from the records.
 _COUNTS = sa.text("""
 WITH recorded AS (
     SELECT r.tenant_id,
@@ -46,7 +46,10 @@ SELECT tenant_id,
        coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
        (abs(coalesce(unbilled, 0) - coalesce(unbilled_nanos, 0))
         + abs(coalesce(receivable, 0) - coalesce(cents, 0) * :nanos_per_cent))::bigint AS drift_nanos
-FROM balances FULL JOIN recorded USING (tenant_id) FULL JOIN lined USING (tenant_id) FULL JOIN invoiced USING (tenant_id)
+FROM balances
+FULL JOIN recorded USING (tenant_id)
+FULL JOIN lined USING (tenant_id)
+FULL JOIN invoiced USING (tenant_id)
 ORDER BY tenant_id
 """)
 
@@ -54,14 +57,14 @@ ORDER BY tenant_id
 def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """Compare the three counts, in all and by tenant. Raises Unavailable when Redis does not answer.
 
-    The engines are asked last: a request that settles in between shows as drift once, never as an equality that is not.
+    Redis is asked first: an event that is acknowledged there was committed before, so it is in the ledger read later.
     """
-    rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
     try:
         backlog = read_backlog(redis)
         engine_tokens = _engine_tokens(redis)
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
+    rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
     drift_nanos = 0
     tenants = []
     for row in rows:

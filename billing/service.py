@@ -32,7 +32,7 @@ def list_price_versions(session: Session, *, plan_id: str) -> list[PriceView]:
 
 
 def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
-    """Price the tenant's usage by ``plan_id`` from now on (its first plan: since ever). The same plan again is a no-op."""
+    """Price the tenant's usage by ``plan_id`` from now on (its first plan: since ever). Repeats change nothing."""
     price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
 
 

@@ -1,5 +1,5 @@
-"""The usage stream in Redis as billing sees it: read, reclaim, acknowledge, set aside, trim, measure. Nothing here knows
-what an event means.
+"""The usage stream in Redis as billing sees it: read, reclaim, acknowledge, set aside, trim, measure; nothing here
+knows what an event means.
 
 An entry leaves the stream's pending list only by an acknowledgement or together with its copy among the dead letters.
 """
@@ -66,7 +66,8 @@ class UsageStream:
 
     def ensure_group(self) -> None:
         """Create stream and group where they are missing, reading from the very first entry: after a restore, events
-        that are in the ledger already are recognised there."""
+        that are in the ledger already are recognised there.
+        """
         with contextlib.suppress(redis_client.ResponseError):  # BUSYGROUP: it exists
             self._redis.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True)
         read_groups(self._redis)  # any other reason would show here
@@ -104,7 +105,7 @@ class UsageStream:
             self._redis.xack(keys.USAGE_STREAM, keys.USAGE_GROUP, *ids)
 
     def set_aside(self, entry: Entry, *, about: Mapping[str, str], dead_letters_max: int) -> bool:
-        """Move an entry to the dead letters, with what is known about it. False when they are full: it stays pending."""
+        """Move an entry to the dead letters, with what is known about it. False when those are full."""
         fields: list[bytes | str] = [FIELD, entry.payload or b"", "id", entry.id]
         for name, value in about.items():
             fields += [name, value]

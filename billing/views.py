@@ -24,7 +24,8 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
     """Usage settled in ``[start, start + bucket)``. Of the last three, only what was grouped by is set;
-    ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones."""
+    ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones.
+    """
 
     start: datetime
     requests: int
@@ -55,7 +56,8 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     """``quantity`` counts tokens, or page-milliseconds for ``kv_page_seconds``; ``unit_price_nanos`` is per token, or
-    per page-second. ``adapter_id`` None is the base model itself. ``request_count`` counts requests with any of it."""
+    per page-second. ``adapter_id`` None is the base model itself. ``request_count`` counts requests with any of it.
+    """
 
     id: str
     kind: LineKind
@@ -89,7 +91,9 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger and means something only when
-    ``unprocessed_events`` and ``dead_letters`` are 0 and no request is running; ``ledger_drift_nanos`` must always be 0."""
+    ``unprocessed_events`` and ``dead_letters`` are 0, no request is running, and the agents' last report (one a second)
+    is newer than the last request. ``ledger_drift_nanos`` must always be 0.
+    """
 
     engine_tokens: int
     ledger_tokens: int

@@ -1,0 +1,107 @@
+"""One batch of the usage stream into the ledger: record, commit, then acknowledge; set aside what cannot be recorded.
+
+Dying on any line loses nothing and bills nothing twice. An outage raises ``OUTAGES`` with nothing acknowledged; the
+caller tries the same batch again (``billing.worker``).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+import redis as redis_client
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from billing import metrics
+from billing.events import Refusal, decode
+from billing.recording import Arrival, Recording, record
+from billing.settings import BillingSettings
+from billing.stream import Entry, UsageStream
+from core.db import unit_of_work
+
+# DBAPIError without its two subclasses that speak of the data itself, which never leave this module.
+OUTAGES: Final = (redis_client.RedisError, DBAPIError, PoolTimeout)
+
+_log = structlog.get_logger()
+
+
+class Meter:
+    """Writes batches of stream entries to the ledger."""
+
+    def __init__(self, engine: sa.Engine, stream: UsageStream, settings: BillingSettings) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._settings = settings
+
+    def process(self, entries: Sequence[Entry]) -> None:
+        """Record and acknowledge what can be recorded; leave or set aside the rest. Raises one of ``OUTAGES``."""
+        if not entries:
+            return
+        begun = time.monotonic()
+        arrivals: list[Arrival] = []
+        refused: dict[bytes, Refusal] = {}
+        for entry in entries:
+            match decode(entry.payload):
+                case Refusal() as refusal:
+                    refused[entry.id] = refusal
+                case event:
+                    arrivals.append(Arrival(entry.id, event))
+        recording = self._record(arrivals)
+        self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
+        metrics.RECORDS.inc(len(recording.recorded))
+        metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
+        metrics.DUPLICATES.inc(len(recording.duplicates))
+        self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
+        metrics.BATCH_SECONDS.observe(time.monotonic() - begun)
+
+    def _record(self, arrivals: Sequence[Arrival]) -> Recording:
+        """Record in one transaction; when the data itself makes it fail, halve until the culprit stands alone."""
+        if not arrivals:
+            return Recording(recorded=[], duplicates=[], refused={})
+        try:
+            with unit_of_work(self._engine) as session:
+                skew = timedelta(seconds=self._settings.billing_clock_skew_s_max)
+                return record(session, arrivals, clock_skew=skew)
+        except Exception as error:
+            if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
+                raise
+            if len(arrivals) == 1:
+                _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
+                reason = f"{type(error).__name__}: {error}"[:500]
+                return Recording(
+                    recorded=[], duplicates=[], refused={arrivals[0].entry_id: Refusal("unstorable", reason)}
+                )
+        middle = len(arrivals) // 2
+        first, second = self._record(arrivals[:middle]), self._record(arrivals[middle:])
+        return Recording(
+            recorded=first.recorded + second.recorded,
+            duplicates=first.duplicates + second.duplicates,
+            refused=first.refused | second.refused,
+        )
+
+    def _refuse(self, entries: Mapping[bytes, Entry], refused: Mapping[bytes, Refusal]) -> None:
+        """Leave refused entries pending, to be tried again; set aside those that had all their attempts."""
+        if not refused:
+            return
+        attempts = self._stream.attempts(list(refused))
+        for entry_id, refusal in refused.items():
+            metrics.REFUSED.labels(refusal.code).inc()
+            allowed = self._settings.billing_attempts_max
+            if refusal.code == "unpriced":
+                allowed = self._settings.billing_unpriced_attempts_max
+            done = attempts.get(entry_id, 0)  # 0: another worker has dealt with it meanwhile
+            log = _log.bind(entry=entry_id.decode(), code=refusal.code, reason=refusal.reason, attempt=done)
+            if done < allowed:
+                log.warning("usage event refused; it will be tried again", attempts_max=allowed)
+            elif self._stream.set_aside(
+                entries[entry_id],
+                about={"code": refusal.code, "reason": refusal.reason, "attempts": str(done)},
+                dead_letters_max=self._settings.billing_dead_letters_max,
+            ):
+                metrics.DEAD_LETTERS.labels(refusal.code).inc()
+                log.error("usage event set aside; repair the cause, then run: python -m billing redrive")
+            else:
+                log.error("dead letters are full; the event stays pending. Run: python -m billing redrive")

@@ -1,0 +1,15 @@
+"""Every Prometheus metric of this package. They describe the worker; what is owed is read from the ledger."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+RECORDS = Counter("tenora_billing_records_total", "Usage events written to the ledger.")
+TOKENS = Counter("tenora_billing_tokens_total", "Input and output tokens written to the ledger.")
+DUPLICATES = Counter("tenora_billing_duplicates_total", "Usage events that were in the ledger already.")
+REFUSED = Counter("tenora_billing_refused_total", "Attempts at an event that could not be recorded.", ["code"])
+DEAD_LETTERS = Counter("tenora_billing_dead_letters_total", "Events given up on and set aside. Alert on any.", ["code"])
+LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
+OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
+BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
+UNREAD = Gauge("tenora_billing_unread_events", "Events in the stream that nobody has read.")
+PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")
+DEAD_LETTERS_HELD = Gauge("tenora_billing_dead_letters", "Events among the dead letters now.")

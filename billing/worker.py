@@ -1,0 +1,142 @@
+"""The billing worker's loop: reclaim, read, meter, look after the stream; until it is asked to stop.
+
+It survives Redis and Postgres going away: it waits with a bounded, doubling pause and goes on with the batch it holds.
+"""
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import redis as redis_client
+import structlog
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from billing import metrics
+from billing.metering import OUTAGES, Meter
+from billing.settings import BillingSettings
+from billing.stream import Entry, UsageStream, read_backlog
+from core import db, telemetry
+from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
+
+_START: Final = b"0-0"
+_BACKOFF_MS_MIN: Final = 100
+
+_log = structlog.get_logger()
+
+
+class StopRequest:
+    """SIGTERM and SIGINT, taken only when asked for: a batch is never interrupted, and a pause ends at once."""
+
+    _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._SIGNALS)
+        self._requested = False
+
+    def within(self, timeout_ms: int) -> bool:
+        """Whether stopping was requested, waiting at most this long for it."""
+        if not self._requested:
+            self._requested = signal.sigtimedwait(self._SIGNALS, timeout_ms / 1000) is not None
+        return self._requested
+
+
+class BillingWorker:
+    """One consumer of the usage stream."""
+
+    def __init__(
+        self, redis: redis_client.Redis, stream: UsageStream, meter: Meter, settings: BillingSettings, stop: StopRequest
+    ) -> None:
+        self._redis = redis
+        self._stream = stream
+        self._meter = meter
+        self._settings = settings
+        self._stop = stop
+        self._reclaim_from = _START
+        self._reclaim_due = self._housekeeping_due = time.monotonic()
+        self._backoff_ms = _BACKOFF_MS_MIN
+
+    def run(self) -> None:
+        """Turn until asked to stop. Whatever is in hand then is finished and acknowledged first."""
+        grouped = False
+        while not self._stop.within(0):
+            try:
+                if not grouped:
+                    self._stream.ensure_group()
+                    grouped = True
+                    _log.info("billing worker reads the usage stream", consumer=self._settings.billing_consumer)
+                self._turn()
+                self._backoff_ms = _BACKOFF_MS_MIN
+            except OUTAGES as error:
+                grouped = False  # a Redis that came back empty has no group
+                self._pause(error)
+        _log.info("billing worker stopped")
+
+    def _turn(self) -> None:
+        settings = self._settings
+        now = time.monotonic()
+        if self._reclaim_from != _START or now >= self._reclaim_due:
+            self._reclaim_due = now + settings.billing_reclaim_idle_ms / 1000
+            claim = self._stream.reclaim(
+                cursor=self._reclaim_from,
+                idle_ms=settings.billing_reclaim_idle_ms,
+                count=settings.billing_batch_events_max,
+            )
+            self._reclaim_from = claim.cursor
+            if claim.lost:
+                metrics.LOST.inc(len(claim.lost))
+                _log.error("entries left the stream unbilled", entries=[entry_id.decode() for entry_id in claim.lost])
+            self._process(claim.entries)
+        block_ms = settings.billing_block_ms if self._reclaim_from == _START else None
+        self._process(self._stream.read(count=settings.billing_batch_events_max, block_ms=block_ms))
+        if now >= self._housekeeping_due:
+            self._housekeeping_due = now + settings.billing_housekeeping_ms / 1000
+            self._stream.trim()
+            backlog = read_backlog(self._redis)
+            metrics.UNREAD.set(backlog.unread)
+            metrics.PENDING.set(backlog.pending)
+            metrics.DEAD_LETTERS_HELD.set(backlog.dead_letters)
+
+    def _process(self, entries: Sequence[Entry]) -> None:
+        """Stay with a batch until it is through: reading on would only pile up what cannot be written."""
+        while True:
+            try:
+                return self._meter.process(entries)
+            except OUTAGES as error:
+                if self._pause(error):
+                    raise  # stopping: the entries stay pending, and whoever comes next takes them over
+
+    def _pause(self, error: Exception) -> bool:
+        """Wait, longer each time; whether stopping was requested meanwhile."""
+        dependency = "redis" if isinstance(error, redis_client.RedisError) else "postgres"
+        metrics.OUTAGES.labels(dependency).inc()
+        _log.warning(
+            "dependency failed; trying again", dependency=dependency, error=str(error), pause_ms=self._backoff_ms
+        )
+        stopping = self._stop.within(self._backoff_ms)
+        self._backoff_ms = min(self._backoff_ms * 2, self._settings.billing_backoff_ms_max)
+        return stopping
+
+
+def connect_redis(settings: RedisSettings, billing: BillingSettings) -> redis_client.Redis:
+    """A client as the worker needs it: bytes, RESP2, no retries of its own, no call that outlives a blocking read."""
+    return redis_client.Redis.from_url(
+        settings.redis_url,
+        protocol=2,
+        socket_connect_timeout=5,
+        socket_timeout=5 + billing.billing_block_ms / 1000,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def run() -> None:
+    """Build the worker from the environment and run it until SIGTERM or SIGINT."""
+    stop = StopRequest()  # first: threads that start later inherit the mask
+    telemetry.set_up("billing", TelemetrySettings())
+    settings = BillingSettings()
+    engine = db.connect(PostgresSettings())
+    with connect_redis(RedisSettings(), settings) as redis:
+        stream = UsageStream(redis, settings.billing_consumer)
+        BillingWorker(redis, stream, Meter(engine, stream, settings), settings, stop).run()
+    engine.dispose()
