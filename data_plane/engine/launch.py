@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from data_plane.engine.plugin import ACTIVATION
+from data_plane.engine.plugin import ACTIVATION, BASE_MODEL
 from data_plane.engine.settings import ReplicaSettings
 
 # The same list as cpu_lora.LINEAR_MODULES, which this process must not import: it would load vLLM.
@@ -44,6 +44,7 @@ def engine_env(settings: ReplicaSettings, environ: dict[str, str]) -> dict[str, 
     env = {
         **environ,
         ACTIVATION: settings.engine_device,
+        BASE_MODEL: settings.base_model,
         "VLLM_API_KEY": settings.engine_key.get_secret_value(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
         "VLLM_PLUGINS": "tenora",

@@ -2,15 +2,21 @@
 the CPU, our LoRA arithmetic. Outside a replica it does nothing, so a plain vLLM in the same environment is untouched.
 """
 
+import multiprocessing
 import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
+
+from core.settings import S3Settings
 
 SUPPORTED_VLLM: Final = ("0.32.0",)
 """Versions whose internals the plugin was written for and tested on. Others are refused, never guessed at."""
 
 ACTIVATION: Final = "TENORA_REPLICA_PLUGIN"
 """Set to ``cpu`` or ``gpu`` by the replica's agent in the engine's environment."""
+
+BASE_MODEL: Final = "TENORA_BASE_MODEL"
+"""Id of the base model the engine serves; set by the agent too."""
 
 
 class UnsupportedEngine(RuntimeError):
@@ -37,9 +43,11 @@ def register() -> None:
             f"Tenora's engine plugin supports vLLM {', '.join(SUPPORTED_VLLM)}; this is {engine_version()}"
         )
     # Imported late: vLLM loads this module in every process that merely lists plugins.
-    from adapters import resolver
+    if multiprocessing.parent_process() is None:  # the API server, which alone resolves names
+        from adapters import resolver
+        from adapters.settings import CacheSettings, StoreSettings
 
-    resolver.register()
+        resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     if device == "cpu":
         from data_plane.engine import cpu_lora
 

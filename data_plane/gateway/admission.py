@@ -1,6 +1,6 @@
-"""Where a request gets its place: a replica with room and a reservation that covers it, or a bounded wait, or a refusal.
+"""Where a request gets its place: a replica with room and a reservation that covers it, a bounded wait, or a refusal.
 
-Fails closed: when Redis does not answer in time nobody is admitted. Waiting is first come, first served for each base model.
+Fails closed: when Redis does not answer in time nobody is admitted. Who waits for one base model is served in order.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Admission:
         self._waiting = 0
 
     async def admit(self, demand: Demand) -> Place:
-        """A place for the request. Raises QuotaExceeded, InvalidRequest for what no replica can hold, or Unavailable."""
+        """A place. Raises QuotaExceeded, Unavailable, or InvalidRequest for what no replica can hold."""
         queue = self._queues.setdefault(demand.base_model, _Queue())
         # Who waits already goes first; a tenant that is over its limits is told so without waiting.
         if place := await self._attempt(demand, peek=queue.length > 0):

@@ -66,19 +66,22 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
             options = fields.stream_options(name, value)
         elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
             raise fields.unsupported(name) if name in fields.REFUSED else fields.unknown(name)
+    _check_combinations(call, options)
+    if options.get("include_usage"):
+        call.usage_shown = "continuous" if options.get("continuous_usage_stats") else "final"
+    return call
+
+
+def _check_combinations(call: Call, options: dict[str, bool]) -> None:
+    """Fields that need, or exclude, one another."""
     if (call.messages is None) == (call.prompt is None):
-        raise _without_content(kind, call)
+        raise _without_content(call)
     if options and not call.stream:
         raise invalid("stream_options", "absent unless `stream` is true")
     if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):
         raise invalid("top_logprobs", "absent unless `logprobs` is true")
     if "tool_choice" in call.fields and call.tools is None:
         raise invalid("tool_choice", "absent unless `tools` is given")
-    if options.get("continuous_usage_stats") and options.get("include_usage"):
-        call.usage_shown = "continuous"
-    elif options.get("include_usage"):
-        call.usage_shown = "final"
-    return call
 
 
 def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:
@@ -168,8 +171,8 @@ _OTHERS: Final = frozenset(
 )  # fmt: skip
 
 
-def _without_content(kind: Kind, call: Call) -> InvalidRequest:
-    if kind == "tokenize":
+def _without_content(call: Call) -> InvalidRequest:
+    if call.kind == "tokenize":
         both = call.messages is not None
         return invalid("messages", "given without `prompt`" if both else "given, or `prompt` instead")
-    return invalid("messages", "a list of messages") if kind == "chat" else invalid("prompt", "a string")
+    return invalid("messages", "a list of messages") if call.kind == "chat" else invalid("prompt", "a string")

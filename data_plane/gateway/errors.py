@@ -63,7 +63,7 @@ def error_body(error: AppError) -> bytes:
 
 
 def error_headers(error: AppError) -> Headers:
-    """``retry-after`` in whole seconds, ``retry-after-ms``, and ``x-should-retry`` where the SDK's own guess would be wrong."""
+    """``retry-after`` in seconds, ``retry-after-ms``, and ``x-should-retry`` where the SDK would guess wrong."""
     headers: Headers = list(error.headers) if isinstance(error, QuotaExceeded) else []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))

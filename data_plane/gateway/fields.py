@@ -1,6 +1,6 @@
 """The allow-list: every scalar field a caller may send, with its type and bounds, and the names that are refused.
 
-Structured fields have files of their own: messages.py, schemas.py. Whatever is in none of these is unknown, and refused.
+Structured fields have files of their own: messages.py, schemas.py. What is in none of these is unknown, and refused.
 """
 
 import math

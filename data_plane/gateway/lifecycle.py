@@ -219,7 +219,7 @@ class _Service:
 
 
 def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:
-    """``max_tokens`` for the engine. Absent means all that plan and context allow; more than they allow is refused, since
+    """``max_tokens`` for the engine. Absent means all that plan and context allow; more is refused, since
     an answer cut short without a word is worse. Raises InvalidRequest.
     """
     context = min(limits.context_tokens, base.context_tokens)

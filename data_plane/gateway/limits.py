@@ -55,8 +55,8 @@ def quota_exceeded(verdict: Verdict, limits: Limits, *, tokens: int, pages: int)
         case "tokens_per_month":
             code, retry_after_s = "insufficient_quota", None
             text = (
-                f"the plan's {limits.tokens_per_month} tokens a month leave {verdict.remaining}, and this request may take {tokens}; "
-                "lower max_tokens or ask for a larger plan"
+                f"the plan's {limits.tokens_per_month} tokens a month leave {verdict.remaining}, "
+                f"and this request may take {tokens}; lower max_tokens or ask for a larger plan"
             )
         case "requests_per_minute":
             code = "rate_limit_exceeded"

@@ -1,4 +1,4 @@
-"""Chat messages from the caller, rebuilt as plain text messages: what the chat template sees here and in the engine alike."""
+"""Chat messages, rebuilt as plain text messages: what the chat template sees here and in the engine alike."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ _FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_
 
 
 def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str, Any]]:
-    """1 to ``messages_max`` messages. Text parts are joined with newlines, as vLLM does (renderers/chat_utils.py, 0.32)."""
+    """Between 1 and ``messages_max`` messages. Text parts are joined as vLLM 0.32 does (renderers/chat_utils.py)."""
     if not isinstance(value, list) or not 1 <= len(value) <= messages_max:
         raise invalid(name, f"a list of 1 to {messages_max} messages")
     return [_check_message(f"{name}[{index}]", message) for index, message in enumerate(value)]
@@ -42,15 +42,10 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
     if message.get("refusal") is not None:
         raise invalid(f"{where}.refusal", "null or absent")
     checked: dict[str, Any] = {"role": role}
-    calls = message.get("tool_calls")
-    if calls is not None:
-        if role != "assistant":
-            raise invalid(f"{where}.tool_calls", "absent unless the role is assistant")
-        if not isinstance(calls, list) or not 1 <= len(calls) <= TOOL_CALLS_MAX:
-            raise invalid(f"{where}.tool_calls", f"a list of 1 to {TOOL_CALLS_MAX} calls")
-        checked["tool_calls"] = [_check_call(f"{where}.tool_calls[{index}]", call) for index, call in enumerate(calls)]
+    if message.get("tool_calls") is not None:
+        checked["tool_calls"] = _check_calls(f"{where}.tool_calls", message["tool_calls"], role)
     content = message.get("content")
-    if content is None and calls is None:
+    if content is None and "tool_calls" not in checked:
         raise invalid(f"{where}.content", "a string or a list of text parts")
     checked["content"] = "" if content is None else _check_content(f"{where}.content", content)
     if message.get("name") is not None:
@@ -60,6 +55,14 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
     elif message.get("tool_call_id") is not None:
         raise invalid(f"{where}.tool_call_id", "absent unless the role is tool")
     return checked
+
+
+def _check_calls(where: str, calls: Any, role: str) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise invalid(where, "absent unless the role is assistant")
+    if not isinstance(calls, list) or not 1 <= len(calls) <= TOOL_CALLS_MAX:
+        raise invalid(where, f"a list of 1 to {TOOL_CALLS_MAX} calls")
+    return [_check_call(f"{where}[{index}]", call) for index, call in enumerate(calls)]
 
 
 def _check_content(where: str, content: Any) -> str:

@@ -48,7 +48,7 @@ class Run:
 
 
 def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> UsageEvent:
-    """What is billed. Each sequence's pages are counted at its longest, for as long as the request was on the replica."""
+    """What is billed. A sequence's pages are counted at its longest, for as long as the request was on the replica."""
     return UsageEvent(
         request_id=run.request_id,
         tenant_id=caller.tenant.tenant_id,

@@ -22,7 +22,7 @@ def choose(
     pages: int,
     tried: frozenset[str] = frozenset(),
 ) -> list[ReplicaStatus]:
-    """Replicas that could serve ``pages`` of ``engine_name``, best first: those that seem to have room, among them those
+    """Replicas that could serve ``pages`` of ``engine_name``, best first: those that seem to have room, of them those
     where the adapter is resident (a base model always is), then more free pages, then fewer waiting requests.
     """
     able = [

@@ -1,7 +1,7 @@
 """One attempt of one request on one replica: bytes in, bytes out, tokens counted, whatever ends it.
 
-When the caller leaves or a time limit passes, the engine is told to abort and is read to its end, so that the counts are
-what it produced. Retrying, settling and billing are the lifecycle's.
+When the caller leaves or a time limit passes, the engine is told to abort and is read to its end, so that what is
+counted is what it produced. Retrying, settling and billing are the lifecycle's.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Relayed:
 
 
 class Relay:
-    """Relays attempts for as long as ``limits`` allow. Raises ReplicaFailed or InvalidRequest before the first byte only."""
+    """Relays attempts. Raises ReplicaFailed or InvalidRequest, and only before the first byte."""
 
     def __init__(self, upstream: Upstream, limits: GatewaySettings) -> None:
         self._upstream = upstream

@@ -4,7 +4,7 @@ Fails closed: without an answer in time nothing is admitted. The scripts are fil
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -53,10 +53,15 @@ class Script:
         self, redis: Redis, script_keys: Sequence[str], arguments: Sequence[str | int | bytes]
     ) -> Any:  # a Lua reply
         try:
-            return await redis.execute_command("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+            return await self._evalsha(redis, script_keys, arguments)
         except NoScriptError:
             await redis.script_load(self.source)
-            return await redis.execute_command("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+            return await self._evalsha(redis, script_keys, arguments)
+
+    def _evalsha(
+        self, redis: Redis, script_keys: Sequence[str], arguments: Sequence[str | int | bytes]
+    ) -> Awaitable[Any]:
+        return redis.evalsha(self.digest, len(script_keys), *script_keys, *arguments)
 
 
 class Reservations:

@@ -1,4 +1,4 @@
-"""The gateway's paths. The hot ones are raw ASGI; each hands over to the lifecycle and turns its failures into answers."""
+"""The gateway's paths, as raw ASGI: each hands over to the lifecycle and turns its failures into OpenAI's answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -80,8 +80,7 @@ def _route(path: str | list[str], method: str | None, serve: Serve, label: str |
         request_id = new_id("req")
         client = Client(cast("HTTPScope", scope), receive, send, [(b"x-request-id", request_id.encode())])
         try:
-            if method is not None and client.method != method:
-                raise MethodNotAllowed(f"Use {method} here.")
+            _check_method(client, method)
             await serve(client, request_id)
         except AppError as error:
             await _fail(client, error)
@@ -98,6 +97,11 @@ def _route(path: str | list[str], method: str | None, serve: Serve, label: str |
             metrics.requests.labels(name, str(client.status)).inc()
 
     return handle
+
+
+def _check_method(client: Client, method: str | None) -> None:
+    if method is not None and client.method != method:
+        raise MethodNotAllowed(f"Use {method} here.")
 
 
 async def _json(client: Client, value: object, *, status: int = 200) -> None:

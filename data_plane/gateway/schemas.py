@@ -1,4 +1,4 @@
-"""Bounds on JSON Schemas and tools, so that compiling one cannot stall or end an engine. Their meaning is the engine's."""
+"""Bounds on JSON Schemas and tools, so that compiling one cannot end an engine. Their meaning is its business."""
 
 import re
 from typing import Any, Final
@@ -58,8 +58,10 @@ def check_response_format(name: str, value: Any) -> dict[str, Any]:
         return {"type": kind}
     if kind != "json_schema":
         raise unsupported(f"{name}.type") if isinstance(kind, str) else invalid(f"{name}.type", "a string")
-    outer = f"{name}.json_schema"
-    wrapper = value.get("json_schema")
+    return {"type": "json_schema", "json_schema": _check_named_schema(f"{name}.json_schema", value.get("json_schema"))}
+
+
+def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
     if not isinstance(wrapper, dict):
         raise invalid(outer, "an object")
     checked: dict[str, Any] = {}
@@ -78,7 +80,7 @@ def check_response_format(name: str, value: Any) -> dict[str, Any]:
                 raise unknown(f"{outer}.{key}")
     if "name" not in checked or "schema" not in checked:
         raise invalid(outer, "an object with `name` and `schema`")
-    return {"type": "json_schema", "json_schema": checked}
+    return checked
 
 
 def check_tools(name: str, value: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Runs the gateway under uvicorn: one process, or several that share the port. On SIGTERM running requests are let end."""
+"""Runs the gateway under uvicorn: one process, or several that share the port. SIGTERM lets running requests end."""
 
 import socket
 

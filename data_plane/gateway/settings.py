@@ -1,4 +1,4 @@
-"""Every limit, timeout and secret of the gateway, each with its unit. What other deployables share is in core.settings."""
+"""Every limit, timeout and secret of the gateway, each with its unit. What others share is in core.settings."""
 
 from pydantic import Field, SecretStr
 

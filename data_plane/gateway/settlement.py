@@ -1,7 +1,7 @@
 """Reservations from the moment they are made to the moment they are settled: their leases, and the retries.
 
-While Redis is away settlements wait in memory, up to a bound at which they are logged in full; a journal that survives this
-process is not here.
+While Redis is away settlements wait in memory, up to a bound at which they are logged in full. A journal that would
+survive this process is not here.
 """
 
 import asyncio

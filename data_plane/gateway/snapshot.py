@@ -135,7 +135,8 @@ class Snapshot:
             {keys.SNAPSHOT_CHANGES: self._last_id}, count=self._batch_max, block=self._block_ms
         )
         if not reply:
-            epoch, generation = await self._redis.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
+            published: list[Any] = await self._redis.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
+            epoch, generation = published
             if epoch is not None and (epoch.decode(), int(generation)) != (self._epoch, self.generation):
                 raise Gap("the published generation is another")
             return

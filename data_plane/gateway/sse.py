@@ -1,4 +1,4 @@
-"""An engine's event stream, rewritten for the caller while its counts are read: our model name, and only the usage asked for.
+"""An engine's event stream, rewritten for the caller while its counts are read: our model name, only the usage asked.
 
 Nearly every event differs from the one before only between `"choices":` and `,"usage":`, so it is cut there and not
 parsed. An event that does not look exactly so is parsed and rebuilt from known keys.
@@ -14,7 +14,7 @@ from data_plane.gateway.meter import Counts
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
-# pydantic writes UsageInfo in this order (vLLM 0.32, entrypoints/serve/engine/protocol.py); details of one level may follow.
+# pydantic writes UsageInfo in this order (vLLM 0.32, entrypoints/serve/engine/protocol.py); null details may follow.
 _USAGE_TAIL: Final = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)(?:,"[a-z_]+":null)*\}\}'
 )

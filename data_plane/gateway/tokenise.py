@@ -1,6 +1,6 @@
 """Exact prompt counts, with the base model's own tokenizer and chat template, the way its engine makes them.
 
-The template renders as transformers does it (utils/chat_template_utils.py, 5.x) and vLLM calls it (renderers/hf.py, 0.32).
+Templates render as transformers does it (utils/chat_template_utils.py, 5.x) and vLLM calls it (renderers/hf.py, 0.32).
 Templates are published by admins; callers never bring one.
 """
 
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 class GenerationBlocks(jinja2.ext.Extension):
     """``{% generation %}`` marks what an assistant said, for training. Here it renders what it encloses."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -57,8 +57,10 @@ def _tojson(
 class PromptCounter:
     """One base model's tokenizer and template. Safe to share between threads."""
 
-    def __init__(self, tokenizer_json: bytes, route: BaseModelRoute) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute) -> None:
+        self._tokenizer = Tokenizer.from_str(
+            tokenizer_json if isinstance(tokenizer_json, str) else tokenizer_json.decode()
+        )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         environment = ImmutableSandboxedEnvironment(
@@ -74,7 +76,7 @@ class PromptCounter:
         self._special = re.compile("|".join(re.escape(token) for token in specials)) if specials else None
 
     def refuse_special_tokens(self, call: Call) -> None:
-        """Text that spells a special token would become one, and could change who seems to speak. Raises InvalidRequest."""
+        """Text that spells a special token would become one, and change who seems to speak. Raises InvalidRequest."""
         if call.messages is None or self._special is None:
             return
         written = texts_of(call.messages)
@@ -82,7 +84,7 @@ class PromptCounter:
             written += json.dumps(call.tools, ensure_ascii=False)
         if found := self._special.search(written):
             raise InvalidRequest(
-                f"The messages contain {found.group()!r}, which has a meaning of its own to this model; remove or alter it.",
+                f"The messages contain {found.group()!r}, which means something of its own to this model; remove it.",
                 code="special_token",
                 param="messages",
             )

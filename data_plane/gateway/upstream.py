@@ -64,7 +64,7 @@ class Upstream:
         _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
         if response.status in (400, 422):
             raise InvalidRequest(
-                "The model server refused this combination of parameters; check `response_format`, `tools` and sampling.",
+                "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
                 code="request_refused",
             )
         if response.status == 404:
