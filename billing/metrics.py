@@ -12,4 +12,4 @@ OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a d
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the stream that nobody has read.")
 PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")
-DEAD_LETTERS_HELD = Gauge("tenora_billing_dead_letters", "Events among the dead letters now.")
+DEAD_LETTERS_HELD = Gauge("tenora_billing_dead_letters_held", "Events among the dead letters now.")

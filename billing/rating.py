@@ -13,10 +13,14 @@ from core.contracts import Prices
 class Quantities(Protocol):
     """What a usage event and a usage record have in common; ``input_tokens`` includes ``cached_tokens``."""
 
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    kv_page_ms: int
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def kv_page_ms(self) -> int: ...
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,9 +111,8 @@ class BillingWorker:
         """Wait, longer each time; whether stopping was requested meanwhile."""
         dependency = "redis" if isinstance(error, redis_client.RedisError) else "postgres"
         metrics.OUTAGES.labels(dependency).inc()
-        _log.warning(
-            "dependency failed; trying again", dependency=dependency, error=str(error), pause_ms=self._backoff_ms
-        )
+        cause = str(getattr(error, "orig", error))[:500]  # without SQLAlchemy's copy of the statement
+        _log.warning("dependency failed; trying again", dependency=dependency, cause=cause, pause_ms=self._backoff_ms)
         stopping = self._stop.within(self._backoff_ms)
         self._backoff_ms = min(self._backoff_ms * 2, self._settings.billing_backoff_ms_max)
         return stopping

@@ -1,0 +1,129 @@
+"""A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage that arrives by the stream."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+import redis as redis_client
+import sqlalchemy as sa
+
+from billing import service
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import Claim, UsageStream
+from billing.worker import connect_redis
+from core import clock, keys
+from core.contracts import Prices, UsageEvent
+from core.db import unit_of_work
+from core.ids import new_id
+from core.settings import RedisSettings
+
+PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
+
+
+class Stage:
+    def __init__(self, engine: sa.Engine, redis: redis_client.Redis, settings: BillingSettings) -> None:
+        self.engine = engine
+        self.redis = redis
+        self.settings = settings
+        self.stream = UsageStream(redis, "tests")
+        self.stream.ensure_group()
+        self.meter = Meter(engine, self.stream, settings)
+
+    def tenant(self, prices: Prices = PRICES) -> str:
+        """A tenant on a plan of its own."""
+        tenant_id, plan_id = new_id("tn"), new_id("pl")
+        with unit_of_work(self.engine) as session:
+            service.add_price_version(session, plan_id=plan_id, prices=prices)
+            service.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
+        return tenant_id
+
+    def plan_of(self, tenant_id: str) -> str:
+        return self.value("SELECT plan_id FROM plan_assignments WHERE tenant_id = :t", t=tenant_id)
+
+    def event(self, tenant_id: str, **changes) -> UsageEvent:
+        settled_at_ms = changes.pop("settled_at_ms", clock.now_ms())
+        values = {
+            "request_id": new_id("req"),
+            "tenant_id": tenant_id,
+            "key_id": "key_1",
+            "base_model": "smollm2-135m-instruct",
+            "adapter_id": None,
+            "revision_id": None,
+            "replica_id": "rep_1",
+            "outcome": "done",
+            "started_at_ms": settled_at_ms - 200,
+            "settled_at_ms": settled_at_ms,
+            "input_tokens": 100,
+            "cached_tokens": 32,
+            "output_tokens": 20,
+            "kv_page_ms": 1_601,
+        }
+        return UsageEvent(**(values | changes))
+
+    def publish(self, *payloads: UsageEvent | bytes) -> list[bytes]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for payload in payloads:
+            encoded = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+            pipeline.xadd(keys.USAGE_STREAM, {"event": encoded})
+        return pipeline.execute()
+
+    def drain(self) -> None:
+        """Meter everything that nobody has read yet."""
+        while entries := self.stream.read(count=self.settings.billing_batch_events_max, block_ms=None):
+            self.meter.process(entries)
+
+    def retry_pending(self) -> Claim:
+        """One more attempt at everything that is pending."""
+        claim = self.stream.reclaim(cursor=b"0-0", idle_ms=0, count=self.settings.billing_batch_events_max)
+        self.meter.process(claim.entries)
+        return claim
+
+    def bill(self, *events: UsageEvent) -> None:
+        self.publish(*events)
+        self.drain()
+
+    def close(self, until: datetime | None = None):
+        with unit_of_work(self.engine) as session:
+            return service.close_period(session, until)
+
+    def invoice(self, invoice_id: str, tenant_id: str | None = None):
+        with unit_of_work(self.engine) as session:
+            return service.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+
+    def reconcile(self):
+        with unit_of_work(self.engine) as session:
+            return service.reconcile(session, self.redis)
+
+    def now(self) -> datetime:
+        return self.value("SELECT clock_timestamp()")
+
+    def ago_ms(self, **length) -> int:
+        return clock.to_ms(self.now() - timedelta(**length))
+
+    def value(self, sql: str, **parameters):
+        with self.engine.connect() as connection:
+            return connection.execute(sa.text(sql), parameters).scalar_one()
+
+    def rows(self, sql: str, **parameters):
+        with self.engine.connect() as connection:
+            return connection.execute(sa.text(sql), parameters).mappings().all()
+
+    def change(self, sql: str, **parameters) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(sa.text(sql), parameters)
+
+    @property
+    def pending(self) -> int:
+        return self.redis.xpending(keys.USAGE_STREAM, keys.USAGE_GROUP)["pending"]
+
+    def dead_letters(self) -> list[dict[bytes, bytes]]:
+        return [fields for _, fields in self.redis.xrange(keys.USAGE_DEAD_LETTERS)]
+
+
+@pytest.fixture
+def stage(engine, redis_settings: RedisSettings) -> Iterator[Stage]:
+    settings = BillingSettings(billing_attempts_max=3, billing_unpriced_attempts_max=5)
+    with connect_redis(redis_settings, settings) as redis:
+        yield Stage(engine, redis, settings)
