@@ -6,6 +6,7 @@ that were bfloat16 already. What is accepted is decided before, in ``adapters.va
 
 import json
 from pathlib import Path
+from typing import Final
 
 from adapters.base_model import BaseModelSpec, kind_of
 from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, ManifestFile, sha256_of
@@ -13,8 +14,10 @@ from adapters.tensor_rules import SIDES, canonical_name
 from adapters.validation import Accepted
 from adapters.weights import read_bfloat16
 
-_ALIGNMENT = 8
-_BFLOAT16_BYTES = 2
+REVISION_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
+
+_ALIGNMENT: Final = 8
+_BFLOAT16_BYTES: Final = 2
 
 
 def normalise(accepted: Accepted, source: Path, target: Path, base: BaseModelSpec) -> AdapterManifest:

@@ -34,7 +34,11 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
         self._cache = cache
         self._base_model = base_model
 
-    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+    async def resolve_lora(
+        self,
+        base_model_name: str,  # noqa: ARG002 - vLLM's signature; it passes a path, not our id
+        lora_name: str,
+    ) -> LoRARequest | None:
         """The request with which vLLM loads the adapter, or None, which vLLM answers with 404.
 
         Names of any other shape cost no input or output. When the store or the disk fails, the caller gets 503, since

@@ -7,7 +7,6 @@ half a million empty tensors; this reader does not. Values of weights are not lo
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -133,19 +132,16 @@ def _are_naturals(value: object) -> bool:
 
 
 def _check_offsets(tensors: list[Tensor], data_begin: int, file_bytes: int, file: str) -> None:
-    for tensor, position in zip(tensors, _positions(tensors, data_begin), strict=True):
+    position = data_begin
+    for tensor in tensors:
         if tensor.begin != position:
             kind = "overlaps the tensor before it" if tensor.begin < position else "leaves a hole before it"
             raise _refused("offsets_invalid", file, f"{tensor.name} {kind}; save the file again", tensor.name)
-    end = tensors[-1].end if tensors else data_begin
-    if end != file_bytes:
-        what = "bytes behind its last tensor" if end < file_bytes else "fewer bytes than its tensors need"
-        raise _refused("offsets_invalid", file, f"has {what} ({file_bytes} bytes, {end} described); upload it again")
-
-
-def _positions(tensors: list[Tensor], data_begin: int) -> Iterator[int]:
-    yield data_begin
-    yield from (tensor.end for tensor in tensors[:-1])
+        position = tensor.end
+    if position != file_bytes:
+        what = "bytes behind its last tensor" if position < file_bytes else "fewer bytes than its tensors need"
+        text = f"has {what} ({file_bytes} bytes, {position} described); upload it again"
+        raise _refused("offsets_invalid", file, text)
 
 
 def _refused(code: Code, file: str, what: str, where: str | None = None) -> Refused:

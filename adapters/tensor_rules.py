@@ -108,7 +108,8 @@ def _judge_agreement(found: Iterable[str], config: AdapterConfig, report: Report
         return
     for module in sorted(modules - config.modules):
         cure = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"
-        _refuse(report, "module_not_allowed", f"{canonical_name(module, 'A')}: {cure}", module)
+        name = canonical_name(module, "A")
+        _refuse(report, "module_not_allowed", f"{name}: {cure}", name)
     for module in sorted(config.modules - modules):
         missing = canonical_name(module, "A")
         cure = (

@@ -1,0 +1,60 @@
+"""A store on the real S3 server, in a bucket of the test's own, and revisions stored in it."""
+
+import secrets
+
+import httpx
+import pytest
+
+from adapters.ingest import DeclaredFile, ingest
+from adapters.settings import StoreSettings, UploadSettings
+from adapters.store import AdapterStore, upload_key
+from adapters.validation import UploadLimits
+from tests.fixtures.peft_adapters import declared_files, tiny_base, write_adapter
+
+LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
+
+
+@pytest.fixture
+def bucket_settings(s3_settings):
+    return s3_settings.model_copy(update={"s3_bucket": f"test-{secrets.token_hex(6)}"})
+
+
+@pytest.fixture
+def store(bucket_settings) -> AdapterStore:
+    store = AdapterStore(bucket_settings, StoreSettings(store_attempts_max=1))
+    store.ensure_bucket()
+    return store
+
+
+def upload(store, revision_id, folder, *, alter=lambda path, content: content):
+    """Declare and PUT a folder's files as a tenant does; returns what was declared."""
+    files = [DeclaredFile(**declared) for declared in declared_files(folder)]
+    for file in files:
+        put = store.presign_put(
+            upload_key(revision_id, file.path), size_bytes=file.size_bytes, sha256=file.sha256, expires_s=60
+        )
+        if (content := alter(file.path, (folder / file.path).read_bytes())) is not None:
+            httpx.request(put.method, put.url, headers=put.headers, content=content).raise_for_status()
+    return files
+
+
+def ingested(store, revision_id, files, **changes):
+    return ingest(
+        store,
+        revision_id=revision_id,
+        files=files,
+        **{"base": tiny_base(), "known_bases": {"other-7b"}, "limits": LIMITS, "settings": UploadSettings()} | changes,
+    )
+
+
+@pytest.fixture
+def stored(store, tmp_path):
+    """Store a valid adapter of a seed; returns its digest."""
+
+    def put(seed: int = 0, **options) -> str:
+        folder = write_adapter(tmp_path / f"adapter-{seed}", tiny_base(), seed=seed, **options)
+        verdict = ingested(store, f"rev_{seed}", upload(store, f"rev_{seed}", folder))
+        assert verdict.accepted, verdict
+        return verdict.digest
+
+    return put

@@ -1,0 +1,137 @@
+"""From presigned PUTs to a stored revision, on the real S3 server and with the real confined child."""
+
+import hashlib
+
+import pytest
+
+from adapters.ingest import DeclaredFile
+from adapters.manifest import sha256_of
+from adapters.settings import StoreSettings, UploadSettings
+from adapters.store import AdapterStore, revision_prefix
+from adapters.validation import UploadLimits
+from core.errors import Unavailable
+from tests.fixtures.peft_adapters import tiny_base, write_adapter
+from tests.integration.adapters.conftest import ingested, upload
+
+
+def codes(verdict):
+    return [(problem.code, problem.file) for problem in verdict.problems]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_adapter(tmp_path / "adapter", tiny_base())
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "work").mkdir()
+    return UploadSettings(upload_work_dir=tmp_path / "work")
+
+
+def test_a_good_upload_is_stored_by_digest_and_leaves_nothing_behind(store, folder, settings, tmp_path):
+    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder), settings=settings)
+    assert verdict.accepted
+    manifest = store.download_manifest(verdict.digest, tmp_path / "manifest.json")
+    assert manifest == verdict.manifest
+    for file in manifest.files:
+        store.download(revision_prefix(verdict.digest) + file.path, tmp_path / "file", bytes_max=1_000_000)
+        assert sha256_of(str(tmp_path / "file")) == (file.size_bytes, file.sha256)
+        assert (tmp_path / "file").read_bytes() != (folder / file.path).read_bytes()
+    assert not any((tmp_path / "work").iterdir())
+
+
+def test_ingesting_twice_or_from_another_tenant_gives_one_revision(store, folder):
+    first = ingested(store, "rev_1", upload(store, "rev_1", folder))
+    again = ingested(store, "rev_1", upload(store, "rev_1", folder))
+    other = ingested(store, "rev_2", upload(store, "rev_2", folder))
+    assert first == again == other
+
+
+def test_a_revision_cut_short_by_a_crash_is_completed_by_the_next_attempt(store, folder):
+    digest = ingested(store, "rev_1", upload(store, "rev_1", folder)).digest
+    store._client.delete_object(Bucket=store._bucket, Key=revision_prefix(digest) + "manifest.json")
+    assert not store.has_revision(digest)
+    assert ingested(store, "rev_1", upload(store, "rev_1", folder)).digest == digest
+    assert store.has_revision(digest)
+
+
+def test_a_file_that_was_never_uploaded_is_missing(store, folder):
+    files = upload(store, "rev_1", folder, alter=lambda path, content: None if "safetensors" in path else content)
+    assert codes(ingested(store, "rev_1", files)) == [("artifact_missing", "adapter_model.safetensors")]
+
+
+def test_a_file_with_other_content_than_declared_is_refused(store, folder):
+    def swapped(path, content):
+        return content[:-1] + b"X" if "safetensors" in path else content
+
+    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder, alter=swapped))
+    assert codes(verdict) == [("checksum_mismatch", "adapter_model.safetensors")]
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_file_of_another_size_than_declared_is_refused(store, folder, difference):
+    files = upload(store, "rev_1", folder)
+    wrong = [
+        DeclaredFile(path=file.path, size_bytes=file.size_bytes + difference, sha256=file.sha256)
+        if file.path == "adapter_config.json"
+        else file
+        for file in files
+    ]
+    assert codes(ingested(store, "rev_1", wrong)) == [("checksum_mismatch", "adapter_config.json")]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ({"r": 128}, "rank_too_large", 'adapter_config.json: r is 128; plan "starter" allows 64'),
+        ({"base_model_name_or_path": "other-7b"}, "base_model_mismatch", "other-7b"),
+        ({"scale": float("nan")}, "weights_not_finite", "lora_A.weight holds NaN"),
+        ({"use_dora": True}, "adapter_type_not_supported", "use_dora"),
+    ],
+)
+def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(
+    store, tmp_path, settings, options, code, message
+):
+    folder = write_adapter(tmp_path / "bad", tiny_base(), **options)
+    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder), settings=settings)
+    assert verdict.problems[0].code == code
+    assert message in verdict.problems[0].message
+    assert verdict.digest is None
+    assert "Contents" not in store._client.list_objects_v2(Bucket=store._bucket, Prefix="adapters/")
+    assert not any((tmp_path / "work").iterdir())
+
+
+def test_names_are_judged_before_anything_is_downloaded(s3_settings, store):
+    nowhere = AdapterStore(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
+    sha256 = hashlib.sha256(b"").hexdigest()
+    names = ["adapter_config.json", "adapter_model.safetensors", "../../etc/passwd", "adapter_model.bin"]
+    files = [DeclaredFile(path=name, size_bytes=1, sha256=sha256) for name in names]
+    assert codes(ingested(nowhere, "rev_1", files)) == [
+        ("file_not_allowed", "../../etc/passwd"),
+        ("format_not_allowed", "adapter_model.bin"),
+    ]
+
+
+def test_an_upload_above_the_plan_is_refused_before_anything_is_downloaded(store, folder):
+    limits = UploadLimits(plan_name="starter", rank_max=64, bytes_max=100)
+    files = upload(store, "rev_1", folder)
+    assert codes(ingested(store, "rev_1", files, limits=limits)) == [("upload_too_large", None)]
+
+
+def test_what_training_left_is_passed_over_with_a_note(store, folder):
+    (folder / "README.md").write_text("# my adapter")
+    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder))
+    assert verdict.accepted
+    assert verdict.notes == ("README.md was passed over: it is no part of an adapter",)
+
+
+def test_a_store_that_is_down_is_no_verdict(s3_settings, folder):
+    nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    down = AdapterStore(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1))
+    files = [
+        DeclaredFile(path=name, size_bytes=1, sha256="0" * 64)
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ]
+    with pytest.raises(Unavailable):
+        ingested(down, "rev_1", files)

@@ -1,0 +1,181 @@
+"""The child that reads untrusted files, when it or what it reads misbehaves. Every case runs a real process."""
+
+import os
+import sys
+import time
+
+import msgspec
+import pytest
+
+from adapters.confine import ChildFailed, run_confined, validate_confined
+from adapters.normalise import REVISION_FILES
+from adapters.settings import UploadSettings
+from adapters.validate import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
+from adapters.validation import UploadLimits
+from tests.fixtures.peft_adapters import tiny_base, write_adapter
+
+BASE = tiny_base()
+
+
+def run(code: str, *, readable=(), writable=(), **settings) -> str:
+    answer = run_confined(
+        [sys.executable, "-I", "-c", code],
+        readable=readable,
+        writable=writable,
+        file_bytes=1_000_000,
+        settings=UploadSettings(**settings),
+    )
+    return answer.decode().strip()
+
+
+def failure(code: str, **settings) -> ChildFailed:
+    with pytest.raises(ChildFailed) as failed:
+        run(code, **settings)
+    return failed.value
+
+
+def validate_folder(tmp_path, *, settings=None, **options):
+    (tmp_path / UPLOAD_FOLDER).mkdir()
+    write_adapter(tmp_path / UPLOAD_FOLDER, BASE, **options)
+    request = ValidationRequest(
+        base=msgspec.structs.replace(BASE, tokenizer_json="", chat_template=""),
+        known_bases=frozenset({BASE.id}),
+        limits=UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000),
+        bounds=UploadSettings().bounds(),
+    )
+    return validate_confined(tmp_path, request, settings or UploadSettings())
+
+
+def test_a_good_upload_comes_out_re_serialised(tmp_path):
+    verdict = validate_folder(tmp_path)
+    assert verdict.accepted
+    assert verdict.digest == verdict.manifest.digest
+    assert {path.name for path in (tmp_path / REVISION_FOLDER).iterdir()} == set(REVISION_FILES)
+
+
+def test_a_bad_upload_comes_out_with_its_problems_and_nothing_written(tmp_path):
+    verdict = validate_folder(tmp_path, r=128)
+    assert [problem.code for problem in verdict.problems] == ["rank_too_large"]
+    assert verdict.digest is None
+    assert not any((tmp_path / REVISION_FOLDER).iterdir())
+
+
+def test_the_child_starts_in_well_under_a_second(tmp_path):
+    durations = []
+    for attempt in range(3):
+        (tmp_path / f"{attempt}").mkdir()
+        started = time.monotonic()
+        validate_folder(tmp_path / f"{attempt}")
+        durations.append(time.monotonic() - started)
+    assert min(durations) < 0.5
+
+
+def test_a_validation_that_takes_too_long_is_refused_not_accepted(tmp_path):
+    verdict = validate_folder(tmp_path, settings=UploadSettings(upload_validation_timeout_s=0.01))
+    assert [problem.code for problem in verdict.problems] == ["validation_timeout"]
+    assert not verdict.accepted
+
+
+@pytest.mark.parametrize("starved", [{"upload_open_files_max": 3}, {"upload_memory_bytes_max": 40 << 20}])
+def test_a_validation_that_crashes_is_refused_not_accepted(tmp_path, starved):
+    verdict = validate_folder(tmp_path, settings=UploadSettings().model_copy(update=starved))
+    assert [problem.code for problem in verdict.problems] == ["validation_failed"]
+    assert not verdict.accepted
+
+
+def test_the_child_is_nobody_with_an_empty_environment_and_may_not_grow():
+    code = (
+        "import os, resource as r; "
+        "print(os.geteuid(), sorted(set(os.environ) - {'LC_CTYPE'}), r.getrlimit(r.RLIMIT_CORE), "
+        "r.getrlimit(r.RLIMIT_FSIZE)[1])"
+    )
+    user = 65534 if os.geteuid() == 0 else os.geteuid()
+    assert run(code).startswith((f"{user} ", "65534 "))
+    assert run(code).endswith("['LANG', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH'] (0, 0) 1000000")
+
+
+def test_allocating_four_gigabytes_fails():
+    assert "MemoryError" in failure("x = bytearray(4 << 30)").detail
+
+
+def test_spinning_ends_at_the_processor_limit():
+    started = time.monotonic()
+    assert failure("while True: pass", upload_cpu_s_max=1).reason == "crashed"
+    assert time.monotonic() - started < 10
+
+
+def test_waiting_ends_at_the_wall_limit_and_leaves_no_process(tmp_path):
+    started = time.monotonic()
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    assert failure(code, upload_validation_timeout_s=1.5, writable=[tmp_path]).reason == "timeout"
+    assert time.monotonic() - started < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_closing_the_output_and_going_on_is_a_timeout():
+    assert failure("import os, time; os.close(1); time.sleep(60)", upload_validation_timeout_s=1).reason == "timeout"
+
+
+def test_answering_without_end_is_stopped():
+    assert failure("while True: print('x' * 1000)", upload_answer_bytes_max=65_536).reason == "too_long"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket; socket.socket()",
+        "import socket; socket.socketpair()",
+        "import os; os.fork()",
+        "import os; os.posix_spawn('/bin/true', ['true'], {})",
+        "import threading; threading.Thread(target=print).start()",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os; os.kill(1, 9)",
+        "import os; os.pidfd_open(1)",
+        "import os, ctypes; exit(ctypes.CDLL(None, use_errno=True).unshare(0x10000000) != 0)",
+        "import os, ctypes; exit(ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0) != 0)",
+        "import resource as r; r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))",
+        "import os; os.setuid(0)",
+    ],
+)
+def test_sockets_processes_signals_and_powers_are_out_of_reach(code):
+    assert failure(code).reason == "crashed"
+
+
+def test_a_file_above_its_limit_cannot_be_written(tmp_path):
+    code = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2_000_000))"
+    assert failure(code, writable=[tmp_path]).reason == "crashed"
+    assert (tmp_path / "x").stat().st_size <= 1_000_000
+
+
+def test_a_crash_inside_a_library_is_only_a_failed_child():
+    failed = failure("import ctypes; ctypes.string_at(0)")
+    assert failed.reason == "crashed"
+    assert "-11" in failed.detail
+
+
+def has_landlock() -> bool:
+    return "landlock" in failure("1 / 0").detail
+
+
+def test_only_the_given_folders_can_be_read_or_written(tmp_path):
+    if not has_landlock():
+        pytest.skip("this kernel has no Landlock, without which files are protected by their modes alone")
+    for name in ("secret", "given", "output"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    given, output = [tmp_path / "given"], [tmp_path / "output"]
+    assert run(f"print(open({str(tmp_path / 'given/file')!r}).read())", readable=given) == "given"
+    for code in (
+        f"open({str(tmp_path / 'secret/file')!r})",
+        f"import os; os.listdir({str(tmp_path)!r})",
+        f"open({str(tmp_path / 'given/file')!r}, 'w')",
+        f"open({str(tmp_path / 'given/new')!r}, 'w')",
+        f"import os; os.remove({str(tmp_path / 'given/file')!r})",
+        f"import os; os.symlink('x', {str(tmp_path / 'secret/link')!r})",
+        "open('/proc/1/environ')",
+        "open('/etc/passwd')",
+    ):
+        assert "PermissionError" in failure(code, readable=given, writable=output).detail, code
+    run(f"open({str(tmp_path / 'output/new')!r}, 'w').write('x')", readable=given, writable=output)
+    assert (tmp_path / "output" / "new").read_text() == "x"
