@@ -69,8 +69,9 @@ class Meter:
             if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
                 raise
             if len(arrivals) == 1:
-                _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
-                reason = f"{type(error).__name__}: {error}"[:500]
+                if not isinstance(error, DBAPIError):  # a fault of ours: only the traceback says where
+                    _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
+                reason = f"{type(error).__name__}: {getattr(error, 'orig', error)}"[:500]
                 return Recording(
                     recorded=[], duplicates=[], refused={arrivals[0].entry_id: Refusal("unstorable", reason)}
                 )

@@ -1,4 +1,4 @@
-"""A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage that arrives by the stream."""
+"""A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage that comes by the stream."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -126,9 +126,7 @@ def test_usage_that_never_gets_a_price_is_set_aside_and_can_be_put_back(stage):
 
 
 def test_full_dead_letters_leave_poison_pending_rather_than_lose_it(stage):
-    stage.meter = Meter(
-        stage.engine, stage.stream, BillingSettings(billing_attempts_max=1, billing_dead_letters_max=1)
-    )
+    stage.meter = Meter(stage.engine, stage.stream, BillingSettings(billing_attempts_max=1, billing_dead_letters_max=1))
     stage.bill(b"first", b"second")
     assert len(stage.dead_letters()) == 1
     assert stage.pending == 1
@@ -214,4 +212,6 @@ def test_the_database_refuses_a_transfer_that_does_not_sum_to_zero(stage):
     with pytest.raises(sa.exc.IntegrityError, match="sum to zero"):
         stage.change("INSERT INTO entries SELECT id, 'acc_x', 1 FROM transfers")
     with pytest.raises(sa.exc.IntegrityError, match="sum to zero"):
-        stage.change("INSERT INTO transfers (id, kind, request_id, created_at) VALUES ('tr_x', 'usage', 'req_x', now())")
+        stage.change(
+            "INSERT INTO transfers (id, kind, request_id, created_at) VALUES ('tr_x', 'usage', 'req_x', now())"
+        )

@@ -1,0 +1,40 @@
+"""Rules of this package that a machine can keep: no floats in money, and only pure files where purity is promised."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import billing
+
+FILES = sorted(Path(billing.__path__[0]).glob("*.py"))
+PURE = {"rating", "periods", "invoice_lines", "events"}
+UNREACHABLE_FROM_PURE = {"sqlalchemy", "sqlmodel", "redis", "time", "core.clock", "core.db"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_float_is_named_or_written_outside_durations(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        assert not (isinstance(node, ast.Name) and node.id == "float"), f"{file.name}:{node.lineno}: money is integers"
+        assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), (
+            f"{file.name}:{node.lineno}: write amounts and durations as whole numbers of a smaller unit"
+        )
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.stem in PURE], ids=lambda file: file.stem)
+def test_pure_files_import_no_clock_and_no_io(file):
+    imported = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    assert not imported & UNREACHABLE_FROM_PURE, f"{file.name} is pure: move what needs {imported} to its caller"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_only_the_ledger_writes_entries(file):
+    source = file.read_text()
+    if file.stem not in {"ledger", "models"}:
+        assert "insert(Entry)" not in source
+        assert "Entry(" not in source or file.stem == "stream", "a stream entry is another thing"
