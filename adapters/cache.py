@@ -131,7 +131,9 @@ class DiskCache:
 
     def _download_locked(self, digest: str, deadline: float) -> None:
         incoming = self._folder.fresh_incoming(digest)
-        manifest = self._store.download_manifest(digest, incoming / MANIFEST_FILE)
+        manifest = self._store.download_manifest(
+            digest, incoming / MANIFEST_FILE, timeout_s=self._settings.cache_download_timeout_s
+        )
         self._make_room(manifest.size_bytes)
         for file in manifest.files:
             self._store.download(
@@ -139,7 +141,7 @@ class DiskCache:
                 incoming / file.path,
                 bytes_max=file.size_bytes,
                 sha256=file.sha256,
-                timeout_s=max(0.001, deadline - time.monotonic()),
+                timeout_s=max(0.0, deadline - time.monotonic()),
             )
         with self._folder_lock():
             self._pins.add(digest)

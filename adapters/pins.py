@@ -22,6 +22,7 @@ class PinFile:
         assert descriptor is not None, "the name is new"
         self._descriptor = descriptor
         self._held: set[str] = set()
+        self._closed = False
 
     @property
     def held(self) -> frozenset[str]:
@@ -57,6 +58,8 @@ class PinFile:
         return frozenset(held)
 
     def close(self) -> None:
-        """Hold nothing any more."""
-        self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        """Hold nothing any more. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)

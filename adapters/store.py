@@ -175,9 +175,9 @@ class AdapterStore:
             self._client.put_object(Bucket=self._bucket, Key=prefix + MANIFEST_FILE, Body=manifest.to_json())
         return digest
 
-    def download_manifest(self, digest: str, path: Path) -> AdapterManifest:
+    def download_manifest(self, digest: str, path: Path, *, timeout_s: float | None = None) -> AdapterManifest:
         """The manifest of a stored revision, also written to ``path``. Raises ``ObjectMissing``, ``ObjectDamaged``."""
-        self.download(revision_prefix(digest) + MANIFEST_FILE, path, bytes_max=MANIFEST_BYTES_MAX)
+        self.download(revision_prefix(digest) + MANIFEST_FILE, path, bytes_max=MANIFEST_BYTES_MAX, timeout_s=timeout_s)
         try:
             return read_manifest(path.read_bytes(), digest)
         except ManifestDamaged as error:

@@ -6,9 +6,11 @@ import httpx
 import pytest
 
 from adapters.ingest import DeclaredFile, ingest
+from adapters.normalise import normalise
 from adapters.settings import StoreSettings, UploadSettings
 from adapters.store import AdapterStore, upload_key
-from adapters.validation import UploadLimits
+from adapters.validation import Bounds, UploadLimits, validate
+from adapters.verdict import Report
 from tests.fixtures.peft_adapters import declared_files, tiny_base, write_adapter
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
@@ -49,12 +51,13 @@ def ingested(store, revision_id, files, **changes):
 
 @pytest.fixture
 def stored(store, tmp_path):
-    """Store a valid adapter of a seed; returns its digest."""
+    """Store a valid adapter of a seed, without the upload and the child; returns its digest."""
 
-    def put(seed: int = 0, **options) -> str:
-        folder = write_adapter(tmp_path / f"adapter-{seed}", tiny_base(), seed=seed, **options)
-        verdict = ingested(store, f"rev_{seed}", upload(store, f"rev_{seed}", folder))
-        assert verdict.accepted, verdict
-        return verdict.digest
+    def put(seed: int = 0) -> str:
+        base, report = tiny_base(), Report()
+        folder, revision = write_adapter(tmp_path / f"adapter-{seed}", base, seed=seed), tmp_path / f"revision-{seed}"
+        revision.mkdir(exist_ok=True)
+        accepted = validate(folder, base=base, known_bases=set(), limits=LIMITS, bounds=Bounds(), report=report)
+        return store.put_revision(revision, normalise(accepted, folder, revision, base))
 
     return put
