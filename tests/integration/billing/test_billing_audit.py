@@ -221,7 +221,7 @@ price = st.integers(0, 5_000_000)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(usage, min_size=1, max_size=25), st.lists(price, min_size=4, max_size=4), st.integers(0, 24))
 def test_whatever_is_used_ledger_records_and_invoices_agree(stage, uses, prices, close_after):
-    """For any usage at any prices, repeated or not, closed at any moment: every sum is the same, and so is re-rating."""
+    """For any usage at any prices, repeated or not, closed at any moment: sums are the same, and so is re-rating."""
     rates = Prices(**dict(zip(Prices.__struct_fields__, prices, strict=True)))
     tenant = stage.tenant(rates)
     events = []

@@ -139,14 +139,14 @@ def test_the_worker_survives_a_stream_that_vanishes(stage, env, tmp_path):
 def test_the_worker_outlives_postgres_and_redis(tmp_path, stage_on):
     postgres = servers.postgres(tmp_path / "pg", tmp_path, port=free_port(), password="test")
     valkey = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="test")
-    running = {server: server.program.start() for server in (postgres, valkey)}
+    running = {server.program.name: server.program.start() for server in (postgres, valkey)}
 
     def stop(server) -> None:
-        running[server].send_signal(server.program.stop_signal)
-        running[server].wait(60)
+        running[server.program.name].send_signal(server.program.stop_signal)
+        running[server.program.name].wait(60)
 
     def start(server) -> None:
-        running[server] = server.program.start()
+        running[server.program.name] = server.program.start()
 
     def up(server) -> bool:
         return wait_until(server.program.ready, timeout_s=60, what=server.program.name)

@@ -63,9 +63,8 @@ def test_lines_lose_no_token_and_no_nanodollar(groups):
     totals = [total_of(some, at) for some, at in groups]
     lines = lines_of(totals)
     every = [one for some, _ in groups for one in some]
-    assert sum(line.amount_nanos for line in lines) == sum(
-        rate(one, at).amount_nanos for some, at in groups for one in some
-    )
+    charges = [rate(one, at) for some, at in groups for one in some]
+    assert sum(line.amount_nanos for line in lines) == sum(charge.amount_nanos for charge in charges)
     tokens = sum(line.quantity for line in lines if line.kind != "kv_page_seconds")
     assert tokens == sum(one.input_tokens + one.output_tokens for one in every)
     for line in lines:

@@ -1,6 +1,7 @@
 """Periods are half-open, follow one another without gap or overlap, and count in UTC."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -46,7 +47,7 @@ def test_however_usage_comes_and_closes_come_periods_touch_and_have_length(steps
             periods.append(period)
             previous_end = period.end
     assert all(period.start < period.end for period in periods)
-    assert all(before.end == after.start for before, after in zip(periods, periods[1:], strict=False))
+    assert all(before.end == after.start for before, after in pairwise(periods))
 
 
 def test_a_month_is_a_utc_calendar_month():
