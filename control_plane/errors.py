@@ -86,6 +86,7 @@ def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) ->
     if error.status_code >= 500 and error.status_code != 503:
         return on_unexpected(request, error)
     code, detail, param = _CODES.get(error.status_code, "invalid_request"), error.detail, None
+    headers = dict(error.headers or {})
     match error.status_code:
         case 404:
             detail = f"There is nothing at {request.url.path}; /schema lists what there is."
@@ -93,13 +94,14 @@ def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) ->
             detail = f"{request.method} is not possible at {request.url.path}; /schema lists what is."
         case 413:
             detail = "The body is larger than this route accepts."
+            headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
         param = first.get("key")
         detail = f"{param}: {first['message']}" if param else first["message"]
         if param == "data":
             param, detail = None, "A JSON body is required; see /schema for its fields."
-    return problem(request, error.status_code, code, detail, param=param, headers=error.headers)
+    return problem(request, error.status_code, code, detail, param=param, headers=headers)
 
 
 def on_dependency_down(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -1,8 +1,6 @@
 """Wire types of the invoices room."""
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Literal
 
 import msgspec
 
@@ -10,9 +8,9 @@ from billing.views import InvoiceLineView, InvoiceView
 
 
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``until`` is exclusive; "now" is the database's clock."""
+    """``until`` is "now", by the database's clock, or an RFC 3339 instant with its offset; it is exclusive."""
 
-    until: Literal["now"] | datetime
+    until: str
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):

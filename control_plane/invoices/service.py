@@ -1,7 +1,7 @@
 """Closes billing periods and shows invoices. All of it is billing's; here it is audited and made pages of."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated
 
 import msgspec
 from redis import Redis
@@ -15,16 +15,14 @@ from control_plane.paging import Page, decode_cursor, encode_cursor
 from core.errors import InvalidRequest, NotFound
 
 
-def close(session: Session, until: datetime | Literal["now"], *, actor: str) -> Closed:
-    """Invoice everything settled before ``until`` and not yet invoiced."""
-    if isinstance(until, datetime) and until.tzinfo is None:
-        raise InvalidRequest("until: give an offset, such as 2026-01-01T00:00:00Z.", param="until")
-    made = billing.close_period(session, None if until == "now" else until)
+def close(session: Session, until: str, *, actor: str) -> Closed:
+    """Invoice everything settled before ``until``, "now" or an RFC 3339 instant, and not yet invoiced."""
+    made = billing.close_period(session, None if until == "now" else _instant(until))
     audit.record(
         session,
         actor=actor,
         action="billing.closed",
-        target="now" if until == "now" else until.isoformat(),
+        target=until,
         details={"invoices": [invoice.id for invoice in made]},
     )
     return Closed(invoices=made)
@@ -43,6 +41,15 @@ def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLine
     if found is None:
         raise NotFound("invoice: you have none with this id.", code="invoice_not_found")
     return InvoiceWithLines(**msgspec.structs.asdict(found.invoice), lines=found.lines)
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return msgspec.convert(text, Annotated[datetime, msgspec.Meta(tz=True)])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            'until: write "now" or an instant with its offset, such as 2026-01-01T00:00:00Z.', param="until"
+        ) from error
 
 
 def reconcile(session: Session, redis: Redis) -> Reconciliation:

@@ -1,5 +1,6 @@
 """An API on a real socket over real servers, and a relay, for the tests beside this file."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from adapters.store import AdapterStore
 from control_plane.publishing.relay import Relay
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.snapshots import projections
+from core.settings import RedisSettings
+from tests.conftest import create_database
 from tests.fixtures.control_api import Api, control_settings, running_api
 from tests.fixtures.peft_adapters import tiny_base
 
@@ -21,6 +24,15 @@ def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
 @pytest.fixture
 def api(settings) -> Iterator[Api]:
     with running_api(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Api]:
+    """One API for a module whose tests leave nothing behind that another would see."""
+    postgres = create_database(postgres_server, f"shared_{secrets.token_hex(6)}", migrated_template)
+    redis = RedisSettings(redis_url=redis_server)
+    with running_api(control_settings(postgres, redis, s3_settings, web=WebSettings(control_port=0))) as running:
         yield running
 
 

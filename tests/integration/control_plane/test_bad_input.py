@@ -1,0 +1,171 @@
+"""What is wrong with a request is told as problem+json that names the field, and never becomes a 5xx."""
+
+import json
+
+import pytest
+
+from core.ids import is_id
+from tests.fixtures.control_api import LIMITS, PRICES
+from tests.fixtures.peft_adapters import tiny_base
+
+PLAN = {"name": "starter", "limits": LIMITS, "prices": PRICES}
+
+
+def without(body: dict, *path: str) -> dict:
+    changed = json.loads(json.dumps(body))
+    inner = changed
+    for name in path[:-1]:
+        inner = inner[name]
+    del inner[path[-1]]
+    return changed
+
+
+def with_(body: dict, value, *path: str) -> dict:
+    changed = json.loads(json.dumps(body))
+    inner = changed
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (with_(PLAN, "60", "limits", "requests_per_minute"), "limits.requests_per_minute"),
+        (with_(PLAN, True, "limits", "kv_pages"), "limits.kv_pages"),
+        (with_(PLAN, 1.5, "limits", "adapters"), "limits.adapters"),
+        (with_(PLAN, 0, "limits", "adapters"), "limits.adapters"),
+        (with_(PLAN, -1, "limits", "tokens_per_month"), "limits.tokens_per_month"),
+        (with_(PLAN, 10**30, "limits", "tokens_per_month"), "limits.tokens_per_month"),
+        (with_(PLAN, -1, "prices", "input_nanos"), "prices.input_nanos"),
+        (with_(PLAN, 10**12, "prices", "input_nanos"), "prices.input_nanos"),
+        (without(PLAN, "limits", "adapter_rank"), "limits.adapter_rank"),
+        (without(PLAN, "prices"), "prices"),
+        (with_(PLAN, 1, "limits", "gpus"), "limits.gpus"),
+        (with_(PLAN, "tn_1", "tenant_id"), "tenant_id"),
+        (with_(PLAN, "Starter Plan", "name"), "name"),
+        (with_(PLAN, "a\u0000b", "name"), "name"),
+        (with_(PLAN, "x" * 300, "name"), "name"),
+        (with_(PLAN, None, "name"), "name"),
+    ],
+)
+def test_a_wrong_field_is_named(shared_api, body, param):
+    response = shared_api.admin.post("/api/v1/admin/plans", json=body)
+    problem = response.json()
+    assert (response.status_code, problem["param"]) == (400, param)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert param in problem["detail"]
+    assert is_id(problem["request_id"], "req")
+    assert problem["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"{", "invalid_json"),
+        (b'{"name": NaN}', "invalid_json"),
+        (b'{"name": Infinity}', "invalid_json"),
+        (b'{"name": "\xff"}', "invalid_json"),
+        (b"[" * 100_000, "invalid_value"),
+        (b'{"name": ' + b"[" * 100_000, "invalid_value"),
+        (b"[]", "invalid_value"),
+        (b"", "invalid_request"),
+        (b'"text"', "invalid_value"),
+    ],
+)
+def test_a_body_that_is_not_the_json_we_want_is_refused(shared_api, content, code):
+    headers = {"content-type": "application/json"}
+    response = shared_api.admin.post("/api/v1/admin/plans", content=content, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, code), response.text
+
+
+def test_another_content_type_is_refused(shared_api):
+    response = shared_api.admin.post("/api/v1/admin/plans", data={"name": "x"})
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_body_that_is_too_large_is_refused(shared_api):
+    big = b'{"name": "' + b"x" * (1 << 20) + b'"}'
+    response = shared_api.admin.post("/api/v1/admin/plans", content=big, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["code"]) == (413, "request_too_large")
+    spec = tiny_base()
+    response = shared_api.admin.post("/api/v1/admin/base-models", content=b" " * (1 << 20) + b"{}")
+    assert response.status_code == 400, "a base model's body may be larger"
+    assert shared_api.register(spec).status_code == 201
+
+
+def test_a_body_without_a_length_is_bounded_too(shared_api):
+    response = shared_api.admin.post("/api/v1/admin/plans", content=(b" " * 65536 for _ in range(1000)))
+    assert (response.status_code, response.headers["connection"]) == (413, "close")
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/api/v1/admin/tenants?limit=0", "limit"),
+        ("/api/v1/admin/tenants?limit=1000000000", "limit"),
+        ("/api/v1/admin/tenants?limit=ten", "limit"),
+        ("/api/v1/admin/tenants?cursor=forged", "cursor"),
+        ("/api/v1/admin/tenants?cursor=YWZ0ZXI6JzsgRFJPUCBUQUJMRQ", "cursor"),
+        ("/api/v1/admin/tenants?cursor=%00", "cursor"),
+        ("/api/v1/admin/tenants?cursor=" + "A" * 5000, "cursor"),
+    ],
+)
+def test_a_wrong_query_parameter_is_named(shared_api, path, param):
+    response = shared_api.admin.get(path)
+    assert (response.status_code, response.json()["param"]) == (400, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("start=yesterday", "start"),
+        ("start=2026-01-01T00:00:00", "start"),
+        ("start=2026-01-02T00:00:00Z&end=2026-01-01T00:00:00Z", "end"),
+        ("start=1999-01-01T00:00:00Z", "start"),
+        ("bucket=2h", "bucket"),
+        ("group_by=tenant", "group_by"),
+    ],
+)
+def test_a_wrong_usage_query_is_named(shared_api, query, param):
+    response = shared_api.tenant().http.get(f"/api/v1/usage?{query}")
+    assert (response.status_code, response.json()["param"]) == (400, param), response.text
+
+
+@pytest.mark.parametrize("path", ["/api/v1/adapters/a%00b", "/api/v1/adapters/%ff", "/api/v1/adapters/..%2f..%2fetc"])
+def test_a_strange_path_is_not_found(shared_api, path):
+    response = shared_api.tenant().http.get(path)
+    assert (response.status_code, response.json()["status"]) == (404, 404)
+
+
+def test_a_wrong_method_is_told(shared_api):
+    response = shared_api.admin.put("/api/v1/admin/plans", json={})
+    assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
+    assert response.headers["x-request-id"]
+
+
+def test_the_schema_describes_the_api_and_how_to_sign_in(shared_api):
+    schema = shared_api.anyone.get("/schema").raise_for_status().json()
+    assert schema["info"]["title"] == "Tenora control plane"
+    assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    body = schema["paths"]["/api/v1/admin/plans"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].endswith("NewPlan")
+    limits = schema["components"]["schemas"]["LimitsBody"]["properties"]
+    assert limits["adapters"]["maximum"] == 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("../etc", "invalid_name"), ("Ünicode", "invalid_name"), ("a" * 300, "invalid_name"), ("", "invalid_name"),
+        ("a\u0000", "invalid_name"), ("\u202eabc", "invalid_name"), ("-a", "invalid_name"),
+        ("tiny-instruct", "invalid_name"), ("🙂", "invalid_name"),
+    ],
+)  # fmt: skip
+def test_an_adapters_name_is_plain_and_no_base_models(shared_api, name, code):
+    base = tiny_base()
+    assert shared_api.register(base).status_code == 201
+    tenant = shared_api.tenant()
+    response = tenant.http.post("/api/v1/adapters", json={"name": name, "base_model": base.id})
+    assert (response.status_code, response.json()["code"], response.json()["param"]) == (400, code, "name")
