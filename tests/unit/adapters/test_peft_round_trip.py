@@ -98,7 +98,9 @@ def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
     assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
 
 
-@pytest.mark.filterwarnings("ignore:`lora_bias=True`", "ignore:Setting `save_embedding_layers`")
+@pytest.mark.filterwarnings(
+    "ignore:`lora_bias=True`", "ignore:Setting `save_embedding_layers`", "ignore:Adapter 'default'"
+)
 @pytest.mark.parametrize(
     ("options", "code"),
     [
