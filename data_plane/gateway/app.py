@@ -9,12 +9,12 @@ from litestar import Litestar
 from litestar.datastructures import State
 from redis.asyncio import Redis
 
-from data_plane.gateway import routes
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.reservation import Reservations
+from data_plane.gateway.routes import Routes
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot
@@ -79,7 +79,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 counters.close()
 
     return Litestar(
-        route_handlers=routes.build(lifecycle, snapshot, replicas),
+        route_handlers=Routes(lifecycle, snapshot, replicas).handlers(),
         lifespan=[lifespan],
         state=State({"settings": settings}),
         openapi_config=None,

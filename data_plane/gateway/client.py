@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
 
@@ -20,7 +21,7 @@ class Client:
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        self.path = unquote(scope["raw_path"].decode("latin-1"))
         self.started = False
         self.status = 0  # of the response; 499 where the caller left before there was one
         self.body_read = False

@@ -129,6 +129,7 @@ REFUSED: Final = frozenset(
         "best_of",
         "cache_salt",
         "chat_template",
+        "chat_template_kwargs",
         "continue_final_message",
         "data_parallel_rank",
         "documents",

@@ -1,8 +1,11 @@
-"""The gateway's paths, as raw ASGI: each hands over to the lifecycle and turns its failures into OpenAI's answers."""
+"""The gateway's paths, as raw ASGI: each hands over to the lifecycle and turns its failures into OpenAI's answers.
+
+One handler takes every path, because Litestar's routing rewrites them; whatever is not in its table is a 404.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 import structlog
@@ -16,71 +19,49 @@ from data_plane.gateway import metrics
 from data_plane.gateway.body import Kind
 from data_plane.gateway.catalog import describe, describe_one
 from data_plane.gateway.client import Client, ClientGone
-from data_plane.gateway.errors import Headers, InternalError, MethodNotAllowed, error_body, error_headers
+from data_plane.gateway.errors import InternalError, MethodNotAllowed, error_body, error_headers
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.snapshot import Snapshot
 
 _log = structlog.get_logger()
+_MODELS: Final = "/v1/models/"
+_SHOWN_CHARS: Final = 128
+
 Serve = Callable[[Client, str], Awaitable[None]]
 """Answers one request, given its channel and its id. Raises AppError before the response has begun."""
 
 
-def build(lifecycle: Lifecycle, snapshot: Snapshot, replicas: Replicas) -> list[ASGIRouteHandler]:
-    """Every route handler, over the objects that app.py built."""
+class Routes:
+    """Answers every path. ``handlers`` is what Litestar is given."""
 
-    def completions(kind: Kind) -> Serve:
-        async def serve(client: Client, request_id: str) -> None:
-            await lifecycle.complete(kind, client, request_id)
+    def __init__(self, lifecycle: Lifecycle, snapshot: Snapshot, replicas: Replicas) -> None:
+        self._lifecycle = lifecycle
+        self._snapshot = snapshot
+        self._replicas = replicas
+        self._table: dict[str, tuple[str, Serve]] = {
+            "/v1/chat/completions": ("POST", self._completions("chat")),
+            "/v1/completions": ("POST", self._completions("completion")),
+            "/v1/tokenize": ("POST", self._tokenize),
+            "/v1/models": ("GET", self._list_models),
+            "/healthz": ("GET", self._health),
+            "/readyz": ("GET", self._ready),
+        }
 
-        return serve
+    def handlers(self) -> list[ASGIRouteHandler]:
+        """The one mounted handler."""
 
-    async def tokenize(client: Client, request_id: str) -> None:
-        prepared = await lifecycle.prepare("tokenize", client, request_id)
-        context = min(prepared.caller.tenant.limits.context_tokens, prepared.target.base.context_tokens)
-        await _json(client, {"count": prepared.prompt_tokens, "max_model_len": context})
+        @asgi("/", is_mount=True)
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._handle(cast("HTTPScope", scope), receive, send)
 
-    async def models(client: Client, _request_id: str) -> None:
-        caller, tables = lifecycle.identify(client)
-        await _json(client, {"object": "list", "data": describe(tables, caller.tenant.tenant_id)})
+        return [handle]
 
-    async def model(client: Client, _request_id: str) -> None:
-        caller, tables = lifecycle.identify(client)
-        await _json(client, describe_one(tables, caller.tenant.tenant_id, client.path.removeprefix("/v1/models/")))
-
-    async def health(client: Client, _request_id: str) -> None:
-        await _json(client, {"status": "alive"})
-
-    async def ready(client: Client, _request_id: str) -> None:
-        is_ready = snapshot.tables is not None and replicas.reachable
-        state = {"ready": is_ready, "snapshot": snapshot.tables is not None, "redis": replicas.reachable}
-        await _json(client, {**state, "generation": snapshot.generation}, status=200 if is_ready else 503)
-
-    async def nothing(client: Client, _request_id: str) -> None:
-        raise NotFound(f"There is nothing at {client.path[:128]}.", code="unknown_url")
-
-    return [
-        _route("/v1/chat/completions", "POST", completions("chat")),
-        _route("/v1/completions", "POST", completions("completion")),
-        _route("/v1/tokenize", "POST", tokenize),
-        _route("/v1/models", "GET", models),
-        _route("/v1/models/{model:path}", "GET", model),
-        _route("/healthz", "GET", health),
-        _route("/readyz", "GET", ready),
-        _route(["/", "/{rest:path}"], None, nothing, label="unknown"),
-    ]
-
-
-def _route(path: str | list[str], method: str | None, serve: Serve, label: str | None = None) -> ASGIRouteHandler:
-    """A raw ASGI handler that answers every failure in OpenAI's shape, with our request id on everything."""
-    name = label or str(path)
-
-    @asgi(path)
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         request_id = new_id("req")
-        client = Client(cast("HTTPScope", scope), receive, send, [(b"x-request-id", request_id.encode())])
+        client = Client(scope, receive, send, [(b"x-request-id", request_id.encode())])
+        label, serve = self._find(client)
         try:
-            _check_method(client, method)
             await serve(client, request_id)
         except AppError as error:
             await _fail(client, error)
@@ -89,26 +70,67 @@ def _route(path: str | list[str], method: str | None, serve: Serve, label: str |
         except asyncio.CancelledError:
             raise
         except Exception:
-            _log.exception("request failed", request=request_id, path=name)
+            _log.exception("request failed", request=request_id, path=label)
             if client.started:
                 raise  # the server cuts the connection: the caller must not take this for the end
             await _fail(client, InternalError("Something went wrong here; it has been logged under the request id."))
         finally:
-            metrics.requests.labels(name, str(client.status)).inc()
+            metrics.requests.labels(label, str(client.status)).inc()
 
-    return handle
+    def _find(self, client: Client) -> tuple[str, Serve]:
+        """The label for metrics, and who answers."""
+        path = client.path
+        serve: Serve
+        if path.startswith(_MODELS) and len(path) > len(_MODELS):
+            label, method, serve = _MODELS, "GET", self._describe_model
+        elif path in self._table:
+            label, (method, serve) = path, self._table[path]
+        else:
+            return "unknown", self._nothing
+        return label, serve if client.method == method else _wrong_method(method)
+
+    def _completions(self, kind: Kind) -> Serve:
+        async def serve(client: Client, request_id: str) -> None:
+            await self._lifecycle.complete(kind, client, request_id)
+
+        return serve
+
+    async def _tokenize(self, client: Client, request_id: str) -> None:
+        prepared = await self._lifecycle.prepare("tokenize", client, request_id)
+        context = min(prepared.caller.tenant.limits.context_tokens, prepared.target.base.context_tokens)
+        await _answer(client, {"count": prepared.prompt_tokens, "max_model_len": context})
+
+    async def _list_models(self, client: Client, _request_id: str) -> None:
+        caller, tables = self._lifecycle.identify(client)
+        await _answer(client, {"object": "list", "data": describe(tables, caller.tenant.tenant_id)})
+
+    async def _describe_model(self, client: Client, _request_id: str) -> None:
+        caller, tables = self._lifecycle.identify(client)
+        await _answer(client, describe_one(tables, caller.tenant.tenant_id, client.path.removeprefix(_MODELS)))
+
+    async def _health(self, client: Client, _request_id: str) -> None:
+        await _answer(client, {"status": "alive"})
+
+    async def _ready(self, client: Client, _request_id: str) -> None:
+        has_snapshot, has_redis = self._snapshot.tables is not None, self._replicas.reachable
+        state = {"ready": has_snapshot and has_redis, "snapshot": has_snapshot, "redis": has_redis}
+        await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if state["ready"] else 503)
+
+    async def _nothing(self, client: Client, _request_id: str) -> None:
+        raise NotFound(f"There is nothing at {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
 
 
-def _check_method(client: Client, method: str | None) -> None:
-    if method is not None and client.method != method:
+def _wrong_method(method: str) -> Serve:
+    async def refuse(_client: Client, _request_id: str) -> None:
         raise MethodNotAllowed(f"Use {method} here.")
 
+    return refuse
 
-async def _json(client: Client, value: object, *, status: int = 200) -> None:
+
+async def _answer(client: Client, value: object, *, status: int = 200) -> None:
     await client.respond(status, msgspec.json.encode(value), [])
 
 
 async def _fail(client: Client, error: AppError) -> None:
     metrics.refusals.labels(error.code).inc()
-    headers: Headers = error_headers(error)
-    await client.respond(error.status, error_body(error), headers)
+    await client.respond(error.status, error_body(error), error_headers(error))

@@ -1,0 +1,139 @@
+"""One gateway, one witness and their Redis for each file; every test is a tenant of its own."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import openai
+import pytest
+import redis
+
+from core import keys
+from core.contracts import UsageEvent
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.published import Publisher
+
+BRISK = {
+    "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "admission_wait_s": 1.0, "abort_s": 4,
+    "lease_s": 2, "lease_renewal_s": 0.5, "first_byte_s": 3, "inter_token_s": 2, "settlement_retry_s": 0.1,
+}  # fmt: skip
+
+
+@dataclass
+class Stack:
+    """What a test talks to."""
+
+    client: redis.Redis
+    publisher: Publisher
+    witness: processes.WitnessProcess
+    gateway: processes.GatewayProcess
+    folder: Path
+    redis_url: str
+    opened: contextlib.ExitStack
+
+    def tenant(self, **limits: int) -> "Tenant":
+        tenant_id = self.publisher.tenant(**limits)
+        return Tenant(self, tenant_id, self.publisher.key(tenant_id))
+
+    def events(self) -> list[UsageEvent]:
+        entries = self.client.xrange(keys.USAGE_STREAM)
+        return [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
+
+
+@dataclass
+class Tenant:
+    """A tenant with a key, and the SDK its developers use."""
+
+    stack: Stack
+    id: str
+    key: str
+
+    def sdk(self, url: str | None = None) -> openai.OpenAI:
+        """Waits until the gateway knows the key."""
+        client = openai.OpenAI(
+            base_url=(url or self.stack.gateway.url) + "/v1", api_key=self.key, max_retries=0, timeout=20
+        )
+        self.stack.opened.callback(client.close)
+        wait_until(lambda: _knows(client), what="the gateway to know a new key")
+        return client
+
+    def events(self) -> list[UsageEvent]:
+        return [event for event in self.stack.events() if event.tenant_id == self.id]
+
+    def event(self) -> UsageEvent:
+        """The only event, when it has come."""
+        (event,) = wait_until(self.events, what="a usage event")
+        return event
+
+    def quota(self) -> dict[str, int]:
+        stored = self.stack.client.hgetall(keys.tenant_quota(self.id))
+        return {name.decode(): int(value) for name, value in stored.items() if name != b"month"}
+
+    def holds_nothing(self) -> bool:
+        quota = self.quota()
+        held = [quota.get(name, 0) for name in ("concurrent", "kv_pages", "month_held")]
+        leases = self.stack.client.zcard(keys.tenant_leases(self.id))
+        return held == [0, 0, 0] and leases == 0
+
+
+def _knows(client: openai.OpenAI) -> bool:
+    try:
+        return bool(client.models.list().data)
+    except openai.AuthenticationError:
+        return False
+
+
+def chat(client: openai.OpenAI, content: str = "hi", model: str = "tiny-chat", **options: object):
+    return client.chat.completions.create(model=model, messages=[{"role": "user", "content": content}], **options)
+
+
+def emptied(redis_url: str) -> redis.Redis:
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    return client
+
+
+@pytest.fixture(scope="module")
+def gateway_settings() -> dict[str, object]:
+    """What a file's gateway is started with, beyond BRISK."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def module_stack(redis_server, tmp_path_factory, gateway_settings) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("stack")
+    with emptied(redis_server) as client:
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        with (
+            processes.witness(folder, redis_server) as witness,
+            processes.gateway(folder, redis_server, **{**BRISK, **gateway_settings}) as gateway,
+        ):
+            yield Stack(client, publisher, witness, gateway, folder, redis_server, contextlib.ExitStack())
+
+
+@pytest.fixture
+def stack(module_stack) -> Iterator[Stack]:
+    """The file's stack, with a witness that behaves."""
+    module_stack.witness.faults()
+    with module_stack.opened:
+        yield module_stack
+    assert module_stack.gateway.process.poll() is None
+    assert "Traceback" not in module_stack.gateway.log.read_text()
+
+
+@pytest.fixture
+def tenant(stack) -> Tenant:
+    """A tenant with ample limits."""
+    return stack.tenant()
+
+
+def seconds_until(condition, timeout_s: float = 10) -> float:
+    """How long a condition takes to come true."""
+    began = time.monotonic()
+    wait_until(condition, timeout_s=timeout_s)
+    return time.monotonic() - began

@@ -1,0 +1,218 @@
+"""The gateway's pure decisions: where a request goes, who calls, what a model name means, what a limit says."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import api_keys
+from core.contracts import AdapterRoute, KeyGrant, ReplicaStatus, TenantGrant
+from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from core.kv_pages import page_ms
+from data_plane.gateway.authenticate import Caller, authenticate
+from data_plane.gateway.catalog import Target, describe, resolve
+from data_plane.gateway.errors import error_body, error_headers
+from data_plane.gateway.lifecycle import output_ceiling
+from data_plane.gateway.limits import Verdict, duration, quota_exceeded
+from data_plane.gateway.meter import Counts, Run, usage_event
+from data_plane.gateway.placement import Candidate, choose
+from data_plane.gateway.snapshot import Tables
+from tests.fixtures.published import AMPLE
+from tests.fixtures.tiny_tokenizer import tiny_route
+
+PEPPER = b"pepper"
+
+
+def status(replica_id: str, **changes) -> ReplicaStatus:
+    fields = {
+        "id": replica_id, "url": "http://x", "base_model": "m", "state": "ready", "boot_id": "b", "block_tokens": 16,
+        "pages_total": 100, "pages_free": 100, "slots": 4, "running_requests": 0, "waiting_requests": 0,
+        "resident": (), "heartbeat_ms": 0, **changes,
+    }  # fmt: skip
+    return ReplicaStatus(**fields)
+
+
+candidates = st.lists(
+    st.builds(
+        lambda number, state, base, total, free, resident: Candidate(
+            status(f"rep_{number}", state=state, base_model=base, pages_total=total, resident=resident),
+            min(free, total),
+        ),
+        st.integers(0, 9),
+        st.sampled_from(["ready", "ready", "ready", "draining", "unhealthy", "starting"]),
+        st.sampled_from(["m", "m", "other"]),
+        st.integers(1, 100),
+        st.integers(0, 100),
+        st.sampled_from([(), ("ad@1",), ("ad@2",)]),
+    ),
+    max_size=8,
+)
+
+
+@given(
+    candidates=candidates,
+    pages=st.integers(1, 100),
+    tried=st.frozensets(st.integers(0, 9).map(lambda n: f"rep_{n}"), max_size=3),
+)
+def test_a_request_is_placed_on_the_best_replica_that_may_serve_it(candidates, pages, tried):
+    chosen = choose(candidates, base_model="m", engine_name="ad@1", pages=pages, tried=tried)
+    able = [
+        c
+        for c in candidates
+        if c.status.state == "ready" and c.status.base_model == "m" and c.status.pages_total >= pages
+    ]
+    assert {s.id for s in chosen} == {c.status.id for c in able} - tried
+    roomy = [c for c in able if c.free_pages >= pages and c.status.id not in tried]
+    if roomy:
+        best = next(c for c in candidates if c.status is chosen[0])
+        assert best.free_pages >= pages
+        resident = [c for c in roomy if "ad@1" in c.status.resident]
+        among = resident or roomy
+        assert best.free_pages == max(c.free_pages for c in among)
+        assert not resident or "ad@1" in best.status.resident
+
+
+def tables(**tenants: str) -> Tables:
+    built = Tables()
+    for tenant_id, state in (tenants or {"tn_1": "active", "tn_2": "active"}).items():
+        built.tenants[tenant_id] = TenantGrant(tenant_id=tenant_id, status=state, limits=AMPLE)
+    route = tiny_route()
+    built.base_models[route.id] = built.hub_names[route.hub_name] = route
+    adapter = AdapterRoute(
+        adapter_id="ad_1", tenant_id="tn_1", name="bot", base_model=route.id,
+        revision_id="rev_1", digest="d" * 64, created_at_ms=1,
+    )  # fmt: skip
+    built.adapters["tn_1"] = {"bot": adapter}
+    return built
+
+
+def with_key(built: Tables, tenant_id: str = "tn_1", scopes: tuple[str, ...] = ("inference",)) -> bytes:
+    key = api_keys.mint_key("live")
+    built.keys[api_keys.hash_key(key, PEPPER)] = KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=scopes)
+    return key.encode()
+
+
+def test_a_good_key_speaks_for_its_tenant():
+    built = tables()
+    headers = [(b"host", b"x"), (b"authorization", b"bearer " + with_key(built))]
+    assert authenticate(headers, built, PEPPER).tenant.tenant_id == "tn_1"
+
+
+def test_whatever_is_not_exactly_one_good_key_is_refused():
+    built = tables()
+    good = with_key(built)
+    wrong_checksum = good[:-1] + (b"A" if good[-1:] != b"A" else b"B")
+    credentials = [
+        b"", b"Bearer", b"Bearer ", b"Basic " + good, good, b"Bearer " + wrong_checksum, b"Bearer ' OR 1=1 --",
+        b"Bearer " + b"a" * 10_240, b"Bearer " + good + b"\0", b"Bearer \xff\xfe",
+        b"Bearer " + api_keys.mint_key("live").encode(),
+        b"Bearer " + api_keys.mint_key("admin").encode(),
+    ]  # fmt: skip
+    for credential in credentials:
+        with pytest.raises(Unauthenticated):
+            authenticate([(b"authorization", credential)], built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([], built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([(b"authorization", b"Bearer " + good)] * 2, built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper")
+
+
+def test_a_suspended_tenant_and_a_key_without_the_scope_are_told_so():
+    built = tables(tn_1="suspended", tn_2="active")
+    for key, code in (
+        (with_key(built), "tenant_suspended"),
+        (with_key(built, "tn_2", ("usage:read",)), "insufficient_scope"),
+    ):
+        with pytest.raises(Forbidden) as refusal:
+            authenticate([(b"authorization", b"Bearer " + key)], built, PEPPER)
+        assert refusal.value.code == code
+
+
+def test_names_are_looked_up_inside_the_tenant_only():
+    built = tables()
+    assert resolve(built, "tn_1", "bot").engine_name == "ad_1@" + "d" * 64
+    assert resolve(built, "tn_2", "tiny-chat").engine_name == "tiny-chat"
+    assert resolve(built, "tn_2", "tenora-tests/tiny-chat").engine_name == "tiny-chat"
+    assert [entry["id"] for entry in describe(built, "tn_1")] == ["bot", "tiny-chat"]
+    assert [entry["id"] for entry in describe(built, "tn_2")] == ["tiny-chat"]
+
+
+def test_anothers_adapter_cannot_be_told_from_none():
+    built = tables()
+    answers = []
+    for name in ("bot", "nob"):
+        with pytest.raises(NotFound) as refusal:
+            resolve(built, "tn_2", name)
+        answers.append(error_body(refusal.value).replace(name.encode(), b"NAME"))
+    assert answers[0] == answers[1]
+    for name in ("../../x", "/etc", "hf-org/repo", "x" * 10_240, "ad_1@" + "d" * 64, "tn_1/bot"):
+        with pytest.raises(NotFound) as refusal:
+            resolve(built, "tn_2", name)
+        assert len(refusal.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "ceiling"), [(10, None, 90), (10, 50, 50), (90, None, 10), (99, 1, 1), (10, 90, 90)]
+)
+def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceiling):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    assert output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200)) == ceiling
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "code"),
+    [(100, None, "context_length_exceeded"), (50, 51, "context_length_exceeded"), (1, 91, "invalid_value")],
+)
+def test_more_than_plan_or_context_allow_is_refused(prompt, asked, code):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    with pytest.raises(InvalidRequest) as refusal:
+        output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200))
+    assert refusal.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"), [(0, "0ms"), (1, "1ms"), (12_000, "12ms"), (1_500_000, "1.5s"), (60_000_000, "1m0s"),
+                               (361_250_000, "6m1.25s")]
+)  # fmt: skip
+def test_durations_read_as_openai_writes_them(microseconds, text):
+    assert duration(microseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("blocked_by", "wait_us", "code", "kind", "retry"),
+    [
+        ("tokens_per_month", -1, "insufficient_quota", b"insufficient_quota", None),
+        ("requests_per_minute", 1_500_000, "rate_limit_exceeded", b"rate_limit_error", b"2"),
+        ("tokens_per_minute", 10, "rate_limit_exceeded", b"rate_limit_error", b"1"),
+        ("tokens_per_minute", -1, "rate_limit_exceeded", b"rate_limit_error", None),
+        ("concurrent_requests", 0, "concurrent_requests_exceeded", b"rate_limit_error", b"1"),
+        ("kv_pages", 0, "kv_pages_exceeded", b"rate_limit_error", b"1"),
+        ("kv_pages", -1, "kv_pages_exceeded", b"rate_limit_error", None),
+    ],
+)
+def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_us, code, kind, retry):
+    error = quota_exceeded(Verdict(blocked_by, wait_us, 5, 1, 2, 3000, 4, 5000, 0), AMPLE, tokens=7, pages=3)
+    headers = dict(error_headers(error))
+    assert (error.status, error.code) == (429, code)
+    assert b'"type":"' + kind in error_body(error)
+    assert headers.get(b"retry-after") == retry
+    assert headers[b"x-should-retry"] == (b"false" if retry is None else b"true")
+    assert headers[b"x-ratelimit-remaining-requests"] == b"2"
+    assert headers[b"x-ratelimit-reset-tokens"] == b"5ms"
+
+
+@given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
+def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
+    built = tables()
+    caller = Caller(KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=()), built.tenants["tn_1"])
+    run = Run(
+        request_id="req_1", replica_id="rep_1", block_tokens=32, outcome="done",
+        started_at_ms=1, settled_at_ms=2, duration_ms=40,
+    )  # fmt: skip
+    event = usage_event(caller, Target("bot", tiny_route(), None), run, Counts(prompt, cached, outputs))
+    assert event.input_tokens == prompt * len(outputs)
+    assert event.output_tokens == sum(outputs)
+    assert event.cached_tokens == min(cached, event.input_tokens)
+    assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
