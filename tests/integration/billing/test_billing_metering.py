@@ -132,6 +132,14 @@ def test_full_dead_letters_leave_poison_pending_rather_than_lose_it(stage):
     assert stage.pending == 1
 
 
+def test_two_workers_that_give_up_on_the_same_event_set_it_aside_once(stage):
+    stage.publish(b"poison")
+    (entry,) = stage.stream.read(count=1, block_ms=None)
+    for _ in range(2):
+        assert stage.stream.set_aside(entry, about={"code": "undecodable"}, dead_letters_max=10)
+    assert len(stage.dead_letters()) == 1
+
+
 def test_nothing_is_acknowledged_while_the_database_fails(stage):
     stage.publish(stage.event(stage.tenant()))
     entries = stage.stream.read(count=10, block_ms=None)
