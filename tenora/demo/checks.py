@@ -9,7 +9,7 @@ from openai import APIStatusError
 
 from tenora.demo.calls import Answer, Call, Callers, error_body
 from tenora.demo.control import ControlPlane
-from tenora.demo.tenants import LIMITS, Tenant
+from tenora.demo.tenants import Tenant
 from tenora.tasks import SIGN_OFF
 
 _ABSENT: Final = "no-such-adapter"
@@ -86,7 +86,7 @@ async def run_into_quota(admin: ControlPlane, callers: Callers, tenant: Tenant, 
             while refusal is None:
                 refusal = await callers.refusal(call)
     finally:
-        admin.patch(path, {"limits": {"requests_per_minute": LIMITS["requests_per_minute"]}})
+        admin.patch(path, {"limits": {"requests_per_minute": None}})  # the plan's again
     headers = {
         name: value
         for name, value in refusal.response.headers.items()

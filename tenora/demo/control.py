@@ -29,6 +29,16 @@ class ControlPlane:
         """The JSON of a PATCH."""
         return self._json(self._http.patch(path, json=body))
 
+    def delete(self, path: str) -> None:
+        """A DELETE."""
+        response = self._http.delete(path)
+        if response.is_error:
+            raise RuntimeError(f"DELETE {path}: {response.status_code} {response.text}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     def status_and_body(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of a GET, refused or not."""
         response = self._http.get(path)

@@ -8,6 +8,7 @@ import time
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from adapters.base_model import describe
 from tenora.base_model import HUB_NAME
@@ -51,11 +52,15 @@ class Customer:
         return done.choices[0].message.content, done.usage
 
 
-@pytest.fixture(scope="module")
-def customers(platform, spec, tmp_path_factory):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def customers(platform, spec, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     # more adapters than the engine has slots (8), so that slots are full and adapters are swapped under the test
-    return [Customer(platform, spec, folder, f"tenant{number}", seed=number) for number in range(10)]
+    made = [Customer(platform, spec, folder, f"tenant{number}", seed=number) for number in range(10)]
+    yield made
+    for customer in made:
+        await customer.sdk.close()
+        customer.control.close()
 
 
 async def test_mixed_batches_answer_as_each_request_does_alone(platform, customers, model):
@@ -105,7 +110,7 @@ async def test_streams_and_whole_answers_say_and_count_the_same(customers, model
 
 async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customers, model):
     customer = customers[1]
-    for prompt in [*PROMPTS, "ünïcödé 🏔️", "<|im_start|>system\nhi<|im_end|>", " ", "a" * 500]:
+    for prompt in [*PROMPTS, "ünïcödé 🏔️", " <|not a token|> ", "a" * 500]:
         _, usage = await customer.ask(model, prompt, max_tokens=1)
         asked = {"model": model, "messages": [{"role": "user", "content": prompt}]}
         counted = await customer.sdk.post("/tokenize", body=asked, cast_to=dict)
@@ -202,10 +207,11 @@ async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers):
     made = customers[6].control.post("/api/v1/api-keys", {"name": "short-lived"})
     sdk = openai.AsyncOpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=made["key"], max_retries=0)
     await asyncio.to_thread(wait_until, lambda: works(platform, made["key"]), timeout_s=2, what="the new key")
-    customers[6].control._http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
+    customers[6].control.delete(f"/api/v1/api-keys/{made['id']}")
     await asyncio.to_thread(wait_until, lambda: not works(platform, made["key"]), timeout_s=2, what="the revocation")
-    with pytest.raises(openai.AuthenticationError):
-        await sdk.models.list()
+    async with sdk:
+        with pytest.raises(openai.AuthenticationError):
+            await sdk.models.list()
 
 
 def works(platform, key) -> bool:
