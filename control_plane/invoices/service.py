@@ -45,11 +45,12 @@ def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLine
 
 def _instant(text: str) -> datetime:
     try:
-        return msgspec.convert(text, Annotated[datetime, msgspec.Meta(tz=True)])
+        instant: datetime = msgspec.convert(text, Annotated[datetime, msgspec.Meta(tz=True)])
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             'until: write "now" or an instant with its offset, such as 2026-01-01T00:00:00Z.', param="until"
         ) from error
+    return instant
 
 
 def reconcile(session: Session, redis: Redis) -> Reconciliation:

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from sqlalchemy import func
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -136,7 +137,7 @@ def all_routes(session: Session) -> Iterator[tuple[str, AdapterRoute]]:
         select(Adapter, Revision)
         .join(Revision, (col(Revision.tenant_id) == Adapter.tenant_id) & (col(Revision.adapter_id) == Adapter.id))
         .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready")
-        .distinct(col(Adapter.id))
+        .ext(distinct_on(col(Adapter.id)))
         .order_by(col(Adapter.id), col(Revision.id).desc())
     )
     for adapter, revision in session.exec(newest.execution_options(yield_per=1000)):

@@ -23,16 +23,16 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Single limits that replace the plan's, within the plans' bounds; null is the plan's again (RFC 7396)."""
 
-    requests_per_minute: Rate | None | msgspec.UnsetType = msgspec.UNSET
-    tokens_per_minute: Rate | None | msgspec.UnsetType = msgspec.UNSET
-    concurrent_requests: Concurrency | None | msgspec.UnsetType = msgspec.UNSET
-    kv_pages: Rate | None | msgspec.UnsetType = msgspec.UNSET
-    tokens_per_month: Tokens | None | msgspec.UnsetType = msgspec.UNSET
-    context_tokens: Window | None | msgspec.UnsetType = msgspec.UNSET
-    output_tokens: Window | None | msgspec.UnsetType = msgspec.UNSET
-    adapters: AdapterCount | None | msgspec.UnsetType = msgspec.UNSET
-    adapter_rank: Rank | None | msgspec.UnsetType = msgspec.UNSET
-    adapter_bytes: AdapterBytes | None | msgspec.UnsetType = msgspec.UNSET
+    requests_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    concurrent_requests: Concurrency | msgspec.UnsetType | None = msgspec.UNSET
+    kv_pages: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    tokens_per_month: Tokens | msgspec.UnsetType | None = msgspec.UNSET
+    context_tokens: Window | msgspec.UnsetType | None = msgspec.UNSET
+    output_tokens: Window | msgspec.UnsetType | None = msgspec.UNSET
+    adapters: AdapterCount | msgspec.UnsetType | None = msgspec.UNSET
+    adapter_rank: Rank | msgspec.UnsetType | None = msgspec.UNSET
+    adapter_bytes: AdapterBytes | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,133 @@
+"""Usage, quota, invoices, reconciliation and replicas through the API, on what billing and agents really write."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from core import clock, keys
+from core.contracts import ReplicaStatus, UsageEvent
+from core.ids import new_id
+from tests.fixtures.control_api import LIMITS, PRICES
+
+
+def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
+    return ReplicaStatus(
+        id=replica_id, url="http://127.0.0.1:9000", base_model="tiny-instruct", state=state, boot_id=new_id("boot"),
+        block_tokens=32, pages_total=100, pages_free=90, slots=4, running_requests=1, waiting_requests=0,
+        resident=("ad_1@0",), heartbeat_ms=clock.now_ms(),
+    )  # fmt: skip
+
+
+def publish(redis, status: ReplicaStatus) -> None:
+    redis.set(keys.replica(status.id), msgspec.json.encode(status))
+    redis.zadd(keys.REPLICAS, {status.id: status.heartbeat_ms})
+
+
+def used(tenant_id: str, *, adapter_id: str | None = None, **counts: int) -> UsageEvent:
+    now = clock.now_ms()
+    numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "kv_page_ms": 9_500} | counts
+    return UsageEvent(
+        request_id=new_id("req"), tenant_id=tenant_id, key_id=new_id("key"), base_model="tiny-instruct",
+        adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
+        started_at_ms=now - 1500, settled_at_ms=now - 500, **numbers,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def meter(engine, redis):
+    """Runs usage events through billing's own consumer."""
+    stream = UsageStream(redis, "tests")
+    stream.ensure_group()
+    worker = Meter(engine, stream, BillingSettings())
+
+    def run(*events: UsageEvent) -> None:
+        for event in events:
+            redis.xadd(keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
+        worker.process(stream.read(count=len(events), block_ms=None))
+
+    return run
+
+
+def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_wish(api, redis):
+    publish(redis, replica("rep_a"))
+    publish(redis, replica("rep_b", "starting"))
+    redis.zadd(keys.REPLICAS, {"rep_gone": 1})
+    listed = api.admin.get("/api/v1/admin/replicas").json()
+    assert [(each["id"], each["state"], each["drain_requested"]) for each in listed["data"]] == [
+        ("rep_a", "ready", False),
+        ("rep_b", "starting", False),
+    ]
+    drained = api.admin.post("/api/v1/admin/replicas/rep_a/drain")
+    assert (drained.status_code, drained.json()["drain_requested"]) == (202, True)
+    assert redis.exists(keys.replica_drain("rep_a"))
+    absent = api.admin.post("/api/v1/admin/replicas/rep_gone/drain")
+    assert (absent.status_code, absent.json()["code"]) == (404, "replica_not_found")
+
+
+def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
+    tenant = api.tenant()
+    empty = tenant.http.get("/api/v1/quota").json()
+    assert (empty["limits"], set(empty["used"].values()), set(empty["held"].values())) == (LIMITS, {0}, {0})
+    seconds, micros = redis.time()
+    now_us = seconds * 1_000_000 + micros
+    fields = {
+        "concurrent": 2, "kv_pages": 70, "requests_tat_us": now_us + 3_000_000, "tokens_tat_us": now_us - 5,
+        "month": datetime.now(UTC).strftime("%Y-%m"), "month_used": 1234, "month_held": 56,
+    }  # fmt: skip
+    redis.hset(keys.tenant_quota(tenant.id), mapping=fields)
+    quota = tenant.http.get("/api/v1/quota").json()
+    assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56}
+    assert quota["used"]["tokens_per_month"] == 1234
+    assert 25 <= quota["used"]["requests_per_minute"] <= 30, "3 s of a minute that holds 600"
+
+
+def test_usage_is_billed_and_reconciled_to_the_token(api, base, meter, redis):
+    tenant, other = api.tenant(), api.tenant()
+    adapter = tenant.adapter("router", base)
+    meter(used(tenant.id, adapter_id=adapter["id"]), used(tenant.id), used(other.id, output_tokens=1))
+    total = tenant.http.get("/api/v1/usage").json()["data"]
+    assert {key: sum(row[key] for row in total) for key in ("requests", "input_tokens", "output_tokens")} == {
+        "requests": 2,
+        "input_tokens": 200,
+        "output_tokens": 14,
+    }
+    assert sum(row["kv_page_seconds"] for row in total) == 19.0
+    grouped = tenant.http.get("/api/v1/usage", params={"group_by": "adapter", "bucket": "1d"}).json()["data"]
+    assert {(row["adapter_id"], row.get("adapter")) for row in grouped} == {(adapter["id"], "router"), ("", None)}
+    before = api.admin.get("/api/v1/admin/reconciliation").json()
+    assert (before["ledger_tokens"], before["invoiced_tokens"]) == (315, 0)
+    closed = api.admin.post("/api/v1/admin/billing/close", json={"until": "now"})
+    assert closed.status_code == 201
+    assert {invoice["tenant_id"] for invoice in closed.json()["invoices"]} == {tenant.id, other.id}
+    after = api.admin.get("/api/v1/admin/reconciliation").json()
+    assert (after["invoiced_tokens"], after["unbilled_tokens"]) == (315, 0)
+    assert api.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).json() == {"invoices": []}
+
+    (mine,) = tenant.http.get("/api/v1/invoices").json()["data"]
+    invoice = tenant.http.get(f"/api/v1/invoices/{mine['id']}").json()
+    each = 60 * PRICES["input_nanos"] + 40 * PRICES["cached_input_nanos"] + 7 * PRICES["output_nanos"]
+    each += 9_500 * PRICES["kv_page_second_nanos"] // 1000
+    assert invoice["amount_nanos"] == 2 * each == sum(line["amount_nanos"] for line in invoice["lines"])
+    (theirs,) = other.http.get("/api/v1/invoices").json()["data"]
+    foreign = tenant.http.get(f"/api/v1/invoices/{theirs['id']}")
+    assert (foreign.status_code, foreign.json()["code"]) == (404, "invoice_not_found")
+    everyone = api.admin.get("/api/v1/admin/invoices", params={"limit": 1}).json()
+    rest = api.admin.get("/api/v1/admin/invoices", params={"limit": 1, "cursor": everyone["next_cursor"]}).json()
+    assert {page["data"][0]["id"] for page in (everyone, rest)} == {mine["id"], theirs["id"]}
+    assert rest["next_cursor"] is None
+
+
+@pytest.mark.parametrize("until", ["yesterday", "2026-01-01", "2026-01-01T00:00:00", "", "NOW"])
+def test_an_instant_that_is_none_closes_nothing(shared_api, until):
+    response = shared_api.admin.post("/api/v1/admin/billing/close", json={"until": until})
+    assert (response.status_code, response.json()["param"]) == (400, "until")
+
+
+def test_the_future_cannot_be_closed(shared_api):
+    until = (clock.now() + timedelta(days=1)).isoformat()
+    response = shared_api.admin.post("/api/v1/admin/billing/close", json={"until": until})
+    assert response.status_code == 400, response.text

@@ -1,0 +1,146 @@
+"""What an operator runs: migrate, bootstrap, publish, web — as real commands — and whether the process is ready."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from control_plane.api_keys.authenticate import Authenticator
+from control_plane.operations import bootstrap, migrate
+from control_plane.registry.models import Revision
+from core import db, keys
+from core.api_keys import is_well_formed
+from core.errors import Unprocessable
+from tenora.program import free_port
+from tests.conftest import create_database, wait_until
+from tests.fixtures.control_api import PEPPER, control_settings, running_api
+from tests.integration.control_plane.test_worker import environment
+
+
+def run(settings, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "control_plane", *arguments]
+    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_bootstrap_makes_one_admin_key_however_often_it_runs(settings, engine, tmp_path):
+    file = tmp_path / "home" / "admin.key"
+    first, again = (run(settings, "bootstrap", "--admin-key-file", str(file)) for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert ("minted" in first.stdout, "kept" in again.stdout) == (True, True)
+    secret = file.read_text().strip()
+    assert is_well_formed(secret)
+    assert secret not in first.stdout + first.stderr
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    principal = Authenticator(engine=engine, pepper=PEPPER.encode()).authenticate(f"Bearer {secret}")
+    assert principal.tenant_id is None
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM api_keys").scalar() == 1
+
+
+def test_bootstrap_stores_a_key_whose_row_is_missing_and_touches_no_other_file(settings, engine, tmp_path):
+    file = tmp_path / "admin.key"
+    bootstrap(settings.postgres, settings.keys, file)
+    secret = file.read_text()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM api_keys")
+    assert "and stored" in bootstrap(settings.postgres, settings.keys, file)
+    assert file.read_text() == secret
+    file.write_text("something else")
+    with pytest.raises(Unprocessable, match="move it away"):
+        bootstrap(settings.postgres, settings.keys, file)
+    assert file.read_text() == "something else"
+    assert [path.name for path in tmp_path.iterdir()] == ["admin.key"]
+
+
+def test_migrate_builds_an_empty_database_and_names_the_fix_when_it_cannot(
+    postgres_server, redis_settings, s3_settings, tmp_path
+):
+    empty = create_database(postgres_server, f"empty_{os.urandom(4).hex()}")
+    settings = control_settings(empty, redis_settings, s3_settings)
+    for _ in range(2):
+        done = run(settings, "migrate")
+        assert done.returncode == 0, done.stderr
+    engine = db.connect(empty)
+    with db.unit_of_work(engine) as session:
+        assert session.get(Revision, "rev_none") is None
+    engine.dispose()
+    with pytest.raises(Unprocessable, match="checkout of the repository"):
+        migrate(empty, tmp_path)
+
+
+def test_publish_puts_the_whole_snapshot_in_redis(settings, api, redis):
+    tenant = api.tenant()
+    done = run(settings, "publish")
+    assert done.returncode == 0, done.stderr
+    assert redis.hkeys(keys.snapshot("tenants")) == [tenant.id.encode()]
+    assert redis.hget(keys.SNAPSHOT_META, "epoch").decode() in done.stdout
+
+
+@pytest.mark.parametrize("command", ["web", "worker", "migrate", "publish", "bootstrap"])
+def test_every_command_explains_itself(settings, command):
+    done = run(settings, command, "--help")
+    assert (done.returncode, "usage: python -m control_plane" in done.stdout) == (0, True)
+
+
+def test_a_web_process_serves_and_stops_when_asked(settings):
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "control_plane", "web"],
+        env=environment(settings, TENORA_CONTROL_PORT=str(port)),
+        stdout=subprocess.PIPE,
+    )
+
+    def answer():
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/readyz")
+        except httpx.TransportError:
+            return None
+
+    ready = wait_until(answer, what="web")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert (ready.status_code, ready.json()) == (200, {"postgres": "ok", "redis": "ok", "s3": "ok"})
+    assert b'"path":"/readyz"' in out.replace(b" ", b""), "each request is a line of JSON"
+    assert ready.headers["x-request-id"].encode() in out
+
+
+def test_a_process_without_what_it_needs_lives_and_says_that_it_is_not_ready(settings):
+    from core.settings import PostgresSettings, RedisSettings
+
+    nowhere = control_settings(
+        PostgresSettings(postgres_dsn=settings.postgres.postgres_dsn),
+        RedisSettings(redis_url="redis://127.0.0.1:9/0"),
+        settings.s3,
+        web=settings.web,
+    )
+    with running_api(nowhere) as api:
+        assert api.anyone.get("/healthz").json() == {"status": "ok"}
+        answer = api.anyone.get("/readyz")
+        assert (answer.status_code, answer.json()["redis"], answer.json()["postgres"]) == (503, "unavailable", "ok")
+        refused = api.tenant().http.get("/api/v1/quota")
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "127.0.0.1" not in refused.text
+
+
+def test_without_postgres_a_key_cannot_be_looked_up_and_nothing_leaks(settings, engine):
+    with running_api(settings) as api:
+        tenant = api.tenant()
+        name = engine.url.database
+        admin = engine.url.set(database="postgres")
+        other = db.connect(settings.postgres.model_copy(update={"postgres_dsn": admin.render_as_string(False)}))
+        with other.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+            )
+            refused = tenant.http.get("/api/v1/me")
+            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable"), refused.text
+            assert name not in refused.text
+            connection.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+            assert tenant.http.get("/api/v1/me").status_code == 200
+        other.dispose()

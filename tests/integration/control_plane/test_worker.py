@@ -1,0 +1,260 @@
+"""The worker as a real process: publishing within its time, validating real uploads, dying and coming back."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from adapters.manifest import MANIFEST_FILE
+from adapters.store import revision_prefix
+from control_plane.registry import validation
+from control_plane.registry.cleanup import UploadCleanup
+from core import db, keys
+from core.api_keys import hash_key
+from core.contracts import AdapterRoute
+from tests.conftest import wait_until
+from tests.fixtures.control_api import PEPPER, Tenant
+from tests.fixtures.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
+
+
+def environment(settings, **extra: str) -> dict[str, str]:
+    return os.environ | {
+        "TENORA_POSTGRES_DSN": settings.postgres.postgres_dsn,
+        "TENORA_REDIS_URL": settings.redis.redis_url,
+        "TENORA_S3_ENDPOINT": settings.s3.s3_endpoint,
+        "TENORA_S3_ACCESS_KEY": settings.s3.s3_access_key,
+        "TENORA_S3_SECRET_KEY": settings.s3.s3_secret_key.get_secret_value(),
+        "TENORA_KEY_PEPPER": PEPPER,
+        **extra,
+    }
+
+
+@contextmanager
+def running_worker(settings, **extra: str) -> Iterator[subprocess.Popen]:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "control_plane", "worker"], env=environment(settings, **extra), stdout=subprocess.PIPE
+    )
+    try:
+        assert b"worker started" in worker.stdout.readline()
+        yield worker
+    finally:
+        if worker.poll() is None:
+            worker.terminate()
+        worker.communicate(timeout=40)
+
+
+def upload(tenant: Tenant, name: str, folder) -> str:
+    """PUT a folder's files and complete the revision; returns the revision's path."""
+    revision = tenant.announce(name, declared_files(folder))
+    for each in revision["uploads"]:
+        content = (folder / each["path"]).read_bytes()
+        httpx.request(each["method"], each["url"], headers=each["headers"], content=content).raise_for_status()
+    path = f"/api/v1/adapters/{name}/revisions/{revision['id']}"
+    assert tenant.http.post(f"{path}/complete").status_code == 202
+    return path
+
+
+def decided(tenant: Tenant, path: str, timeout_s: float = 30) -> dict:
+    return wait_until(
+        lambda: (now := tenant.http.get(path).json())["status"] in ("ready", "rejected") and now,
+        timeout_s=timeout_s,
+        what="verdict",
+    )
+
+
+def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, store, tmp_path):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    with running_worker(settings) as worker:
+        path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
+        revision = decided(tenant, path)
+        assert (revision["status"], revision["report"]["problems"]) == ("ready", [])
+        field = f"{tenant.id}/router"
+        value = wait_until(lambda: redis.hget(keys.snapshot("adapters"), field), what="route")
+        route = msgspec.json.decode(value, type=AdapterRoute)
+        assert (route.digest, route.revision_id) == (revision["sha256"], revision["id"])
+        assert store.head(revision_prefix(route.digest) + MANIFEST_FILE)
+        assert tenant.http.get("/api/v1/adapters/router").json()["revision"] == revision["id"]
+        second = decided(tenant, upload(tenant, "router", write_adapter(tmp_path / "b", base, seed=1)))
+        wait_until(
+            lambda: second["sha256"] in (redis.hget(keys.snapshot("adapters"), field) or b"").decode(), what="new route"
+        )
+        tenant.http.delete("/api/v1/adapters/router").raise_for_status()
+        wait_until(lambda: not redis.hexists(keys.snapshot("adapters"), field), what="end of the route")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+
+
+def test_a_bad_adapter_is_rejected_with_a_report_and_never_routed(api, base, settings, redis, tmp_path):
+    tenant = api.tenant(adapter_rank=8)
+    for name in ("nan", "rank", "base"):
+        tenant.adapter(name, base)
+    nan = write_adapter(tmp_path / "nan", base)
+    tensors = adapter_tensors(base)
+    name, weights = next(iter(tensors.items()))
+    weights[0, 0] = np.nan
+    (nan / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors))
+    folders = {
+        "nan": (nan, "weights_not_finite", name),
+        "rank": (write_adapter(tmp_path / "rank", base, rank=16), "rank_too_large", "r"),
+        "base": (
+            write_adapter(tmp_path / "base", base, base_model_name_or_path="meta/Llama-3"),
+            "base_model_mismatch",
+            "base_model_name_or_path",
+        ),
+    }
+    with running_worker(settings):
+        for adapter, (folder, code, where) in folders.items():
+            revision = decided(tenant, upload(tenant, adapter, folder))
+            problem = revision["report"]["problems"][0]
+            assert (revision["status"], revision["sha256"], problem["code"]) == ("rejected", None, code), problem
+            assert where in (problem["where"] or ""), problem
+            assert problem["file"], problem
+    assert redis.hgetall(keys.snapshot("adapters")) == {}
+
+
+def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redis):
+    tenant = api.tenant()
+    with running_worker(settings):
+        seconds = []
+        for _ in range(5):
+            made = tenant.http.post("/api/v1/api-keys", json={}).json()
+            field = hash_key(made["key"], PEPPER.encode())
+            wait_until(lambda field=field: redis.hexists(keys.snapshot("keys"), field), what="key")
+            tenant.http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
+            begun = time.monotonic()
+            wait_until(lambda field=field: not redis.hexists(keys.snapshot("keys"), field), what="revocation")
+            seconds.append(time.monotonic() - begun)
+    assert max(seconds) < 2, seconds
+
+
+def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, tmp_path):
+    """Two loops of one worker: while S3 does not answer at all, changes go on being published."""
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
+    made = tenant.http.post("/api/v1/api-keys", json={}).json()
+    with running_worker(settings, TENORA_S3_ENDPOINT="http://127.0.0.1:9", TENORA_VALIDATION_BACKOFF_S="1"):
+        field = hash_key(made["key"], PEPPER.encode())
+        wait_until(lambda: redis.hexists(keys.snapshot("keys"), field), what="key")
+        tenant.http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
+        wait_until(lambda: not redis.hexists(keys.snapshot("keys"), field), timeout_s=2, what="revocation")
+        assert tenant.http.get(path).json()["status"] == "validating", "an outage of S3 says nothing of the upload"
+    with running_worker(settings):
+        assert decided(tenant, path)["status"] == "ready"
+
+
+def test_a_killed_workers_job_is_done_by_the_next_one(api, base, settings, tmp_path):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an S3 that takes connections and says nothing
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with running_worker(settings, TENORA_S3_ENDPOINT=endpoint, TENORA_VALIDATION_LEASE_S="2") as worker:
+            wait_until(lambda: _attempts(settings, path) == 1, what="claim")
+            worker.kill()
+    with running_worker(settings):
+        assert decided(tenant, path)["status"] == "ready"
+    assert _attempts(settings, path) == 2
+
+
+def test_an_upload_that_costs_three_workers_is_rejected(api, base, engine, tmp_path):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
+    for attempt in (1, 2, 3):
+        with db.unit_of_work(engine) as session:
+            job = validation.claim(session, lease_s=60, attempts_max=3)
+            assert job.attempt == attempt
+        with db.unit_of_work(engine) as session:
+            assert validation.claim(session, lease_s=60, attempts_max=3) is None, "it is held"
+        _expire_leases(engine)
+    with db.unit_of_work(engine) as session:
+        assert validation.claim(session, lease_s=60, attempts_max=3) is None
+    revision = tenant.http.get(path).json()
+    assert (revision["status"], revision["report"]["problems"][0]["code"]) == ("rejected", "validation_failed")
+
+
+def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path):
+    from adapters.verdict import Problem, rejected
+
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
+    with db.unit_of_work(engine) as session:
+        late = validation.claim(session, lease_s=60, attempts_max=3)
+        assert validation.prolong(session, late, lease_s=60)
+    _expire_leases(engine)
+    with db.unit_of_work(engine) as session:
+        current = validation.claim(session, lease_s=60, attempts_max=3)
+    verdict = rejected(Problem(code="validation_failed", message="no"))
+    with db.unit_of_work(engine) as session:
+        assert not validation.prolong(session, late, lease_s=60)
+        assert not validation.record(session, late, verdict)
+    assert tenant.http.get(path).json()["status"] == "validating"
+    with db.unit_of_work(engine) as session:
+        assert validation.record(session, current, verdict)
+    assert tenant.http.get(path).json()["status"] == "rejected"
+
+
+def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base, engine, store, tmp_path):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    folder = write_adapter(tmp_path / "a", base)
+    revision = tenant.announce("router", declared_files(folder))
+    first = revision["uploads"][0]
+    content = (folder / first["path"]).read_bytes()
+    httpx.request(first["method"], first["url"], headers=first["headers"], content=content).raise_for_status()
+    cleanup = UploadCleanup(engine, store, upload_expires_s=3600, url_expires_s=60, batch_max=10)
+    path = f"/api/v1/adapters/router/revisions/{revision['id']}"
+    cleanup.step()
+    assert tenant.http.get(path).json()["status"] == "uploading"
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET created_at = created_at - interval '2 hours'")
+    for _ in range(2):
+        cleanup.step()
+    now = tenant.http.get(path).json()
+    assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
+    assert store.head(f"uploads/{revision['id']}/{first['path']}") is None
+    late = tenant.http.post(f"{path}/complete")
+    assert (late.status_code, late.json()["status"]) == (202, "rejected")
+
+
+def test_the_worker_outlives_a_redis_that_goes_away(api, settings, redis):
+    tenant = api.tenant()
+    with running_worker(settings) as worker:
+        wait_until(lambda: redis.hexists(keys.snapshot("tenants"), tenant.id), what="tenant")
+        redis.client_kill_filter(skipme=True, _type="normal")
+        redis.flushall()
+        wait_until(lambda: redis.hexists(keys.snapshot("tenants"), tenant.id), what="tenant again")
+        assert worker.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_worker_stops_when_asked(api, settings, number):
+    with running_worker(settings) as worker:
+        worker.send_signal(number)
+        assert worker.wait(20) == 0
+
+
+def _attempts(settings, path: str) -> int:
+    engine = db.connect(settings.postgres)
+    with engine.connect() as connection:
+        query = "SELECT attempts FROM revisions WHERE id = %s"
+        attempts = connection.exec_driver_sql(query, (path.rpartition("/")[2],)).scalar_one()
+    engine.dispose()
+    return attempts
+
+
+def _expire_leases(engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")

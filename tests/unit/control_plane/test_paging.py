@@ -1,0 +1,31 @@
+"""Cursors come back as they went out, and nothing else is one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.paging import decode_cursor, encode_cursor
+from core.errors import InvalidRequest
+from core.ids import new_id
+
+
+def test_a_cursor_comes_back_as_the_id_it_was_made_of():
+    for last in (new_id("tn"), new_id("rev"), "smollm2-135m-instruct", "a.b_c"):
+        assert decode_cursor(encode_cursor(last)) == last
+
+
+def test_no_cursor_is_the_beginning():
+    assert decode_cursor(None) is None
+
+
+@given(st.text(max_size=80))
+def test_whatever_else_is_sent_is_refused_by_name(text):
+    with pytest.raises(InvalidRequest) as refused:
+        decode_cursor(text)
+    assert (refused.value.code, refused.value.param) == ("invalid_cursor", "cursor")
+
+
+@pytest.mark.parametrize("forged", ["", "=", "é", "a" * 200, encode_cursor("x") + "=", encode_cursor("'; DROP")])
+def test_a_forged_cursor_is_refused(forged):
+    with pytest.raises(InvalidRequest):
+        decode_cursor(forged)
