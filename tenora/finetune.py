@@ -63,12 +63,9 @@ def finetune(
         sys.executable, "-m", "tenora.finetune", "--json", "--base", str(base_dir), "--dataset", str(dataset),
         "--out", str(out_dir), "--task", task.name, "--seed", str(seed),
     )  # fmt: skip
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with (
         tempfile.TemporaryFile() as messages,
-        subprocess.Popen(
-            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages
-        ) as child,
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages) as child,
     ):
         assert child.stdout is not None
         report: FinetuneReport | None = None
@@ -95,6 +92,8 @@ def run(
     """The same in this process."""
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     examples = task.load(dataset, "train")
+    # OpenMP's threads otherwise spin at each barrier: beside other busy processes that cost ten times the CPU seconds.
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="PASSIVE")
     from tenora.training import train  # torch: for the child only, and only once the dataset is known to be good
 
     counts = train(
