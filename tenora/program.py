@@ -81,11 +81,11 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def answers(url: str, timeout_s: float = 2) -> bool:
-    """Whether an HTTP GET of a loopback URL gives 200."""
+def answers(url: str, *, saying: str = "", timeout_s: float = 2) -> bool:
+    """Whether an HTTP GET of a loopback URL gives 200 and a body that contains ``saying``."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own loopback URLs
-            return bool(response.status == 200)
+            return response.status == 200 and saying in response.read().decode()
     except OSError:
         return False
 

@@ -143,8 +143,9 @@ class Stack:
         )
 
     def _replica(self) -> Program:
+        metrics_port = self._ports["replica_metrics"]
         environment = self.environment() | {
-            "TENORA_METRICS_PORT": str(self._ports["replica_metrics"]),
+            "TENORA_METRICS_PORT": str(metrics_port),
             "TENORA_REPLICA_ID": REPLICA_ID,
             "TENORA_BASE_MODEL": MODEL_ID,
             "TENORA_MODEL_PATH": str(self.checkpoint),
@@ -156,14 +157,10 @@ class Stack:
             env=environment,
             log=self.logs / "replica.log",
             needs=("valkey", "s3"),
-            ready=self._replica_is_ready,
+            ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/metrics", saying="tenora_replica_ready 1.0"),
             ready_s=300,
             stop_s=45,
         )
-
-    def _replica_is_ready(self) -> bool:
-        """A heartbeat that says ready: it is published after the engine's first generated token only."""
-        return any(replica.get("state") == "ready" for replica in self.replicas())
 
     def replicas(self) -> list[dict[str, object]]:
         """The published status of every live replica."""

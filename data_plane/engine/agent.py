@@ -30,6 +30,7 @@ from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
 PROBES: Final = Counter("tenora_replica_probes_total", "One-token generations by the agent.", ["result"])
+READY: Final = Gauge("tenora_replica_ready", "1 once the engine has generated a token, 0 when it drains or fails.")
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence holds.")
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -56,6 +57,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        await self._withdraw()  # what an agent that was killed has left would send requests to an engine not yet up
         self._process = _start_engine(self._settings)
         try:
             if not await self._wait_until_ready():
@@ -128,6 +130,7 @@ class Agent:
             self._last_progress = time.monotonic()
         status = self._status(metrics, resident)
         FREE_PAGES.set(status.pages_free)
+        READY.set(status.state == "ready")
         counters = EngineCounters(
             prompt_tokens=metrics.prompt_tokens,
             generation_tokens=metrics.generation_tokens,
@@ -182,6 +185,10 @@ class Agent:
             ):
                 break
             await asyncio.sleep(0.2)
+        await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        """Make gateways forget this replica now instead of when its status expires."""
         try:
             await self._redis.delete(keys.replica(self._settings.replica_id))
             await self._redis.zrem(keys.REPLICAS, self._settings.replica_id)

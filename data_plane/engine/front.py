@@ -86,7 +86,7 @@ async def _body(receive: Receive) -> bytes:
     body = b""
     while len(body) <= _ABORT_BODY_MAX_BYTES:
         message = await receive()
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if not message.get("more_body"):
             return body
     return b""

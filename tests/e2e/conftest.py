@@ -104,11 +104,11 @@ def platform(checkpoint, tmp_path_factory) -> Iterator[Platform]:
         yield platform
     finally:
         down = platform.run("down")
-        left = processes_of(home)
+        left = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in processes_of(home)}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert down.returncode == 0, down.stderr
-    assert left == [], "`tenora down` left processes behind"
+    assert left == {}, "`tenora down` left processes behind"
 
 
 @pytest.fixture
