@@ -2,12 +2,8 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 from litestar import Litestar, Router
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 
 from adapters.store import AdapterStore
 from control_plane.api_keys.api import ApiKeys
@@ -20,6 +16,7 @@ from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
 from control_plane.health import healthz, readyz
 from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
 from control_plane.registry.api import Adapters, Revisions, admin_base_models
 from control_plane.request_context import RequestContext
@@ -71,27 +68,9 @@ def create_app(settings: ControlSettings) -> Litestar:
         request_max_body_size=settings.web.control_body_bytes_max,
         lifespan=[lifespan],
         logging_config=None,  # core.telemetry has set logging up, and errors.py logs what is unexpected
-        openapi_config=_openapi(),
+        openapi_config=describe_api(),
     )
+    describe_problems(app)
     # Around the whole of it, not as a Litestar middleware: those never see a request that matches no route.
     app.asgi_handler = RequestContext(app.asgi_handler, requests_max=settings.web.control_requests_max)
     return app
-
-
-def _openapi() -> OpenAPIConfig:
-    return OpenAPIConfig(
-        title="Tenora control plane",
-        version=version("tenora"),
-        description="Tenants, keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
-        path="/schema",
-        render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"]), YamlRenderPlugin()],
-        use_handler_docstrings=True,
-        components=Components(
-            security_schemes={
-                "bearer": SecurityScheme(
-                    type="http", scheme="bearer", description="An API key: tnr_live_… or tnr_admin_…."
-                )
-            }
-        ),
-        security=[{"bearer": []}],
-    )

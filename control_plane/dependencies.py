@@ -1,10 +1,11 @@
 """What handlers may ask for by name, and where it comes from. Everything here was built by ``app`` and is passed on."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request
 from litestar.di import Provide
+from litestar.params import HeaderParameter
 from redis import Redis
 from sqlalchemy import Engine
 
@@ -13,6 +14,14 @@ from adapters.store import AdapterStore
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once, digest_of
 from control_plane.settings import WebSettings
+
+_IdempotencyKey = Annotated[
+    str | None,
+    HeaderParameter(
+        name="Idempotency-Key",
+        description="1 to 255 printable ASCII characters; sent again, the first answer is replayed.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +72,11 @@ def providers(resources: Resources) -> dict[str, Provide]:
         assert isinstance(found, Principal), "a guard has authenticated the request"
         return found
 
-    async def once(request: Request[Any, Any, Any]) -> Once:
+    async def once(request: Request[Any, Any, Any], idempotency_key: _IdempotencyKey = None) -> Once:
         return Once(
             resources.engine,
             caller=principal(request).caller,
-            key=request.headers.get("idempotency-key"),
+            key=idempotency_key,
             request_sha256=await digest_of(request),
         )
 

@@ -39,16 +39,26 @@ class Once:
         self._request_sha256 = request_sha256
 
     def run(
-        self, effect: Callable[[Session], T], *, status_code: int = 201, stored: Callable[[T], T] | None = None
+        self,
+        effect: Callable[[Session], T],
+        *,
+        status_code: int = 201,
+        stored: Callable[[T], T] | None = None,
+        renewed: Callable[[Session, bytes], T] | None = None,
     ) -> Response[T]:
         """Do ``effect`` in one transaction and answer with its result, or replay the answer of the first time.
 
-        ``stored`` turns the result into what may be kept and replayed. Raises Unprocessable when the key was used for
-        another request, Conflict while that first request is still in work.
+        ``stored`` turns the result into what may be kept, without secrets; ``renewed`` makes a full answer of that
+        again where it can be done. Raises Unprocessable when the key was used for another request, Conflict while that
+        first request is still in work.
         """
         with unit_of_work(self._engine) as session:
             if self._key is not None and not self._claim(session):
-                return cast("Response[T]", self._replay(session))  # the same body, encoded the first time
+                first = self._first(session)
+                assert first.body is not None, "stored in the transaction that made the row"
+                # A body as it was stored is sent as it is; Litestar does not encode bytes again.
+                body = renewed(session, first.body) if renewed else cast("T", first.body)
+                return Response(body, status_code=first.status_code, media_type="application/json", headers=REPLAYED)
             result = effect(session)
             if self._key is not None:
                 session.flush()
@@ -72,7 +82,7 @@ class Once:
                 ) from error
             raise
 
-    def _replay(self, session: Session) -> Response[bytes]:
+    def _first(self, session: Session) -> IdempotentResponse:
         first = session.get(IdempotentResponse, (self._caller, self._key))
         if first is None:  # it expired between the two statements
             raise Conflict("The Idempotency-Key has just expired; try again.", code="request_in_progress")
@@ -82,8 +92,7 @@ class Once:
                 code="idempotency_key_reused",
                 param="idempotency-key",
             )
-        assert first.body is not None, "stored in the transaction that made the row"
-        return Response(first.body, status_code=first.status_code, media_type="application/json", headers=REPLAYED)
+        return first
 
     def _keep(self, session: Session, status_code: int, body: bytes) -> None:
         session.execute(

@@ -1,7 +1,5 @@
 """Routes of the registry: an admin's over base models, and a tenant's over its adapters and their revisions."""
 
-from datetime import timedelta
-
 from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -13,7 +11,7 @@ from adapters.store import AdapterStore, upload_key
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import adapters, base_models, revisions
+from control_plane.registry import adapters, base_models, revisions, uploads
 from control_plane.registry.schemas import (
     AdapterView,
     BaseModelView,
@@ -22,7 +20,6 @@ from control_plane.registry.schemas import (
     NewRevision,
     RevisionCreated,
     RevisionView,
-    UploadView,
 )
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
@@ -125,25 +122,12 @@ class Revisions(Controller):
             revision = revisions.announce_revision(
                 session, data, tenant_id=principal.own_tenant_id, name=name, actor=principal.key_id, settings=web
             )
-            uploads = []
-            for file in data.files:
-                signed = store.presign_put(
-                    upload_key(revision.id, file.path),
-                    size_bytes=file.size_bytes,
-                    sha256=file.sha256,
-                    expires_s=upload.upload_url_expires_s,
-                )
-                uploads.append(
-                    UploadView(path=file.path, method=signed.method, url=signed.url, headers=dict(signed.headers))
-                )
-            return RevisionCreated(
-                id=revision.id,
-                status=revision.status,
-                uploads=uploads,
-                uploads_expire_at=revision.created_at + timedelta(seconds=upload.upload_url_expires_s),
-            )
+            return signed(revision.id)
 
-        return once.run(announce)
+        def signed(revision_id: str) -> RevisionCreated:
+            return uploads.sign(store, revision_id, data.files, expires_s=upload.upload_url_expires_s)
+
+        return once.run(announce, stored=uploads.unsigned, renewed=lambda _, body: signed(uploads.revision_of(body)))
 
     @get(sync_to_thread=True, opt=_READ)
     def list_revisions(

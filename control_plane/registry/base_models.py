@@ -81,7 +81,7 @@ def find_id(session: Session, id_or_hub_name: str) -> str | None:
     wanted = select(BaseModel.id).where(
         (col(BaseModel.id) == id_or_hub_name) | (col(BaseModel.hub_name) == id_or_hub_name)
     )
-    return session.exec(wanted).first()
+    return session.exec(wanted.order_by(col(BaseModel.id) != id_or_hub_name)).first()
 
 
 def spec_of(session: Session, base_model: str) -> BaseModelSpec:

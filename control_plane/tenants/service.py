@@ -1,6 +1,7 @@
 """Creates and changes tenants, and says what holds for one. Every change is published and audited."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Literal, cast
 
 import msgspec
@@ -75,11 +76,12 @@ def get(session: Session, tenant_id: str) -> TenantView:
 
 def list_tenants(session: Session, *, cursor: str | None, limit: int) -> Page[TenantView]:
     """Every tenant, newest first."""
+    plan_of = _plans_of(session)
     return page_of(
         session,
         select(Tenant),
         col(Tenant.id),
-        lambda tenant: _view(tenant, plans.get_plan(session, tenant.plan_id)),
+        lambda tenant: _view(tenant, plan_of(tenant.plan_id)),
         cursor=cursor,
         limit=limit,
     )
@@ -109,16 +111,19 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     """Every tenant, suspended ones too, by id."""
-    known: dict[str, PlanView] = {}
+    plan_of = _plans_of(session)
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        if tenant.plan_id not in known:
-            known[tenant.plan_id] = plans.get_plan(session, tenant.plan_id)
-        yield tenant.id, _grant(tenant, known[tenant.plan_id])
+        yield tenant.id, _grant(tenant, plan_of(tenant.plan_id))
+
+
+def _plans_of(session: Session) -> Callable[[str], PlanView]:
+    """Reads a plan once, however many tenants are on it."""
+    return functools.cache(lambda plan_id: plans.get_plan(session, plan_id))
 
 
 def _find(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
     wanted = select(Tenant).where(Tenant.id == tenant_id)
-    tenant = session.exec(wanted.with_for_update() if lock else wanted).first()
+    tenant = session.exec(wanted.with_for_update(key_share=True) if lock else wanted).first()
     if tenant is None:
         raise NotFound("tenant: there is none with this id.", code="tenant_not_found")
     return tenant

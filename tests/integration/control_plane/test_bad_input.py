@@ -149,8 +149,10 @@ def test_the_schema_describes_the_api_and_how_to_sign_in(shared_api):
     schema = shared_api.anyone.get("/schema").raise_for_status().json()
     assert schema["info"]["title"] == "Tenora control plane"
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
-    body = schema["paths"]["/api/v1/admin/plans"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["$ref"].endswith("NewPlan")
+    create = schema["paths"]["/api/v1/admin/plans"]["post"]
+    assert create["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("NewPlan")
+    assert [each["name"] for each in create["parameters"]] == ["Idempotency-Key"]
+    assert create["responses"]["400"]["content"]["application/problem+json"]["schema"]["$ref"].endswith("Problem")
     limits = schema["components"]["schemas"]["LimitsBody"]["properties"]
     assert limits["adapters"]["maximum"] == 100_000
 

@@ -1,5 +1,7 @@
 """Base models, adapters and the announcement of revisions, with what can be refused before a byte is sent."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import msgspec
 import pytest
@@ -153,3 +155,32 @@ def test_an_object_of_another_size_is_not_complete(api, base, store, tmp_path):
         httpx.request(other.method, other.url, headers=other.headers, content=b"abc").raise_for_status()
     response = tenant.http.post(f"/api/v1/adapters/router/revisions/{revision['id']}/complete")
     assert (response.status_code, response.json()["code"]) == (409, "artifact_size_mismatch")
+
+
+def test_announcing_again_with_the_same_key_signs_anew_and_no_url_is_stored(api, base, engine):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    first, again = (
+        tenant.http.post(
+            "/api/v1/adapters/router/revisions", json={"files": [CONFIG, WEIGHTS]}, headers={"idempotency-key": "k"}
+        )
+        for _ in range(2)
+    )
+    assert (first.status_code, again.status_code, again.headers["idempotent-replayed"]) == (201, 201, "true")
+    assert again.json()["id"] == first.json()["id"]
+    assert [each["path"] for each in again.json()["uploads"]] == [each["path"] for each in first.json()["uploads"]]
+    assert len(tenant.http.get("/api/v1/adapters/router/revisions").json()["data"]) == 1
+    with engine.connect() as connection:
+        bodies = connection.exec_driver_sql("SELECT body FROM idempotent_responses WHERE key = 'k'").scalars().all()
+    assert b"X-Amz-Signature" not in b"".join(bodies)
+
+
+def test_many_at_once_never_make_more_adapters_than_the_plan_allows(api, base):
+    tenant = api.tenant(adapters=3)
+
+    def create(number: int) -> int:
+        body = {"name": f"a{number}", "base_model": base.id}
+        return tenant.http.post("/api/v1/adapters", json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(create, range(12))) == [201] * 3 + [403] * 9

@@ -1,0 +1,65 @@
+"""How the API describes itself at ``/schema``: its name, how to sign in, and the one shape of every error."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from importlib.metadata import version
+from types import MappingProxyType
+from typing import Final
+
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import ResponseSpec
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.routes import HTTPRoute
+from litestar.types import Method
+
+from control_plane.errors import PROBLEM_JSON, Problem
+
+_STATUSES: Final = (400, 401, 403, 404, 409, 413, 415, 422, 503)
+
+_PROBLEMS: Final[Mapping[int, ResponseSpec]] = MappingProxyType(
+    {
+        status: ResponseSpec(
+            data_container=Problem,
+            generate_examples=False,
+            description=HTTPStatus(status).phrase,
+            media_type=PROBLEM_JSON,
+        )
+        for status in _STATUSES
+    }
+)
+
+
+def describe_api() -> OpenAPIConfig:
+    """The document at ``/schema``, as JSON, and at ``/schema/openapi.yaml``."""
+    return OpenAPIConfig(
+        title="Tenora control plane",
+        version=version("tenora"),
+        description="Tenants, keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
+        path="/schema",
+        render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"]), YamlRenderPlugin()],
+        use_handler_docstrings=True,
+        operation_id_creator=_operation_id,
+        components=Components(
+            security_schemes={
+                "bearer": SecurityScheme(
+                    type="http", scheme="bearer", description="An API key: tnr_live_… or tnr_admin_…."
+                )
+            }
+        ),
+        security=[{"bearer": []}],
+    )
+
+
+def describe_problems(app: Litestar) -> None:
+    """Give every route of the API the errors it can answer with; Litestar's own way asks for it handler by handler."""
+    for route in app.routes:
+        if isinstance(route, HTTPRoute) and route.path.startswith("/api/"):
+            for handler in route.route_handlers:
+                handler.responses = _PROBLEMS
+
+
+def _operation_id(handler: HTTPRouteHandler, _method: Method, _path: object) -> str:
+    return handler.handler_name
