@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.lifecycle import Lifecycle
+from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.reservation import Reservations
@@ -26,7 +27,15 @@ _log = structlog.get_logger()
 
 def create_app(settings: GatewaySettings) -> Litestar:
     """The gateway as an ASGI application. It does nothing until its lifespan begins."""
-    redis = Redis.from_url(settings.redis_url)
+    redis = Redis.from_url(
+        settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
+    )
+    line = RedisLine(
+        settings.redis_url,
+        connect_s=settings.redis_connect_s,
+        stalled_s=settings.redis_stalled_s,
+        pending_max=settings.redis_pending_max,
+    )
     upstream = Upstream(
         engine_key=settings.engine_key.get_secret_value(),
         connect_s=settings.connect_s,
@@ -40,8 +49,9 @@ def create_app(settings: GatewaySettings) -> Litestar:
         waiting_max=settings.tokenise_waiting_max,
         inline_max_bytes=settings.tokenise_inline_max_bytes,
         kept_max=settings.tokenisers_max,
+        load_s=settings.tokeniser_load_s,
     )
-    reservations = Reservations(redis, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+    reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
     settler = Settler(
         reservations,
         renewal_s=settings.lease_renewal_s,
@@ -64,8 +74,14 @@ def create_app(settings: GatewaySettings) -> Litestar:
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
         async with redis, upstream:
             followers = [
-                asyncio.create_task(follow(), name=follow.__qualname__)
-                for follow in (snapshot.follow, replicas.follow, settler.follow_leases, settler.follow_backlog)
+                asyncio.create_task(follower, name=name)
+                for name, follower in (
+                    ("snapshot", snapshot.follow()),
+                    ("tokenizers", counters.follow(snapshot)),
+                    ("replicas", replicas.follow()),
+                    ("leases", settler.follow_leases()),
+                    ("backlog", settler.follow_backlog()),
+                )
             ]
             for follower in followers:
                 follower.add_done_callback(_complain)
@@ -77,6 +93,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                     follower.cancel()
                 await asyncio.gather(*followers, return_exceptions=True)
                 counters.close()
+                await line.close()
 
     return Litestar(
         route_handlers=Routes(lifecycle, snapshot, replicas).handlers(),

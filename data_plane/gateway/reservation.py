@@ -3,19 +3,20 @@
 Fails closed: without an answer in time nothing is admitted. The scripts are files beside this one.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from core import keys
 from core.contracts import Limits, UsageEvent
 from data_plane.gateway.limits import Verdict
+from data_plane.gateway.redis_line import Argument, RedisLine
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 _ENCODER: Final = msgspec.json.Encoder()
@@ -49,26 +50,20 @@ class Script:
         self.source = (_SCRIPTS / "holds.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(
-        self, redis: Redis, script_keys: Sequence[str], arguments: Sequence[str | int | bytes]
-    ) -> Any:  # a Lua reply
+    async def __call__(self, line: RedisLine, script_keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """The script's reply, of its own shape. Raises redis.RedisError."""
         try:
-            return await self._evalsha(redis, script_keys, arguments)
+            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
         except NoScriptError:
-            await redis.script_load(self.source)
-            return await self._evalsha(redis, script_keys, arguments)
-
-    def _evalsha(
-        self, redis: Redis, script_keys: Sequence[str], arguments: Sequence[str | int | bytes]
-    ) -> Awaitable[Any]:
-        return redis.evalsha(self.digest, len(script_keys), *script_keys, *arguments)
+            await line.call("SCRIPT", "LOAD", self.source)
+            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
 
 
 class Reservations:
     """The quota scripts over one Redis. Raises redis.RedisError where the server cannot be reached."""
 
-    def __init__(self, redis: Redis, *, lease_s: float, settled_marker_s: int) -> None:
-        self._redis = redis
+    def __init__(self, line: RedisLine, *, lease_s: float, settled_marker_s: int) -> None:
+        self._line = line
         self._lease_ms = int(lease_s * 1000)
         self._marker_s = settled_marker_s
         self._reserve = Script("reserve")
@@ -79,7 +74,7 @@ class Reservations:
     async def reserve(self, ask: Ask, limits: Limits, *, replica_id: str, replica_pages_max: int) -> Verdict:
         """Take everything ``ask`` names, or nothing. ``replica_pages_max`` of -1 only asks whether the tenant may."""
         reply = await self._reserve(
-            self._redis,
+            self._line,
             (
                 keys.tenant_quota(ask.tenant_id),
                 keys.tenant_leases(ask.tenant_id),
@@ -109,7 +104,7 @@ class Reservations:
         """Exchange the pages held on one replica for pages on another; False where they do not fit."""
         return bool(
             await self._move(
-                self._redis,
+                self._line,
                 (
                     keys.replica_held(old_replica_id),
                     keys.replica_held_pages(old_replica_id),
@@ -126,7 +121,7 @@ class Reservations:
         tenant_id, request_id = settlement.tenant_id, settlement.request_id
         return bool(
             await self._settle(
-                self._redis,
+                self._line,
                 (
                     keys.tenant_quota(tenant_id),
                     keys.tenant_leases(tenant_id),
@@ -142,18 +137,14 @@ class Reservations:
 
     async def renew(self, groups: dict[tuple[str, str], list[str]]) -> int:
         """Extend leases; ``groups`` are request ids by (tenant, replica). Returns how many had run out."""
-        calls: list[tuple[tuple[str, str], tuple[int | str, ...]]] = [
-            ((keys.tenant_leases(tenant), keys.replica_held(replica)), (self._lease_ms, *request_ids))
-            for (tenant, replica), request_ids in groups.items()
-        ]
-        try:
-            return sum(await self._renew_all(calls))
-        except NoScriptError:
-            await self._redis.script_load(self._renew.source)
-            return sum(await self._renew_all(calls))
-
-    async def _renew_all(self, calls: Sequence[tuple[tuple[str, str], tuple[int | str, ...]]]) -> list[int]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for script_keys, arguments in calls:
-                pipeline.execute_command("EVALSHA", self._renew.digest, len(script_keys), *script_keys, *arguments)
-            return list(await pipeline.execute())
+        missing = await asyncio.gather(
+            *(
+                self._renew(
+                    self._line,
+                    (keys.tenant_leases(tenant), keys.replica_held(replica)),
+                    (self._lease_ms, *request_ids),
+                )
+                for (tenant, replica), request_ids in groups.items()
+            )
+        )
+        return sum(missing)

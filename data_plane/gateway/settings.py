@@ -32,10 +32,15 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     tokenise_inline_max_bytes: int = Field(
         default=16_384, ge=0, description="Bodies up to here are counted without a thread."
     )
+    tokeniser_load_s: float = Field(default=2, gt=0, description="How long reading a tokenizer from Redis may take.")
     tokenise_threads: int = Field(default=2, ge=1, description="Threads that count long prompts.")
     tokenise_waiting_max: int = Field(default=64, ge=1, description="Long prompts that may wait to be counted.")
     tokenisers_max: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
 
+    redis_connect_s: float = Field(default=1, gt=0, description="How long a connection to Redis may take.")
+    redis_read_s: float = Field(default=15, gt=11, description="How long Redis may be silent to the followers.")
+    redis_stalled_s: float = Field(default=3, gt=0, description="A line to Redis silent this long is given up.")
+    redis_pending_max: int = Field(default=20_000, ge=1, description="Commands that may wait for Redis's replies.")
     reserve_deadline_ms: int = Field(
         default=250, ge=1, description="How long a reservation may take before it is refused."
     )

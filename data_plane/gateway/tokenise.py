@@ -5,13 +5,14 @@ Templates are published by admins; callers never bring one.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
 import jinja2
 import jinja2.ext
@@ -22,10 +23,12 @@ from tokenizers import Tokenizer
 
 from core import keys
 from core.contracts import BaseModelRoute
-from core.errors import InvalidRequest, Unavailable
+from core.errors import AppError, InvalidRequest, Unavailable
 from data_plane.gateway.body import Call
 from data_plane.gateway.messages import texts_of
+from data_plane.gateway.snapshot import Snapshot
 
+_LOOK_S: Final = 0.5
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
@@ -135,13 +138,16 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
 class PromptCounters:
     """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
 
-    def __init__(self, redis: Redis, *, threads: int, waiting_max: int, inline_max_bytes: int, kept_max: int) -> None:
+    def __init__(
+        self, redis: Redis, *, threads: int, waiting_max: int, inline_max_bytes: int, kept_max: int, load_s: float
+    ) -> None:
         self._redis = redis
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._waiting = 0
         self._waiting_max = waiting_max
         self._inline_max_bytes = inline_max_bytes
         self._kept_max = kept_max
+        self._load_s = load_s
         self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
         self._loading = asyncio.Lock()
 
@@ -151,6 +157,16 @@ class PromptCounters:
         if body_size_bytes <= self._inline_max_bytes:
             return counter.count(call)
         return await self._in_thread(counter.count, call)
+
+    async def follow(self, snapshot: Snapshot) -> None:
+        """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
+        while True:
+            routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
+            for route in routes[: self._kept_max]:
+                if route not in self._counters:
+                    with contextlib.suppress(AppError):
+                        await self._load(route)
+            await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -170,8 +186,9 @@ class PromptCounters:
             if found := self._counters.get(route):
                 return found
             try:
-                blob = await self._redis.get(keys.blob(route.tokenizer_sha256))
-            except RedisError:
+                async with asyncio.timeout(self._load_s):
+                    blob = await self._redis.get(keys.blob(route.tokenizer_sha256))
+            except (RedisError, OSError):  # TimeoutError is an OSError
                 blob = None
             if blob is None:
                 raise Unavailable(

@@ -19,7 +19,8 @@ from tests.integration.data_plane.conftest import chat
 # What CHAT costs with nine tokens of output.
 COST = 9 + len(
     Tokenizer.from_str(tokenizer_json().decode()).encode(
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
 )
 
@@ -56,8 +57,8 @@ def test_requests_per_minute(stack):
 
 
 def test_requests_flow_again_as_the_minute_passes(stack):
-    client = stack.tenant(requests_per_minute=60).sdk()
-    for _ in range(60):
+    client = stack.tenant(requests_per_minute=20).sdk()
+    for _ in range(20):
         chat(client, max_tokens=1)
     error = refusal(client)
     time.sleep(int(error.response.headers["retry-after-ms"]) / 1000)

@@ -1,4 +1,4 @@
-"""A gateway without its Redis, and with one that changes: it fails closed, loses nothing, and follows what is published."""
+"""A gateway without its Redis, and with one that changes: it fails closed, loses nothing, follows what is published."""
 
 import contextlib
 import signal
@@ -51,7 +51,7 @@ def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(ow
     chunks: list[object] = []
     thread = threading.Thread(target=lambda: chunks.extend(chat(client, stream=True)))
     thread.start()
-    wait_until(lambda: stack.witness.journal())
+    wait_until(stack.witness.journal)
     valkey.send_signal(signal.SIGKILL)
     valkey.wait()
     began = time.monotonic()
@@ -84,6 +84,7 @@ def test_a_redis_that_hangs_is_given_up_in_time(own):
     stack, valkey, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
+    chat(client)
     valkey.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     assert status_of(client) == 503
@@ -91,7 +92,7 @@ def test_a_redis_that_hangs_is_given_up_in_time(own):
     valkey.send_signal(signal.SIGCONT)
     wait_until(lambda: status_of(client) == 200)
     wait_until(tenant.holds_nothing)
-    assert len(tenant.events()) == 1
+    assert len(tenant.events()) == 2
 
 
 def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
@@ -169,6 +170,5 @@ def test_several_workers_share_one_port_and_one_quota(own):
         served = 0
         for _ in range(30):
             with openai.OpenAI(base_url=gateway.url + "/v1", api_key=tenant.key, max_retries=0) as fresh:
-                with contextlib.suppress(openai.AuthenticationError):
-                    served += status_of(fresh) == 200
+                served += status_of(fresh) == 200
         assert served == 20

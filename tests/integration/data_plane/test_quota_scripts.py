@@ -1,7 +1,9 @@
 """The quota scripts on a real server: under any interleaving nothing is oversold, leaked or settled twice."""
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,12 +15,13 @@ from redis.asyncio import Redis
 from core import keys
 from core.contracts import Limits, UsageEvent
 from core.ids import new_id
-from data_plane.gateway.reservation import Ask, Reservations, Settlement
+from data_plane.gateway.redis_line import RedisLine
+from data_plane.gateway.reservation import Ask, Reservations, Script, Settlement
 from tests.fixtures.published import AMPLE
 
 REPLICAS = {"rep_one": 40, "rep_two": 25}
 TIGHT = msgspec.structs.replace(
-    AMPLE, concurrent_requests=5, kv_pages=30, tokens_per_month=3000, requests_per_minute=1_000_000, tokens_per_minute=10**9
+    AMPLE, concurrent_requests=5, kv_pages=30, tokens_per_month=3000
 )  # fmt: skip
 
 
@@ -30,14 +33,27 @@ def usage(request_id: str, tenant_id: str, tokens: int) -> UsageEvent:
     )  # fmt: skip
 
 
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[Redis, RedisLine]]:
+    line = RedisLine(url, connect_s=5, stalled_s=30, pending_max=10_000)
+    async with Redis.from_url(url) as redis:
+        yield redis, line
+        await line.close()
+        await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+
+def scripts(line: RedisLine) -> Reservations:
+    return Reservations(line, lease_s=30, settled_marker_s=60)
+
+
 class Model:
     """What must be true, kept in plain Python beside the server."""
 
-    def __init__(self, redis: Redis, limits: Limits = TIGHT) -> None:
+    def __init__(self, redis: Redis, line: RedisLine, limits: Limits = TIGHT) -> None:
         self.redis = redis
         self.limits = limits
         self.tenant_id = new_id("tn")
-        self.reservations = Reservations(redis, lease_s=30, settled_marker_s=60)
+        self.reservations = scripts(line)
         self.held: dict[str, tuple[str, int, int]] = {}  # request -> replica, pages, tokens
         self.ended: list[tuple[str, str]] = []
         self.used = 0
@@ -126,9 +142,9 @@ def test_no_order_of_events_oversells_leaks_or_settles_twice(redis_settings, ste
 
 
 async def _play(url: str, steps) -> None:
-    async with Redis.from_url(url) as redis:
+    async with connected(url) as (redis, line):
         await redis.flushall()
-        model = Model(redis)
+        model = Model(redis, line)
         expired: list[tuple[str, str]] = []
         for step, tokens, pages, pick in steps:
             live = sorted(model.held)
@@ -184,8 +200,8 @@ async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings)
 
         async def gateway(seed: int) -> int:
             dice, spent = random.Random(seed), 0
-            async with Redis.from_url(redis_settings.redis_url) as mine:
-                reservations = Reservations(mine, lease_s=30, settled_marker_s=60)
+            async with connected(redis_settings.redis_url) as (_, mine):
+                reservations = scripts(mine)
                 for _ in range(60):
                     tokens = dice.randint(1, 60)
                     ask = Ask(request_id=new_id("req"), tenant_id=tenant_id, tokens=tokens, pages=dice.randint(1, 6))
@@ -195,7 +211,8 @@ async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings)
                     await asyncio.sleep(dice.random() / 500)
                     amount = dice.randint(0, tokens)
                     done = Settlement(
-                        request_id=ask.request_id, tenant_id=tenant_id, replica_id="rep_one", used_tokens=amount, event=None
+                        request_id=ask.request_id, tenant_id=tenant_id, replica_id="rep_one",
+                        used_tokens=amount, event=None,
                     )  # fmt: skip
                     results = await asyncio.gather(reservations.settle(done), reservations.settle(done))
                     assert sorted(results) == [False, True]
@@ -218,13 +235,15 @@ async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings)
         used = sum(await asyncio.gather(*(gateway(choice.randint(0, 1 << 30)) for _ in range(12))))
         assert not watcher.done()
         watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
         assert int(await redis.hget(keys.tenant_quota(tenant_id), "month_used")) == used
 
 
 @pytest.mark.parametrize(("limit", "cost"), [(60, 1), (7, 1), (100_000, 977)])
 async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(redis_settings, limit, cost):
-    async with Redis.from_url(redis_settings.redis_url) as redis:
-        reservations = Reservations(redis, lease_s=30, settled_marker_s=60)
+    async with connected(redis_settings.redis_url) as (_, line):
+        reservations = scripts(line)
         name = "requests_per_minute" if cost == 1 else "tokens_per_minute"
         limits = msgspec.structs.replace(AMPLE, **{name: limit})
         tenant_id, taken = new_id("tn"), 0
@@ -240,8 +259,8 @@ async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(redis_settings,
 
 
 async def test_what_a_request_did_not_use_comes_back_to_its_minute(redis_settings):
-    async with Redis.from_url(redis_settings.redis_url) as redis:
-        model = Model(redis, msgspec.structs.replace(AMPLE, tokens_per_minute=1000))
+    async with connected(redis_settings.redis_url) as (redis, line):
+        model = Model(redis, line, msgspec.structs.replace(AMPLE, tokens_per_minute=1000))
         before = await _remaining(model)
         request_id = await model.reserve("rep_one", 900, 1)
         assert await _remaining(model) <= 110
@@ -257,7 +276,7 @@ async def _remaining(model: Model) -> int:
 
 async def test_the_month_is_the_servers_in_utc(redis_settings):
     """The calendar arithmetic in Lua agrees with Python's, for a day of every month over 60 years."""
-    source = (Reservations(None, lease_s=1, settled_marker_s=60)._reserve.source).split("-- All limits or none")[0]
+    source = Script("reserve").source.split("-- All limits or none")[0]
     async with Redis.from_url(redis_settings.redis_url) as redis:
         for year in range(2024, 2084):
             for month in range(1, 13):

@@ -1,0 +1,122 @@
+"""One connection to Redis for the hot path, shared by every request of the process: commands go out as they come, and
+replies come back in order. No pool to wait for, and what is sent in one turn of the loop travels together.
+
+Fails closed and fast: a lost line fails everything on it, and the next command opens another.
+"""
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import parse_url
+from redis.exceptions import ConnectionError as LineLost
+from redis.exceptions import NoScriptError, ResponseError
+
+Argument = str | bytes | int
+
+
+class RedisLine:
+    """Commands over one connection, opened when first needed."""
+
+    def __init__(self, url: str, *, connect_s: float, stalled_s: float, pending_max: int) -> None:
+        self._options: dict[str, Any] = dict(parse_url(url))
+        self._tls = ssl.create_default_context() if url.startswith("rediss://") else None
+        self._connect_s = connect_s
+        self._stalled_s = stalled_s
+        self._pending_max = pending_max
+        self._opening = asyncio.Lock()
+        self._wire: _Wire | None = None
+
+    async def call(self, *command: Argument) -> Any:  # a reply is whatever the server says
+        """Send one command and wait for its reply. Raises redis.RedisError. Whoever stops waiting leaves the command
+        where it is: it may still run.
+        """
+        wire = self._wire
+        if wire is None or wire.lost:
+            wire = await self._open()
+        if len(wire.pending) >= self._pending_max or wire.waits_s() > self._stalled_s:
+            wire.close()
+            raise LineLost("Redis does not answer")
+        return await wire.send(command)
+
+    async def close(self) -> None:
+        """Close the line; whoever waits on it fails."""
+        if self._wire is not None:
+            self._wire.close()
+
+    async def _open(self) -> "_Wire":
+        async with self._opening:
+            if self._wire is not None and not self._wire.lost:
+                return self._wire
+            options = self._options
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(self._connect_s):
+                    _, wire = await loop.create_connection(
+                        _Wire, options.get("host", "localhost"), options.get("port", 6379), ssl=self._tls
+                    )
+                    if password := options.get("password"):
+                        user = options.get("username")
+                        await wire.send(("AUTH", user, password) if user else ("AUTH", password))
+                    if database := options.get("db", 0):
+                        await wire.send(("SELECT", database))
+            except OSError as error:  # TimeoutError is one
+                raise LineLost(f"Redis cannot be reached: {error!r}") from error
+            self._wire = wire
+            return wire
+
+
+class _Wire(asyncio.Protocol):
+    """The bytes of one connection."""
+
+    def __init__(self) -> None:
+        self.pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self.lost = False
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def send(self, command: tuple[Argument, ...]) -> "asyncio.Future[Any]":
+        """Write a command; the future has its reply."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.lost or self._transport is None:
+            future.set_exception(LineLost("the line to Redis is lost"))
+            return future
+        self.pending.append((future, time.monotonic()))
+        self._transport.write(hiredis.pack_command(command))
+        return future
+
+    def waits_s(self) -> float:
+        """How long the oldest command has waited for its reply."""
+        return time.monotonic() - self.pending[0][1] if self.pending else 0.0
+
+    def close(self) -> None:
+        """Drop the connection now."""
+        self.lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            future, _ = self.pending.popleft()
+            if future.done():
+                continue  # nobody waits for it any more
+            if isinstance(reply, hiredis.ReplyError):
+                said = str(reply)
+                future.set_exception(NoScriptError(said) if said.startswith("NOSCRIPT") else ResponseError(said))
+            else:
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        while self.pending:
+            future, _ = self.pending.popleft()
+            if not future.done():
+                future.set_exception(LineLost(f"the line to Redis is lost: {exc!r}"))
