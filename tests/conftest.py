@@ -56,7 +56,13 @@ def servers_home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def postgres_server(servers_home) -> Iterator[str]:
     """SQLAlchemy URL of a running Postgres with an empty database ``tenora``."""
-    server = servers.postgres(servers_home / "pg", servers_home, port=free_port(), password=secrets.token_hex(8))
+    server = servers.postgres(
+        servers_home / "pg",
+        servers_home,
+        port=free_port(),
+        password=secrets.token_hex(8),
+        options=("-c", "fsync=off"),  # these databases need not outlive a power cut, and there are hundreds
+    )
     for _ in run_program(server.program):
         yield server.url
 

@@ -188,9 +188,13 @@ class Agent:
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Make gateways forget this replica now instead of when its status expires."""
+        """Make gateways forget this replica now instead of when its status expires, and end a wish to drain it: a drain
+        lasts until the replica is restarted.
+        """
         try:
-            await self._redis.delete(keys.replica(self._settings.replica_id))
+            await self._redis.delete(
+                keys.replica(self._settings.replica_id), keys.replica_drain(self._settings.replica_id)
+            )
             await self._redis.zrem(keys.REPLICAS, self._settings.replica_id)
         except (RedisError, OSError) as error:
             log.warning("could not withdraw the status; it expires by itself", error=repr(error))

@@ -20,7 +20,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     return made
 
 
-def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names: dict[str | None, str]) -> None:
+def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names: dict[str, str]) -> None:
     """What one tenant used, by adapter."""
     console.print(
         table(
@@ -28,7 +28,7 @@ def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names:
             ["model", "requests", "input tokens", "of them cached", "output tokens", "KV page-seconds"],
             [
                 [
-                    names.get(row["adapter_id"], str(row["adapter_id"])),
+                    names[row["adapter_id"]],
                     f"{row['requests']:,}",
                     f"{row['input_tokens']:,}",
                     f"{row['cached_tokens']:,}",
@@ -41,7 +41,7 @@ def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names:
     )
 
 
-def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: dict[str | None, str]) -> None:
+def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: dict[str, str]) -> None:
     """One invoice with its lines."""
     console.print(
         table(
@@ -49,7 +49,7 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
             ["line", "quantity", "unit price", "exact", "charged"],
             [
                 [
-                    f"{line['kind'].replace('_', ' ')}, {names.get(line['adapter_id'], line['base_model'])}",
+                    f"{line['kind'].replace('_', ' ')}, {names[line['adapter_id'] or '']}",
                     f"{line['quantity']:,}",
                     format_usd(line["unit_price_nanos"]),
                     format_usd(line["amount_nanos"]),

@@ -67,7 +67,7 @@ def _tell_story(settings: StackSettings, console: Console, started: float) -> No
     before = read_engine_count(status["redis_url"])
     bank, shop = create_cast(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
-    names: dict[str | None, str] = {None: MODEL_ID}
+    names = {"": MODEL_ID}
     for tenant in (bank, shop):
         folder = fine_tune(tenant, settings.root / "models" / MODEL_ID, settings.root / "fine-tunes")
         begun = time.monotonic()
@@ -154,7 +154,7 @@ def _share_right(answers: list[Answer], tenant: Tenant, tag: str) -> float:
 def _bill(
     admin: ControlPlane,
     cast: tuple[Tenant, Tenant],
-    names: dict[str | None, str],
+    names: dict[str, str],
     before: EngineCount,
     after: EngineCount,
     console: Console,

@@ -65,17 +65,21 @@ class Platform:
             return tenant["id"], admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
 
 
-def processes_of(home: Path) -> list[int]:
-    """Every living process that carries this home in its environment."""
+def processes_of(home: Path) -> dict[int, str]:
+    """Command lines of every living process that carries this home in its environment, or is in the process group of
+    one that does: vLLM's children write their titles over their environment."""
     marker = f"TENORA_HOME={home}".encode()
-    found = []
+    commands, groups, marked = {}, {}, set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
+            pid = int(process.name)
+            groups[pid] = os.getpgid(pid)
+            commands[pid] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             if marker in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
+                marked.add(groups[pid])
         except OSError:
             continue
-    return found
+    return {pid: command for pid, command in commands.items() if groups[pid] in marked and command}
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +107,9 @@ def platform(checkpoint, tmp_path_factory) -> Iterator[Platform]:
         )
         yield platform
     finally:
+        before = processes_of(home)
         down = platform.run("down")
-        left = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in processes_of(home)}
+        left = {pid: command for pid, command in before.items() if Path(f"/proc/{pid}").exists()} | processes_of(home)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert down.returncode == 0, down.stderr
