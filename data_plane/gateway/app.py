@@ -1,6 +1,7 @@
 """Wiring: builds the gateway's objects, opens and closes what they need, and hands them to the routes."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,6 +9,7 @@ import structlog
 from litestar import Litestar
 from litestar.datastructures import State
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.lifecycle import Lifecycle
@@ -73,6 +75,10 @@ def create_app(settings: GatewaySettings) -> Litestar:
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
         async with redis, upstream:
+            # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
+            with contextlib.suppress(RedisError, OSError):
+                await snapshot.load()
+                await replicas.refresh()
             followers = [
                 asyncio.create_task(follower, name=name)
                 for name, follower in (
@@ -89,9 +95,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 yield
             finally:
                 await settler.drain(settings.gateway_drain_s)
-                for follower in followers:
-                    follower.cancel()
-                await asyncio.gather(*followers, return_exceptions=True)
+                await _stop(followers)
                 counters.close()
                 await line.close()
 
@@ -102,6 +106,15 @@ def create_app(settings: GatewaySettings) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+
+
+async def _stop(tasks: list["asyncio.Task[None]"]) -> None:
+    """Cancel until they end: a cancellation that meets a timeout inside the Redis client can be lost on it."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 def _complain(follower: "asyncio.Task[None]") -> None:
