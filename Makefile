@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types contracts check up down lock
+.PHONY: help setup demo test lint types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOUR ?= cpu
 BIN := .venv/bin
@@ -32,6 +32,9 @@ contracts: setup ## who may import whom
 	@$(BIN)/lint-imports
 
 check: lint types contracts test ## what CI runs
+
+reference: setup ## write docs/reference from the code
+	@$(BIN)/python -m tenora.reference
 
 lock: ## resolve the two locks again from requirements/*.in (needs uv)
 	@sh requirements/lock.sh

@@ -1,0 +1,51 @@
+"""Docs are held against the code: reference pages are current, and every path and command the docs name exists."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tenora import reference
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora", "migrations", "tests", "examples")
+KNOWN = {path.name for room in ROOMS for path in (ROOT / room).rglob("*")}
+DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*/README.md")]
+
+
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_the_reference_says_what_the_code_says(page):
+    written = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    assert written == reference.render(page), "run: make reference"
+
+
+def test_every_setting_says_what_it_means():
+    rows = [line.split(" | ") for line in reference.render("settings").splitlines()[6:]]
+    assert rows
+    assert [row[0] for row in rows if not row[2].strip()] == [], "give the field a description"
+
+
+def test_every_metric_says_what_it_means():
+    rows = [line.split(" | ") for line in reference.render("metrics").splitlines()[6:]]
+    assert rows
+    assert [row[0] for row in rows if not row[3].strip(" |")] == []
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(doc):
+    targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", doc.read_text())
+    assert [target for target in targets if not (doc.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_files_exist(doc):
+    """A name in code style that ends like a source file is one: from the root, from the doc, or somewhere in the tree."""
+    named = set(re.findall(r"`([\w./-]+\.(?:py|lua|toml|lock|sh|jsonl))`", doc.read_text()))
+    assert [name for name in sorted(named) if not (ROOT / name).exists() and Path(name).name not in KNOWN] == []
+
+
+def test_make_help_lists_every_target_the_readme_names():
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in set(re.findall(r"`make ([a-z]+)`", (ROOT / "README.md").read_text())):
+        assert f"  {target} " in listed
