@@ -40,7 +40,7 @@ def test_links_lead_somewhere(doc):
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_files_exist(doc):
-    """A name in code style that ends like a source file is one: from the root, from the doc, or somewhere in the tree."""
+    """A name in code style that ends like a source file is one, somewhere in the tree."""
     named = set(re.findall(r"`([\w./-]+\.(?:py|lua|toml|lock|sh|jsonl))`", doc.read_text()))
     assert [name for name in sorted(named) if not (ROOT / name).exists() and Path(name).name not in KNOWN] == []
 

@@ -82,6 +82,14 @@ def processes_of(home: Path) -> dict[int, str]:
     return {pid: command for pid, command in commands.items() if groups[pid] in marked and command}
 
 
+def lives(pid: int) -> bool:
+    """Whether the process runs: one that has ended but was not yet reaped does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The base model's checkpoint, shared with `make demo`: made once on a machine."""
@@ -109,7 +117,11 @@ def platform(checkpoint, tmp_path_factory) -> Iterator[Platform]:
     finally:
         before = processes_of(home)
         down = platform.run("down")
-        left = {pid: command for pid, command in before.items() if Path(f"/proc/{pid}").exists()} | processes_of(home)
+        deadline = time.monotonic() + 3  # the last of them may still be on its way out of main()
+        while (left := {pid: command for pid, command in before.items() if lives(pid)} | processes_of(home)) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.1)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert down.returncode == 0, down.stderr

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.conftest import wait_until
-from tests.e2e.conftest import processes_of, wait_until_ready
+from tests.e2e.conftest import lives, processes_of, wait_until_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -63,7 +63,7 @@ def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model
     before = ask(platform, key, model)
     victim = pid_of(platform, name)
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: not _lives(victim), what=f"the end of {name}")
+    wait_until(lambda: not lives(victim), what=f"the end of {name}")
     wait_until(lambda: _is_back(platform, name, victim), timeout_s=60, what=f"the return of {name}")
     wait_until_ready(platform, timeout_s=60)
 
@@ -76,13 +76,6 @@ def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model
     wait_until(answers_again, timeout_s=20, what="an answer")
     with platform.admin() as admin:
         assert admin.get(f"/api/v1/admin/tenants/{tenant_id}").json()["id"] == tenant_id
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def _is_back(platform, name: str, victim: int) -> bool:
