@@ -8,7 +8,9 @@ from core.settings import EngineKeySettings, KeySettings, RedisSettings, Telemet
 class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings):
     """The gateway's environment."""
 
-    salt_secret: SecretStr = Field(description="HMAC secret from which each tenant's prefix-cache salt is derived.")
+    salt_secret: SecretStr = Field(
+        min_length=16, description="HMAC secret from which each tenant's prefix-cache salt is derived."
+    )
 
     gateway_host: str = Field(default="127.0.0.1", description="Address to listen on.")
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
