@@ -94,7 +94,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
             try:
                 yield
             finally:
-                await settler.drain(settings.gateway_drain_s)
+                await settler.drain(settings.settlement_drain_s)
                 await _stop(followers)
                 counters.close()
                 await line.close()

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
 
 from core.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from data_plane.gateway.errors import Headers, HeadersTooLarge
+
+CLIENT_GONE: Final = 499  # nginx's word, in our metrics, for a caller who left before there was a response
 
 
 class ClientGone(Exception):
@@ -23,7 +25,7 @@ class Client:
         self.method: str = scope["method"]
         self.path = unquote(scope["raw_path"].decode("latin-1"))
         self.started = False
-        self.status = 0  # of the response; 499 where the caller left before there was one
+        self.status = 0  # of the response
         self.body_read = False
         self._receive = receive
         self._send = send

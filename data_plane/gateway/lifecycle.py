@@ -18,7 +18,7 @@ from data_plane.gateway.admission import Admission, Demand, Place
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import Target, resolve
-from data_plane.gateway.client import Client
+from data_plane.gateway.client import CLIENT_GONE, Client
 from data_plane.gateway.errors import error_event
 from data_plane.gateway.limits import rate_headers
 from data_plane.gateway.relay import Attempt, Relay, Relayed
@@ -111,6 +111,7 @@ class Lifecycle:
         if relayed.cancelled:
             raise asyncio.CancelledError
         if relayed.outcome == "client_gone":
+            client.status = client.status or CLIENT_GONE
             return
         if relayed.error is not None and not client.started:
             raise relayed.error

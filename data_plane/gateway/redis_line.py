@@ -75,6 +75,7 @@ class _Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self.pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self.lost = False
+        self._out: list[bytes] = []
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -86,8 +87,15 @@ class _Wire(asyncio.Protocol):
             future.set_exception(LineLost("the line to Redis is lost"))
             return future
         self.pending.append((future, time.monotonic()))
-        self._transport.write(hiredis.pack_command(command))
+        if not self._out:
+            self._loop.call_soon(self._flush)  # one write for all that is sent in this turn of the loop
+        self._out.append(hiredis.pack_command(command))
         return future
+
+    def _flush(self) -> None:
+        if self._transport is not None and not self.lost:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
 
     def waits_s(self) -> float:
         """How long the oldest command has waited for its reply."""

@@ -18,7 +18,7 @@ from core.ids import new_id
 from data_plane.gateway import metrics
 from data_plane.gateway.body import Kind
 from data_plane.gateway.catalog import describe, describe_one
-from data_plane.gateway.client import Client, ClientGone
+from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.errors import InternalError, MethodNotAllowed, error_body, error_headers
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.replicas import Replicas
@@ -66,7 +66,7 @@ class Routes:
         except AppError as error:
             await _fail(client, error)
         except ClientGone:
-            client.status = 499
+            client.status = CLIENT_GONE
         except asyncio.CancelledError:
             raise
         except Exception:

@@ -57,6 +57,9 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     settlement_backlog_max: int = Field(
         default=10_000, ge=1, description="Settlements kept in memory while Redis is away."
     )
+    settlement_drain_s: float = Field(
+        default=15, gt=0, description="How long the last settlements may take at shutdown."
+    )
     settlement_retry_s: float = Field(default=0.5, gt=0, description="Pause between attempts at a settlement.")
 
     admission_waiting_max: int = Field(

@@ -58,6 +58,8 @@ class Settler:
 
     def settle_later(self, settlement: Settlement) -> None:
         """Put a settlement into the backlog. At its bound it is logged, so that nothing is lost without a word."""
+        if settlement.event is None and len(self._backlog) >= self._backlog_max // 2:
+            return  # nothing is billed by it, and its lease runs out by itself: leave the room to those that bill
         if len(self._backlog) >= self._backlog_max:
             metrics.settlements_lost.inc()
             _log.critical("settlement dropped: backlog is full", settlement=msgspec.to_builtins(settlement.event))
@@ -90,25 +92,27 @@ class Settler:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Settle what is in the backlog until it is empty (True) or Redis does not answer (False)."""
+        """Settle what is in the backlog until it is empty (True) or an attempt fails (False); another comes first then."""
         while self._backlog:
-            settlement = self._backlog[0]
-            if not await self._try(settlement):
+            if not await self._try(self._backlog[0]):
+                self._backlog.rotate(-1)
                 return False
             self._backlog.popleft()
             metrics.settlement_backlog.set(len(self._backlog))
         return True
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until every request has settled. What is left at the end is logged in full."""
+        """Wait until every request has settled. What bills and is left at the end is logged in full."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
-            if not self._live and not self._tasks and await self.flush():
+            settled = not self._live and not self._tasks
+            if settled and (await self.flush() or all(settlement.event is None for settlement in self._backlog)):
                 return
             await asyncio.sleep(0.05)
         for settlement in self._backlog:
-            metrics.settlements_lost.inc()
-            _log.critical("settlement lost at shutdown", settlement=msgspec.to_builtins(settlement.event))
+            if settlement.event is not None:
+                metrics.settlements_lost.inc()
+                _log.critical("settlement lost at shutdown", settlement=msgspec.to_builtins(settlement.event))
         if self._live:
             _log.critical("requests did not settle before shutdown", requests=list(self._live))
 

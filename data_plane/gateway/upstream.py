@@ -62,13 +62,14 @@ class Upstream:
             said = ""
         response.close()
         _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
+        # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
+        if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
+            raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
         if response.status in (400, 422):
             raise InvalidRequest(
                 "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
                 code="request_refused",
             )
-        if response.status == 404:
-            raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
         raise ReplicaFailed("The replica failed.")
 
     async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:

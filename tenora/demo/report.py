@@ -50,7 +50,7 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
             [
                 [
                     f"{line['kind'].replace('_', ' ')}, {names[line['adapter_id'] or '']}",
-                    f"{line['quantity']:,}",
+                    _quantity(line),
                     format_usd(line["unit_price_nanos"]),
                     format_usd(line["amount_nanos"]),
                     format_usd(cents_to_nanos(line["amount_cents"])),
@@ -68,6 +68,12 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
             ],
         )
     )
+
+
+def _quantity(line: dict[str, Any]) -> str:
+    """Tokens as they are; page time is kept in page-milliseconds and priced by the page-second."""
+    quantity: int = line["quantity"]
+    return f"{quantity // 1000:,}.{quantity % 1000:03d}" if line["kind"] == "kv_page_seconds" else f"{quantity:,}"
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ to the token. Reads as the story it tells; exits 1 and says where when the count
 
 import asyncio
 import random
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -46,7 +47,7 @@ class Answers:
 
 def run_demo(settings: StackSettings) -> int:
     """Run the whole demo; returns the exit status. Stops the stack again if it was the demo that started it."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     was_up = is_up(settings)
     started = time.monotonic()
     try:

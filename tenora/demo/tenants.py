@@ -70,7 +70,7 @@ def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
         sys.executable, "-m", "tenora.finetune",
         "--base", str(checkpoint), "--dataset", str(dataset(tenant)), "--out", str(out),
     )  # fmt: skip
-    if subprocess.run(command, check=False).returncode != 0:
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
         raise RuntimeError(f"fine-tuning {tenant.adapter} failed; its output is above")
     return out
 
