@@ -9,8 +9,8 @@ from typing import Final
 
 from adapters.base_model import BaseModelSpec
 from adapters.manifest import CONFIG_FILE
-from adapters.strict_json import shorten
 from adapters.verdict import Report
+from core.strict_json import shorten
 
 _FIELD: Final = "base_model_name_or_path"
 # A Hub name has one slash at most, so anything rooted, relative to a dot, deeper or with a backslash is a path.

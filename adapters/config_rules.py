@@ -14,9 +14,9 @@ import msgspec
 from adapters.base_model import BaseModelSpec
 from adapters.base_name_rules import judge_base_name
 from adapters.manifest import CONFIG_FILE
-from adapters.strict_json import JsonRefused, parse, shorten
 from adapters.target_rules import read_targets, says_nothing
 from adapters.verdict import Code, Report
+from core.strict_json import JsonRefused, parse, shorten
 
 CONFIG_BYTES_MAX: Final = 64 * 1024  # 560 literal module names of an 80-layer model are 25 KB
 _DEPTH: Final = 8

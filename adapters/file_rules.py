@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
-from adapters.strict_json import shorten
 from adapters.verdict import Code, Report
+from core.strict_json import shorten
 
 REQUIRED_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from adapters.strict_json import JsonRefused, parse, shorten
 from adapters.verdict import Code, Problem, Refused
+from core.strict_json import JsonRefused, parse, shorten
 
 DTYPE_BYTES: Final = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,

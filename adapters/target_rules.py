@@ -9,8 +9,8 @@ from typing import Final
 
 from adapters.base_model import LINEAR_KINDS, BaseModelSpec, layer_of
 from adapters.manifest import CONFIG_FILE
-from adapters.strict_json import shorten
 from adapters.verdict import Code, Report
+from core.strict_json import shorten
 
 _TARGETS_MAX: Final = 4096
 _TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 from litestar import Litestar
@@ -32,45 +33,21 @@ def create_app(settings: GatewaySettings) -> Litestar:
     redis = Redis.from_url(
         settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
     )
-    line = RedisLine(
-        settings.redis_url,
-        connect_s=settings.redis_connect_s,
-        stalled_s=settings.redis_stalled_s,
-        pending_max=settings.redis_pending_max,
-    )
-    upstream = Upstream(
-        engine_key=settings.engine_key.get_secret_value(),
-        connect_s=settings.connect_s,
-        connections_max=settings.replica_connections_max,
-    )
     snapshot = Snapshot(redis, block_ms=settings.snapshot_block_ms, batch_max=settings.snapshot_batch_max)
     replicas = Replicas(redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s)
-    counters = PromptCounters(
-        redis,
-        threads=settings.tokenise_threads,
-        waiting_max=settings.tokenise_waiting_max,
-        inline_max_bytes=settings.tokenise_inline_max_bytes,
-        kept_max=settings.tokenisers_max,
-        load_s=settings.tokeniser_load_s,
-    )
+    counters = _counters(settings, redis)
+    line = _line(settings)
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
-    settler = Settler(
-        reservations,
-        renewal_s=settings.lease_renewal_s,
-        deadline_s=settings.settlement_deadline_s,
-        retry_s=settings.settlement_retry_s,
-        backlog_max=settings.settlement_backlog_max,
-    )
-    admission = Admission(
-        replicas,
-        reservations,
+    settler = _settler(settings, reservations)
+    upstream = _upstream(settings)
+    lifecycle = Lifecycle(
+        settings,
+        snapshot,
+        counters,
+        _admission(settings, replicas, reservations, settler),
         settler,
-        deadline_ms=settings.reserve_deadline_ms,
-        waiting_max=settings.admission_waiting_max,
-        wait_s=settings.admission_wait_s,
-        poll_ms=settings.admission_poll_ms,
+        Relay(upstream, settings),
     )
-    lifecycle = Lifecycle(settings, snapshot, counters, admission, settler, Relay(upstream, settings))
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncIterator[None]:
@@ -79,18 +56,13 @@ def create_app(settings: GatewaySettings) -> Litestar:
             with contextlib.suppress(RedisError, OSError):
                 await snapshot.load()
                 await replicas.refresh()
-            followers = [
-                asyncio.create_task(follower, name=name)
-                for name, follower in (
-                    ("snapshot", snapshot.follow()),
-                    ("tokenizers", counters.follow(snapshot)),
-                    ("replicas", replicas.follow()),
-                    ("leases", settler.follow_leases()),
-                    ("backlog", settler.follow_backlog()),
-                )
-            ]
-            for follower in followers:
-                follower.add_done_callback(_complain)
+            followers = _start(
+                snapshot=snapshot.follow(),
+                tokenizers=counters.follow(snapshot),
+                replicas=replicas.follow(),
+                leases=settler.follow_leases(),
+                backlog=settler.follow_backlog(),
+            )
             try:
                 yield
             finally:
@@ -106,6 +78,65 @@ def create_app(settings: GatewaySettings) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
+    return PromptCounters(
+        redis,
+        threads=settings.tokenise_threads,
+        waiting_max=settings.tokenise_waiting_max,
+        inline_max_bytes=settings.tokenise_inline_max_bytes,
+        kept_max=settings.tokenisers_max,
+        load_s=settings.tokeniser_load_s,
+    )
+
+
+def _line(settings: GatewaySettings) -> RedisLine:
+    return RedisLine(
+        settings.redis_url,
+        connect_s=settings.redis_connect_s,
+        stalled_s=settings.redis_stalled_s,
+        pending_max=settings.redis_pending_max,
+    )
+
+
+def _settler(settings: GatewaySettings, reservations: Reservations) -> Settler:
+    return Settler(
+        reservations,
+        renewal_s=settings.lease_renewal_s,
+        deadline_s=settings.settlement_deadline_s,
+        retry_s=settings.settlement_retry_s,
+        backlog_max=settings.settlement_backlog_max,
+    )
+
+
+def _upstream(settings: GatewaySettings) -> Upstream:
+    return Upstream(
+        engine_key=settings.engine_key.get_secret_value(),
+        connect_s=settings.connect_s,
+        connections_max=settings.replica_connections_max,
+    )
+
+
+def _admission(
+    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler
+) -> Admission:
+    return Admission(
+        replicas,
+        reservations,
+        settler,
+        deadline_ms=settings.reserve_deadline_ms,
+        waiting_max=settings.admission_waiting_max,
+        wait_s=settings.admission_wait_s,
+        poll_ms=settings.admission_poll_ms,
+    )
+
+
+def _start(**followers: Coroutine[Any, Any, None]) -> list["asyncio.Task[None]"]:
+    tasks = [asyncio.create_task(follower, name=name) for name, follower in followers.items()]
+    for task in tasks:
+        task.add_done_callback(_complain)
+    return tasks
 
 
 async def _stop(tasks: list["asyncio.Task[None]"]) -> None:

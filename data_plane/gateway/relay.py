@@ -6,6 +6,7 @@ counted is what it produced. Retrying, settling and billing are the lifecycle's.
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -69,7 +70,7 @@ class Relay:
         return await exchange(self._upstream, self._limits, client, attempt).run()
 
 
-class _Exchange:
+class _Exchange(ABC):
     """What streamed and whole answers share: the race between the engine, the caller and the clock."""
 
     def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
@@ -160,21 +161,21 @@ class _Exchange:
         if not opening.cancelled() and opening.exception() is None:
             opening.result().close()  # one that was read to its end has given its connection back already
 
+    @abstractmethod
     def _first_deadline(self) -> float:
         """Loop time by which something must have come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _counts(self) -> Counts:
         """What the engine has counted so far."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
         """Relay the answer, all but its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
         """Read what is left, for its counts only."""
-        raise NotImplementedError
 
 
 class _Stream(_Exchange):

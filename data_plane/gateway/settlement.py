@@ -92,7 +92,7 @@ class Settler:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Settle what is in the backlog until it is empty (True) or an attempt fails (False); another comes first then."""
+        """Settle the backlog until it is empty (True) or an attempt fails (False); another comes first then."""
         while self._backlog:
             if not await self._try(self._backlog[0]):
                 self._backlog.rotate(-1)
