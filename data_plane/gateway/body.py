@@ -5,8 +5,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from core import strict_json
 from core.errors import InvalidRequest
-from data_plane.gateway import fields, messages, schemas, strict_json
+from data_plane.gateway import fields, messages, schemas
 from data_plane.gateway.fields import invalid
 
 Kind = Literal["chat", "completion", "tokenize"]
@@ -48,7 +49,10 @@ class BodyLimits:
 
 def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     """Check every field of a request body. Raises InvalidRequest naming the first that is wrong."""
-    body = strict_json.decode(raw, depth_max=limits.json_depth_max)
+    try:
+        body = strict_json.parse(raw, depth_max=limits.json_depth_max)
+    except strict_json.JsonRefused as error:
+        raise InvalidRequest(f"The body is not JSON that is accepted: {error}.", code="invalid_json") from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     model = body.pop("model", None)

@@ -7,12 +7,12 @@ from pydantic import SecretStr
 from data_plane.engine.launch import engine_argv, engine_env
 from data_plane.engine.settings import ReplicaSettings
 
-SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("very-secret"), engine_slots=8)
+SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("very-secret-engine-key"), engine_slots=8)
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line():
-    assert "very-secret" not in " ".join(engine_argv(SETTINGS))
-    assert engine_env(SETTINGS, {})["VLLM_API_KEY"] == "very-secret"
+    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS))
+    assert engine_env(SETTINGS, {})["VLLM_API_KEY"] == "very-secret-engine-key"
 
 
 def test_the_door_and_the_lora_module_list_are_always_asked_for():
