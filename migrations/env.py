@@ -19,6 +19,7 @@ for package in ("control_plane", "billing"):
 
 
 def run() -> None:
+    """Bring the database to the wanted revision, alone: a second migrator waits for the first."""
     engine = db.connect(context.config.attributes.get("settings") or PostgresSettings())
     with engine.connect() as connection:
         connection.execute(sa.text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))

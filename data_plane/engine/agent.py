@@ -25,6 +25,7 @@ from core.contracts import EngineCounters, ReplicaState, ReplicaStatus
 from core.ids import new_id
 from core.kv_pages import PAGE_TOKENS
 from data_plane.engine.launch import engine_argv, engine_env
+from data_plane.engine.plugin import installed_engine
 from data_plane.engine.probe import Engine, EngineMetrics
 from data_plane.engine.settings import ReplicaSettings
 
@@ -223,9 +224,10 @@ class Agent:
 
 def _start_engine(settings: ReplicaSettings) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None)
+    device, _ = installed_engine()
     return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-        engine_argv(settings),
-        env=engine_env(settings, dict(os.environ)),
+        engine_argv(settings, device),
+        env=engine_env(settings, device, dict(os.environ)),
         stdin=subprocess.DEVNULL,
         # An agent that is killed takes its engine with it: an engine nobody watches must not serve.
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - one system call before exec

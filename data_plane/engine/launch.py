@@ -11,7 +11,7 @@ from data_plane.engine.settings import ReplicaSettings
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def engine_argv(settings: ReplicaSettings) -> list[str]:
+def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     """VLLM's own OpenAI server. Not the ``vllm`` command, which fails for the CPU distribution."""
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
@@ -34,16 +34,16 @@ def engine_argv(settings: ReplicaSettings) -> list[str]:
     argv += ["--lora-target-modules", *LORA_MODULES]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--middleware", "data_plane.engine.front.EngineDoor"]
-    if settings.engine_device == "cpu":
+    if device == "cpu":
         argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
     return argv
 
 
-def engine_env(settings: ReplicaSettings, environ: dict[str, str]) -> dict[str, str]:
+def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) -> dict[str, str]:
     """``environ`` plus what vLLM and the plugin need. The engine key is never on a command line."""
     env = {
         **environ,
-        ACTIVATION: settings.engine_device,
+        ACTIVATION: device,
         BASE_MODEL: settings.base_model,
         "VLLM_API_KEY": settings.engine_key.get_secret_value(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
@@ -55,7 +55,7 @@ def engine_env(settings: ReplicaSettings, environ: dict[str, str]) -> dict[str, 
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if settings.engine_device == "cpu":
+    if device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.exists():

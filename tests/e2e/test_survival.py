@@ -99,3 +99,29 @@ def test_what_was_asked_around_the_kills_is_billed(platform, customer, model):
         whole = admin.get("/api/v1/admin/reconciliation").json()
     assert tenant_id in {invoice["tenant_id"] for invoice in closed}
     assert whole["ledger_tokens"] == whole["invoiced_tokens"] > 0
+
+
+def test_a_replica_told_to_stop_finishes_what_it_has_begun(platform, customer, model):
+    """SIGTERM in the middle of a stream: the stream ends whole, and the replica comes back."""
+    _, key = customer
+    with openai.OpenAI(
+        base_url=platform.status()["gateway_url"] + "/v1", api_key=key, max_retries=0, timeout=60
+    ) as client:
+        stream = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Tell me a very long story about the sea."}],
+            max_tokens=200,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks, victim = [], None
+        for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                victim = pid_of(platform, "replica")
+                os.kill(victim, signal.SIGTERM)
+    assert chunks[-1].usage.completion_tokens == 200
+    assert {choice.finish_reason for chunk in chunks for choice in chunk.choices} == {None, "length"}
+    wait_until(lambda: not lives(victim), what="the end of the replica")
+    wait_until_ready(platform)

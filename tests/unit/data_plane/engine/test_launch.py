@@ -11,22 +11,27 @@ SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("v
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line():
-    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS))
-    assert engine_env(SETTINGS, {})["VLLM_API_KEY"] == "very-secret-engine-key"
+    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS, "cpu"))
+    assert engine_env(SETTINGS, "cpu", {})["VLLM_API_KEY"] == "very-secret-engine-key"
 
 
 def test_the_door_and_the_lora_module_list_are_always_asked_for():
-    argv = engine_argv(SETTINGS)
+    argv = engine_argv(SETTINGS, "cpu")
     assert argv[argv.index("--middleware") + 1] == "data_plane.engine.front.EngineDoor"
     modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def test_host_memory_never_holds_fewer_adapters_than_slots():
-    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}))
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}), "cpu")
     assert int(argv[argv.index("--max-cpu-loras") + 1]) == 8
 
 
 def test_nothing_is_fetched_or_reported_to_the_outside():
-    env = engine_env(SETTINGS, {})
+    env = engine_env(SETTINGS, "cpu", {})
     assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
+
+
+def test_a_gpu_engine_sizes_its_own_cache_and_compiles():
+    assert "--enforce-eager" not in engine_argv(SETTINGS, "gpu")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_env(SETTINGS, "gpu", {})
