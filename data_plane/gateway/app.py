@@ -114,6 +114,7 @@ def _upstream(settings: GatewaySettings) -> Upstream:
     return Upstream(
         engine_key=settings.engine_key.get_secret_value(),
         connect_s=settings.connect_s,
+        keepalive_s=settings.replica_keepalive_s,
         connections_max=settings.replica_connections_max,
     )
 

@@ -75,6 +75,9 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     replica_attempts_max: int = Field(
         default=2, ge=1, le=3, description="Replicas tried for one request before the first byte."
     )
+    replica_keepalive_s: float = Field(
+        default=3, gt=0, description="How long an idle connection to a replica is kept; vLLM closes them after 5 s."
+    )
     replica_connections_max: int = Field(
         default=10_000, ge=1, description="Connections one process may hold to replicas."
     )

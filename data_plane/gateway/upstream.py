@@ -24,14 +24,17 @@ class ReplicaFailed(BadGateway):
 class Upstream:
     """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
 
-    def __init__(self, *, engine_key: str, connect_s: float, connections_max: int) -> None:
+    def __init__(self, *, engine_key: str, connect_s: float, keepalive_s: float, connections_max: int) -> None:
+        self._keepalive_s = keepalive_s
         self._connections_max = connections_max
         self._authorization = f"Bearer {engine_key}"
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         self._abort_timeout = aiohttp.ClientTimeout(total=connect_s)
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=self._connections_max, limit_per_host=0)
+        connector = aiohttp.TCPConnector(
+            limit=self._connections_max, limit_per_host=0, keepalive_timeout=self._keepalive_s
+        )
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
@@ -53,6 +56,7 @@ class Upstream:
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError) as error:
+            _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
             raise ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).") from error
         if response.status == 200:
             return response
