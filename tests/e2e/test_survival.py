@@ -22,6 +22,8 @@ def pid_of(platform, name: str) -> int:
         return next(pid for pid, command in commands(platform).items() if command.rstrip().endswith(f"tenora {name}"))
     if name == "engine":
         return next(pid for pid, command in commands(platform).items() if "VLLM::EngineCore" in command)
+    if name == "engine worker":
+        return next(pid for pid, command in commands(platform).items() if "VLLM::Worker" in command)
     if name == "engine API":
         return next(pid for pid, command in commands(platform).items() if "vllm.entrypoints" in command)
     return platform.status()["programs"][name]["pid"]
@@ -53,6 +55,7 @@ def customer(platform):
         "gateway",
         "guard",
         "engine",
+        "engine worker",
         "engine API",
         "replica",
         "supervise",
