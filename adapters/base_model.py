@@ -13,6 +13,9 @@ from adapters.safetensors_header import HeaderBounds, read_header
 from adapters.verdict import Refused
 from core.errors import Unprocessable
 
+RANK_MAX: Final = 512
+"""The largest rank vLLM 0.32 can serve (``MaxLoRARanks`` in its config)."""
+
 LINEAR_KINDS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 _LINEAR: Final = re.compile(rf"(?P<module>.+\.layers\.\d+\..*?(?:{'|'.join(LINEAR_KINDS)}))\.weight")
@@ -22,7 +25,8 @@ _JSON_BYTES_MAX: Final = 64 << 20
 
 class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A base model. ``modules`` maps a full module name, as in ``model.layers.0.self_attn.q_proj``, to its
-    (in_features, out_features); only modules in it may carry LoRA weights.
+    (in_features, out_features); only modules in it may carry LoRA weights. ``context_tokens`` and ``rank_max`` are what
+    its replicas serve, which may be less than the checkpoint could.
     """
 
     id: str
@@ -34,6 +38,7 @@ class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str
     bos_token: str | None
     eos_token: str | None
+    rank_max: int = RANK_MAX
 
 
 def describe(directory: Path, *, id: str, hub_name: str) -> BaseModelSpec:  # noqa: A002 - the spec's own field name

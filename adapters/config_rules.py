@@ -76,7 +76,7 @@ def judge_config(
     _judge_method(config, report)
     _judge_other_fields(config, report)
     judge_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
-    rank = _read_rank(config.get("r"), rank_max, plan_name, report)
+    rank = _read_rank(config.get("r"), base, rank_max, plan_name, report)
     alpha = _read_alpha(config.get("lora_alpha"), report)
     rslora = config.get("use_rslora") or False
     if not isinstance(rslora, bool):
@@ -141,12 +141,16 @@ def _is_written_by_peft(mapping: object) -> bool:
     )
 
 
-def _read_rank(value: object, rank_max: int, plan_name: str, report: Report) -> int | None:
+def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: Report) -> int | None:
     if type(value) is not int or value < 1:
         _refuse(report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1", "r")
         return None
-    if value > rank_max:
-        _refuse(report, "rank_too_large", f'r is {shorten(value)}; plan "{plan_name}" allows {rank_max}', "r")
+    if value > min(rank_max, base.rank_max):
+        bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
+            f"replicas of {base.id} serve ranks up to {base.rank_max}"
+        )  # fmt: skip
+        cure = f"train with r at most {min(rank_max, base.rank_max)}"
+        _refuse(report, "rank_too_large", f"r is {shorten(value)}; {bound}: {cure}", "r")
         return None
     return value
 

@@ -3,6 +3,7 @@
 It survives Redis and Postgres going away: it waits with a bounded, doubling pause and goes on with the batch it holds.
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ class BillingWorker:
             except OUTAGES as error:
                 if self._pause(error):
                     raise  # stopping: the entries stay pending, and whoever comes next takes them over
+                with contextlib.suppress(redis_client.RedisError):
+                    self._stream.ensure_group()  # a Redis that came back empty has none, and the batch would never end
 
     def _pause(self, error: Exception) -> bool:
         """Wait, longer each time; whether stopping was requested meanwhile."""

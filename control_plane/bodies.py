@@ -9,7 +9,10 @@ import msgspec
 from litestar import Request
 from litestar.datastructures import State
 
+from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
+
+_DEPTH_MAX = 64
 
 
 class StrictRequest(Request[Any, Any, State]):
@@ -30,11 +33,21 @@ class StrictRequest(Request[Any, Any, State]):
         except msgspec.ValidationError as error:
             raise invalid_field(error) from error
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+            raise _not_json(await self.body(), error) from error
         except (RecursionError, UnicodeDecodeError) as error:
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
+
+
+def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
+    """The decoder says where the bytes are wrong; the slower parser says in which field, when it can."""
+    reason, key = str(error), None
+    try:
+        strict_json.parse(body, depth_max=_DEPTH_MAX)
+    except strict_json.JsonRefused as refused:
+        reason, key = str(refused), refused.key
+    return InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json", param=key)
 
 
 def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:

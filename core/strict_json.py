@@ -6,14 +6,27 @@
 import json
 import math
 import re
-from typing import Final, NoReturn
+from typing import Final
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 
 
 class JsonRefused(ValueError):
-    """The text is not JSON as we accept it; the message says why in words that can be shown to the sender."""
+    """The text is not JSON as we accept it; the message says why in words that can be shown to the sender. ``key`` is
+    the field that holds what is wrong, where one does.
+    """
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class _NotANumber:
+    """Stands where the text has NaN, Infinity or a number beyond every float, until the field around it is known."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
 def parse(text: bytes, *, depth_max: int) -> object:
@@ -25,9 +38,10 @@ def parse(text: bytes, *, depth_max: int) -> object:
     if text.count(b"{") + text.count(b"[") > depth_max:
         _bound_depth(text, depth_max)
     try:
-        return json.loads(
-            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        value = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_NotANumber, parse_float=_float
         )
+        _refuse_wrong_number(value, None)
     except JsonRefused:
         raise
     except UnicodeDecodeError as error:
@@ -36,6 +50,7 @@ def parse(text: bytes, *, depth_max: int) -> object:
         raise JsonRefused(f"not JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
         raise JsonRefused(f"not JSON that can be read: {error}") from None
+    return value
 
 
 def _bound_depth(text: bytes, depth_max: int) -> None:
@@ -46,24 +61,30 @@ def _bound_depth(text: bytes, depth_max: int) -> None:
             raise JsonRefused(f"nested more than {depth_max} deep")
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
-            raise JsonRefused(f"the key {shorten(key)} occurs twice")
+            raise JsonRefused(f"the key {shorten(key)} occurs twice", key)
+        if isinstance(value, _NotANumber | list):
+            _refuse_wrong_number(value, key)
         found[key] = value
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise JsonRefused(f"{name} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
+def _float(digits: str) -> float | _NotANumber:
     number = float(digits)
-    if not math.isfinite(number):
-        raise JsonRefused(f"{shorten(digits)} is too large for a number")
-    return number
+    return number if math.isfinite(number) else _NotANumber(shorten(digits))
+
+
+def _refuse_wrong_number(value: object, key: str | None) -> None:
+    """Objects have been through this by themselves; what is left are lists and the value itself."""
+    if isinstance(value, list):
+        for each in value:
+            _refuse_wrong_number(each, key)
+    elif isinstance(value, _NotANumber):
+        where = "" if key is None else f"{shorten(key)}: "
+        raise JsonRefused(f"{where}{value.text} is not a JSON number", key)
 
 
 def shorten(value: object, characters_max: int = 80) -> str:

@@ -92,7 +92,7 @@ def run(
     """The same in this process."""
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     examples = task.load(dataset, "train")
-    # How long an OpenMP thread spins at a barrier before it sleeps. Never sleeping cost ten times the CPU seconds beside
+    # How long an OpenMP thread spins at a barrier before it sleeps. Never sleeping cost tenfold CPU seconds beside
     # other busy processes; sleeping at once made a step take 0.70 s instead of 0.40 s on two idle cores.
     os.environ.update(HF_HUB_OFFLINE="1", GOMP_SPINCOUNT="10000")
     from tenora.training import train  # torch: for the child only, and only once the dataset is known to be good

@@ -36,11 +36,14 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_secrets(home: Path) -> Secrets:
-    """Read ``home/secrets.json``, readable by its owner only, making it the first time."""
+    """Read ``home/secrets.json``, making it the first time. The whole home is closed to other users: tenants' weights
+    and the databases lie in it too.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
     file = home / "secrets.json"
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Secrets)
-    home.mkdir(parents=True, exist_ok=True)
     made = Secrets(**{field: secrets.token_hex(24) for field in Secrets.__struct_fields__})
     partial = home / "secrets.json.partial"
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:

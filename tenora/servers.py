@@ -34,9 +34,7 @@ def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple
     if not (home / "PG_VERSION").exists():
         shutil.rmtree(home, ignore_errors=True)  # an initdb that was cut short
         home.parent.mkdir(parents=True, exist_ok=True)
-        password_file = home.parent / ".initdb-password"
-        password_file.touch(mode=0o600)
-        password_file.write_text(password)
+        password_file = _secret_file(home.parent / ".initdb-password", password)
         initdb = Program(
             name="initdb",
             argv=(
@@ -96,7 +94,8 @@ def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
     program = Program(
         name="valkey",
         argv=(
-            str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--requirepass", password,
+            str(binary), str(_secret_file(home / "secret.conf", f"requirepass {password}\n")),
+            "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home),
             "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
         ),
         ready=ready,
@@ -112,12 +111,21 @@ def s3(home: Path, logs: Path, *, port: int, access_key: str, secret_key: str, b
         name="s3",
         argv=(
             str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
-            "--auth-key", f"{access_key},{secret_key}", "--config", "/dev/null", "--vfs-cache-mode", "off", str(home),
+            "--config", "/dev/null", "--vfs-cache-mode", "off", str(home),
         ),
+        env={"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},  # quoted: rclone reads the variable as CSV
         ready=lambda: accepts_connections(port),
         log=logs / "s3.log",
     )  # fmt: skip
     return Server(program=program, url=f"http://127.0.0.1:{port}")
+
+
+def _secret_file(path: Path, text: str) -> Path:
+    """A file that only its owner may read: command lines can be read by everybody."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
 
 
 def _package_folder(name: str) -> Path:

@@ -4,6 +4,7 @@ Embedded servers, one process of each part, and the one-time steps between them 
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tenora.settings import StackSettings
 
 BUCKET = "tenora"
 REPLICA_ID = "rep_local"
+_GATEWAY_DRAIN_S = 10
 _REPOSITORY = Path(__file__).parent.parent
 
 
@@ -104,6 +106,8 @@ class Stack:
                 ("data_plane", "gateway", "--workers", str(self._settings.gateway_workers)),
                 needs=("publish",),
                 ready_url=f"{self.addresses.gateway_url}/readyz",
+                env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S)},
+                stop_s=_GATEWAY_DRAIN_S + 30,  # then it aborts what still runs, counts it and settles
             ),
             self._replica(),
         ]
@@ -130,13 +134,21 @@ class Stack:
         )
 
     def _part(
-        self, name: str, command: tuple[str, ...], *, needs: tuple[str, ...], ready_url: str | None = None
+        self,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        needs: tuple[str, ...],
+        ready_url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stop_s: float = 15,
     ) -> Program:
         metrics_port = self._ports[f"{name}_metrics"]
         return Program(
             name=name,
             argv=self._command(*command),
-            env={**self.environment(), "TENORA_METRICS_PORT": str(metrics_port)},
+            env={**self.environment(), "TENORA_METRICS_PORT": str(metrics_port), **(env or {})},
+            stop_s=stop_s,
             log=self.logs / f"{name}.log",
             needs=needs,
             ready=(lambda: answers(ready_url)) if ready_url else (lambda: accepts_connections(metrics_port)),

@@ -22,6 +22,7 @@ _BACKOFF_FIRST_S: Final = 0.2
 _BACKOFF_MAX_S: Final = 5.0
 _STEADY_S: Final = 30.0  # a program that ran this long starts again without delay
 _TICK_S: Final = 0.1
+_LEFTOVERS_S: Final = 20.0
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Supervisor:
 
 def end_leftovers(state_file: Path) -> None:
     """End what an earlier supervisor that was killed has left running. They were told to stop when it died; what has
-    not done so within 5 s is killed.
+    not done so within 20 s is killed.
     """
     try:
         programs = json.loads(state_file.read_text())["programs"]
@@ -145,12 +146,12 @@ def end_leftovers(state_file: Path) -> None:
     groups = [
         record["pid"] for record in programs.values() if record["pid"] and _is_ours(record["pid"], state_file.parent)
     ]
-    deadline = time.monotonic() + 5
-    while groups and time.monotonic() < deadline:
-        for group in groups:
-            _end_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + _LEFTOVERS_S
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group, signal.SIGTERM)  # the leader alone: how its children end is its own business
+    while (groups := [group for group in groups if _runs(group)]) and time.monotonic() < deadline:
         time.sleep(0.2)
-        groups = [group for group in groups if _group_exists(group)]
     for group in groups:
         _end_group(group, signal.SIGKILL)
 
@@ -167,12 +168,16 @@ def _is_ours(group: int, run_folder: Path) -> bool:
     return False
 
 
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _runs(group: int) -> bool:
+    """Whether any process of the group has not ended yet; one that only waits to be reaped has."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _parent, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
 
 
 def _end_group(group: int, number: signal.Signals) -> None:

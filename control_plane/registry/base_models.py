@@ -27,15 +27,23 @@ _MODULES_MAX: Final = 100_000
 
 
 def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
-    """Add a base model. The same spec again is no change; another spec under the same id is a Conflict."""
+    """Add a base model, or change what its replicas serve of it: context and rank. The same spec again is no change;
+    another model under the same id is a Conflict.
+    """
     _check(new)
-    spec = msgspec.json.encode(
-        BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__}), order="sorted"
-    )
+    full = BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__})
+    spec = msgspec.json.encode(full, order="sorted")
     spec_sha256 = hashlib.sha256(spec).hexdigest()
     known = session.get(BaseModel, new.id)
     if known is not None:
         if known.spec_sha256 == spec_sha256:
+            return _view(known)
+        served = {"context_tokens": full.context_tokens, "rank_max": full.rank_max}
+        if msgspec.structs.replace(_spec(known), **served) == full:
+            known.context_tokens = full.context_tokens
+            known.spec_zlib, known.spec_sha256 = zlib.compress(spec), spec_sha256
+            publish_change(session, "base_models", known.id)
+            audit.record(session, actor=actor, action="base_model.changed", target=known.id, details=served)
             return _view(known)
         raise Conflict(
             f"id: {new.id!r} is registered with another spec, on which adapters may depend; choose a new id.",

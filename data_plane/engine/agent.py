@@ -34,6 +34,7 @@ PROBES: Final = Counter("tenora_replica_probes_total", "One-token generations by
 READY: Final = Gauge("tenora_replica_ready", "1 once the engine has generated a token, 0 when it drains or fails.")
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence holds.")
 _PR_SET_PDEATHSIG: Final = 1
+_NOTICED_S: Final = 1.0  # gateways read heartbeats four times a second; until then they still send requests
 
 
 class Agent:
@@ -175,15 +176,12 @@ class Agent:
     async def _drain(self, *, wait: bool) -> None:
         """Tell gateways to send nothing more, then wait for what runs, and publish the last counters."""
         self._state = "draining" if wait else "unhealthy"
-        deadline = time.monotonic() + (self._settings.drain_s if wait else 0)
-        while True:
+        started = time.monotonic()
+        while self._alive():
             metrics = await self._publish()
-            if (
-                metrics is None
-                or metrics.running + metrics.waiting == 0
-                or time.monotonic() >= deadline
-                or not self._alive()
-            ):
+            waited_s = time.monotonic() - started
+            idle = metrics is not None and metrics.running + metrics.waiting == 0 and waited_s >= _NOTICED_S
+            if metrics is None or idle or not wait or waited_s >= self._settings.drain_s:
                 break
             await asyncio.sleep(0.2)
         await self._withdraw()

@@ -52,7 +52,9 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     try:
         body = strict_json.parse(raw, depth_max=limits.json_depth_max)
     except strict_json.JsonRefused as error:
-        raise InvalidRequest(f"The body is not JSON that is accepted: {error}.", code="invalid_json") from None
+        raise InvalidRequest(
+            f"The body is not JSON that is accepted: {error}.", code="invalid_json", param=error.key
+        ) from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     model = body.pop("model", None)
@@ -86,6 +88,11 @@ def _check_combinations(call: Call, options: dict[str, bool]) -> None:
         raise invalid("top_logprobs", "absent unless `logprobs` is true")
     if "tool_choice" in call.fields and call.tools is None:
         raise invalid("tool_choice", "absent unless `tools` is given")
+    choice = call.fields.get("tool_choice")
+    if isinstance(choice, dict) and choice["function"]["name"] not in {
+        tool["function"]["name"] for tool in call.tools or ()
+    }:
+        raise invalid("tool_choice.function.name", "the name of a function in `tools`")
 
 
 def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:

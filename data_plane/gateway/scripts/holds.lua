@@ -34,7 +34,7 @@ end
 
 -- Give back what a reservation holds of its tenant. Returns its fields, or nil where it was given back before.
 local function release_tenant(quota, leases, reservation, request_id)
-  local held = redis.call('HMGET', reservation, 'pages', 'tokens', 'tokens_us')
+  local held = redis.call('HMGET', reservation, 'pages', 'tokens', 'tokens_us', 'tokens_end_us')
   redis.call('ZREM', leases, request_id)
   if not held[1] then
     return nil
@@ -43,7 +43,7 @@ local function release_tenant(quota, leases, reservation, request_id)
   redis.call('HINCRBY', quota, 'concurrent', -1)
   redis.call('HINCRBY', quota, 'kv_pages', -held[1])
   redis.call('HINCRBY', quota, 'month_held', -held[2])
-  return { tokens = tonumber(held[2]), tokens_us = tonumber(held[3]) }
+  return { tokens = tonumber(held[2]), tokens_us = tonumber(held[3]), tokens_end_us = tonumber(held[4]) or 0 }
 end
 
 -- Give back what a request holds of a replica, if anything.

@@ -77,7 +77,8 @@ redis.call('HSET', quota, 'concurrent', concurrent + 1, 'kv_pages', pages_held +
   'requests_tat_us', string.format('%.0f', requests_tat), 'tokens_tat_us', string.format('%.0f', tokens_tat),
   'month_held', string.format('%.0f', month_held + tokens))
 redis.call('ZADD', leases, expires_ms, request_id)
-redis.call('HSET', reservation, 'pages', pages, 'tokens', tokens, 'tokens_us', string.format('%.0f', tokens_us))
+redis.call('HSET', reservation, 'pages', pages, 'tokens', tokens, 'tokens_us', string.format('%.0f', tokens_us),
+  'tokens_end_us', string.format('%.0f', tokens_tat))
 redis.call('ZADD', replica_held, expires_ms, request_id)
 redis.call('HSET', replica_pages, request_id, pages)
 replica_total = redis.call('HINCRBY', replica_pages, 'total', pages)

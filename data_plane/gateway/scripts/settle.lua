@@ -15,6 +15,8 @@ release_replica(KEYS[6], KEYS[7], request_id)
 if held and held.tokens > 0 then
   local tat = tonumber(redis.call('HGET', quota, 'tokens_tat_us')) or now
   local refund_us = math.floor(held.tokens_us * (held.tokens - used) / held.tokens)
+  -- The bucket has drained since the reservation; what has drained is back already and must not be given twice.
+  refund_us = math.min(refund_us, math.max(0, held.tokens_end_us - now))
   redis.call('HSET', quota, 'tokens_tat_us', string.format('%.0f', tat - refund_us))
 end
 if used > 0 then

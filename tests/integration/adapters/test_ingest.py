@@ -84,7 +84,11 @@ def test_a_file_of_another_size_than_declared_is_refused(store, folder, differen
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ({"r": 128}, "rank_too_large", 'adapter_config.json: r is 128; plan "starter" allows 64'),
+        (
+            {"r": 128},
+            "rank_too_large",
+            'adapter_config.json: r is 128; plan "starter" allows 64: train with r at most 64',
+        ),
         ({"base_model_name_or_path": "other-7b"}, "base_model_mismatch", "other-7b"),
         ({"scale": float("nan")}, "weights_not_finite", "lora_A.weight holds NaN"),
         ({"use_dora": True}, "adapter_type_not_supported", "use_dora"),

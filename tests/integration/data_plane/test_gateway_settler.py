@@ -1,5 +1,6 @@
 """The backlog of settlements, over a line to a Redis that is not there."""
 
+import asyncio
 import json
 
 import pytest
@@ -71,3 +72,27 @@ async def test_a_shutdown_without_redis_logs_what_it_could_not_settle(nowhere, c
     said = capsys.readouterr().out
     assert "settlement lost at shutdown" in said
     assert paid.request_id in said
+
+
+async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
+    """A shutdown drains while the follower still flushes; each second settlement fails at first."""
+    back, line = settler(redis_settings.redis_url, backlog_max=200)
+    reach, attempts = back._reservations.settle, 0
+
+    async def unsteady(one: Settlement) -> bool:
+        nonlocal attempts
+        attempts += 1
+        if attempts % 2:
+            await asyncio.sleep(0)
+            raise OSError("away for a moment")
+        return await reach(one)
+
+    back._reservations.settle = unsteady
+    late = [settlement("tn_late") for _ in range(100)]
+    for one in late:
+        back.settle_later(one)
+    while back._backlog:
+        await asyncio.gather(back.flush(), back.flush())
+    events = [json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM)]
+    assert sorted(events) == sorted(one.request_id for one in late)
+    await line.close()

@@ -283,3 +283,47 @@ async def test_the_month_is_the_servers_in_utc(redis_settings):
                     instant = datetime(year, month, day, 23, 59, 59, tzinfo=UTC)
                     found = await redis.eval(source + "return month_of(tonumber(ARGV[1]))", 0, int(instant.timestamp()))
                     assert found.decode() == f"{year:04d}-{month:02d}"
+
+
+async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(redis_settings):
+    """A reserves a minute's worth; a minute later the bucket is full again and B takes it; then A settles unused."""
+    limits = msgspec.structs.replace(AMPLE, tokens_per_minute=60)
+    tenant_id = new_id("tn")
+    async with connected(redis_settings.redis_url) as (redis, line):
+        reservations = scripts(line)
+
+        async def reserve() -> tuple[str, str]:
+            ask = Ask(request_id=new_id("req"), tenant_id=tenant_id, tokens=60, pages=1)
+            verdict = await reservations.reserve(ask, limits, replica_id="rep_one", replica_pages_max=40)
+            return ask.request_id, verdict.blocked_by
+
+        first, blocked = await reserve()
+        assert not blocked
+        for key, field in (
+            (keys.tenant_quota(tenant_id), "tokens_tat_us"),
+            (keys.reservation(tenant_id, first), "tokens_end_us"),
+        ):
+            await redis.hincrby(key, field, -60_000_000)  # as if a minute had passed
+        _, blocked = await reserve()
+        assert not blocked
+        await reservations.settle(
+            Settlement(request_id=first, tenant_id=tenant_id, replica_id="rep_one", used_tokens=0, event=None)
+        )
+        _, blocked = await reserve()
+        assert blocked == "tokens_per_minute"
+
+
+async def test_an_early_refund_gives_back_all_that_was_not_used(redis_settings):
+    limits = msgspec.structs.replace(AMPLE, tokens_per_minute=60)
+    tenant_id = new_id("tn")
+    async with connected(redis_settings.redis_url) as (_, line):
+        reservations = scripts(line)
+        for _ in range(5):
+            ask = Ask(request_id=new_id("req"), tenant_id=tenant_id, tokens=50, pages=1)
+            verdict = await reservations.reserve(ask, limits, replica_id="rep_one", replica_pages_max=40)
+            assert not verdict.blocked_by
+            await reservations.settle(
+                Settlement(
+                    request_id=ask.request_id, tenant_id=tenant_id, replica_id="rep_one", used_tokens=1, event=None
+                )
+            )

@@ -3,6 +3,7 @@
 import json
 import time
 
+import msgspec
 import pytest
 from peft import LoraConfig
 
@@ -60,7 +61,17 @@ def test_the_class_that_peft_notes_without_a_task_type_is_accepted_and_code_else
 def test_a_rank_above_the_plan_is_refused_with_both_numbers():
     (problem,) = changed(r=128)[1].problems
     assert problem.code == "rank_too_large"
-    assert problem.message == 'adapter_config.json: r is 128; plan "starter" allows 64'
+    assert problem.message == 'adapter_config.json: r is 128; plan "starter" allows 64: train with r at most 64'
+
+
+def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
+    base = msgspec.structs.replace(tiny_base(), rank_max=16)
+    report = Report()
+    text = json.dumps(adapter_config(base, rank=32)).encode()
+    assert judge_config(text, base, {base.id}, rank_max=64, plan_name="starter", report=report) is None
+    (problem,) = report.verdict().problems
+    assert problem.code == "rank_too_large"
+    assert problem.message.endswith(f"replicas of {base.id} serve ranks up to 16: train with r at most 16")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_what_json_writes_is_read_back(value):
     [
         (b"[NaN]", "NaN is not a JSON number"),
         (b"-Infinity", "-Infinity is not a JSON number"),
-        (b"1e400", "too large"),
+        (b"1e400", "1e400. is not a JSON number"),
         (b'{"a":1,"a":2}', '"a" occurs twice'),
         (b'{"a":{"b":1,"b":1}}', "occurs twice"),
         (b"\xff", "not UTF-8"),
@@ -58,3 +58,10 @@ def test_hostile_text_is_refused_quickly(text):
 def test_values_shown_to_people_are_short_and_plain():
     assert shorten("a\x00\u202eb") == '"a\\u0000\\u202eb"'
     assert len(shorten("x" * 1000)) == 80
+
+
+@pytest.mark.parametrize("wrong", [b"NaN", b"-Infinity", b"1e999", b"[1, [NaN]]"])
+def test_a_wrong_number_is_named_by_the_field_that_holds_it(wrong):
+    with pytest.raises(JsonRefused, match="is not a JSON number") as refusal:
+        parse(b'{"a": {"temperature": %s}}' % wrong, depth_max=8)
+    assert refusal.value.key == "temperature"
