@@ -37,7 +37,10 @@ class UploadSettings(Fragment):
         default=None, description="Where uploads are unpacked; the system's default if unset."
     )
     upload_url_expires_s: int = Field(
-        default=3600, ge=1, le=604_800, description="How long a presigned upload URL holds."
+        default=3600,
+        ge=120,  # what is good for less than a minute is not given out
+        le=604_800,
+        description="How long after its announcement a revision's presigned upload URLs hold.",
     )
 
     def bounds(self) -> Bounds:

@@ -117,17 +117,23 @@ class Revisions(Controller):
         upload: NamedDependency[UploadSettings],
     ) -> Response[RevisionCreated]:
         """Announce the files of a revision; the answer says where to PUT each."""
+        tenant_id = principal.own_tenant_id
 
         def announce(session: Session) -> RevisionCreated:
-            revision = revisions.announce_revision(
-                session, data, tenant_id=principal.own_tenant_id, name=name, actor=principal.key_id, settings=web
+            return signed(
+                revisions.announce_revision(
+                    session, data, tenant_id=tenant_id, name=name, actor=principal.key_id, settings=web
+                )
             )
-            return signed(revision.id)
 
-        def signed(revision_id: str) -> RevisionCreated:
-            return uploads.sign(store, revision_id, data.files, expires_s=upload.upload_url_expires_s)
+        def renew(session: Session, body: bytes) -> RevisionCreated:
+            revision_id = uploads.revision_of(body)
+            return signed(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
 
-        return once.run(announce, stored=uploads.unsigned, renewed=lambda _, body: signed(uploads.revision_of(body)))
+        def signed(revision: RevisionView) -> RevisionCreated:
+            return uploads.sign(store, revision, data.files, lifetime_s=upload.upload_url_expires_s)
+
+        return once.run(announce, stored=uploads.unsigned, renewed=renew)
 
     @get(sync_to_thread=True, opt=_READ)
     def list_revisions(

@@ -1,6 +1,7 @@
 """Removes what uploads leave behind: announcements never completed, and the objects of revisions that are decided.
 
-A tenant's files go only once no presigned URL for them can still be valid, so that none can come back.
+A tenant's files go only once every presigned URL for them has expired, since ``uploads`` signs none beyond one lifetime
+after the announcement. Only a PUT that began before and is still running then can leave an object, which nobody reads.
 """
 
 from datetime import timedelta

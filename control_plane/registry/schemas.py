@@ -66,7 +66,9 @@ class UploadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision waiting for its files. The URLs are good until ``uploads_expire_at``."""
+    """An announced revision. The URLs are good until ``uploads_expire_at``, to within two seconds; there are none once
+    the revision is past uploading or its URLs are about to expire.
+    """
 
     id: str
     status: Status

@@ -1,6 +1,8 @@
 """Base models, adapters and the announcement of revisions, with what can be refused before a byte is sent."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 
 import httpx
 import msgspec
@@ -16,12 +18,20 @@ WEIGHTS = {"path": "adapter_model.safetensors", "size_bytes": 5000, "sha256": SH
 def test_the_same_base_model_again_changes_nothing_and_another_one_is_refused(api):
     spec = tiny_base()
     assert [api.register(spec).status_code for _ in range(2)] == [201, 201]
-    other = api.register(msgspec.structs.replace(spec, context_tokens=99))
+    other = api.register(msgspec.structs.replace(spec, vocab_size=99))
     assert (other.status_code, other.json()["code"]) == (409, "base_model_exists")
     renamed = api.register(msgspec.structs.replace(spec, id="another"))
     assert (renamed.status_code, renamed.json()["param"]) == (409, "hub_name")
     listed = api.admin.get("/api/v1/admin/base-models").json()["data"]
     assert [(each["id"], each["context_tokens"]) for each in listed] == [(spec.id, spec.context_tokens)]
+
+
+def test_what_replicas_serve_of_a_base_model_may_change(api):
+    spec = tiny_base()
+    api.register(spec)
+    changed = api.register(msgspec.structs.replace(spec, context_tokens=99, rank_max=8))
+    assert (changed.status_code, changed.json()["context_tokens"]) == (201, 99)
+    assert [each["context_tokens"] for each in api.admin.get("/api/v1/admin/base-models").json()["data"]] == [99]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,68 @@ def test_announcing_again_with_the_same_key_signs_anew_and_no_url_is_stored(api,
     with engine.connect() as connection:
         bodies = connection.exec_driver_sql("SELECT body FROM idempotent_responses WHERE key = 'k'").scalars().all()
     assert b"X-Amz-Signature" not in b"".join(bodies)
+
+
+def announce_again(tenant, files=(CONFIG, WEIGHTS)) -> dict:
+    """The first announcement with its key, or its replay."""
+    path, headers = "/api/v1/adapters/router/revisions", {"idempotency-key": "k"}
+    return tenant.http.post(path, json={"files": list(files)}, headers=headers).raise_for_status().json()
+
+
+def grow_older(engine, by: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE revisions SET created_at = created_at - interval '{by}'")
+
+
+def last_moment(url: str) -> datetime:
+    """When a presigned URL expires."""
+    signed_at, expires_s = (re.search(rf"X-Amz-{name}=(\w+)", url)[1] for name in ("Date", "Expires"))
+    return datetime.strptime(signed_at + "+0000", "%Y%m%dT%H%M%SZ%z") + timedelta(seconds=int(expires_s))
+
+
+def test_no_url_of_a_replay_outlives_the_announcement_by_more_than_its_lifetime(api, base, engine):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    lifetime_s = api.settings.upload.upload_url_expires_s
+    first = announce_again(tenant)
+    path = f"/api/v1/adapters/router/revisions/{first['id']}"
+    for older, urls in (("0 s", 2), (f"{lifetime_s - 90} s", 2), ("40 s", 0), ("1 day", 0)):
+        grow_older(engine, older)
+        again = announce_again(tenant)
+        end = datetime.fromisoformat(tenant.http.get(path).json()["created_at"]) + timedelta(seconds=lifetime_s)
+        assert (again["id"], again["status"], len(again["uploads"])) == (first["id"], "uploading", urls), older
+        assert datetime.fromisoformat(again["uploads_expire_at"]) == end
+        for upload in again["uploads"]:
+            assert end - timedelta(seconds=5) < last_moment(upload["url"]) <= end
+
+
+def test_the_replay_of_a_revision_past_uploading_says_so_and_gives_no_url(api, base, engine, tmp_path):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    files = declared_files(folder := write_adapter(tmp_path / "a", base))
+    first = announce_again(tenant, files)
+    for upload in first["uploads"]:
+        content = (folder / upload["path"]).read_bytes()
+        httpx.put(upload["url"], headers=upload["headers"], content=content).raise_for_status()
+    path = f"/api/v1/adapters/router/revisions/{first['id']}"
+    tenant.http.post(f"{path}/complete").raise_for_status()
+    again = announce_again(tenant, files)
+    assert (again["id"], again["status"], again["uploads"]) == (first["id"], "validating", [])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET status = 'rejected'")
+    again = announce_again(tenant, files)
+    assert (again["status"], again["uploads"]) == ("rejected", [])
+
+
+def test_the_replay_for_an_adapter_that_is_gone_gives_no_url(api, base):
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    announce_again(tenant)
+    tenant.http.delete("/api/v1/adapters/router").raise_for_status()
+    tenant.adapter("router", base)
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        announce_again(tenant)
+    assert (refused.value.response.status_code, refused.value.response.json()["code"]) == (404, "revision_not_found")
 
 
 def test_many_at_once_never_make_more_adapters_than_the_plan_allows(api, base):
