@@ -1,7 +1,9 @@
 """Running code that reads untrusted files, in a child without network, other processes, secrets or unbounded anything.
 
 Fails closed: a child that crashes, is killed, says too much or takes too long gives a refusing verdict, never an
-acceptance. What the child does inside is ``adapters.validate``; how it gives up its powers is ``adapters.sandbox``.
+acceptance. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace: the
+system-call filter is what always holds. What the child does inside is ``adapters.validate``; how it gives up its powers
+is ``adapters.sandbox``.
 """
 
 import json
@@ -19,7 +21,7 @@ from typing import IO, Final, Literal
 import msgspec
 import structlog
 
-from adapters import sandbox
+from adapters import metrics, sandbox
 from adapters.settings import UploadSettings
 from adapters.validate import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.verdict import Problem, Verdict, rejected
@@ -27,6 +29,7 @@ from adapters.verdict import Problem, Verdict, rejected
 _log: Final = structlog.get_logger()
 _READ_BYTES: Final = 64 * 1024
 _STDERR_SHOWN: Final = 2000
+_OPTIONAL_PROTECTIONS: Final = ("landlock", "network")  # as the launcher's first line names them
 # One thread, since the child may start none.
 _ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -108,6 +111,7 @@ def run_confined(
             raise ChildFailed("timeout", "it closed its output and went on") from None
         finally:
             _end(process)
+            _report_missing(errors)
         if status != 0:
             errors.seek(0)
             raise ChildFailed("crashed", f"status {status}: {errors.read()[-_STDERR_SHOWN:].decode(errors='replace')}")
@@ -136,6 +140,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _report_missing(errors: IO[bytes]) -> None:
+    """Log and count what the launcher could not have. A child that ended before it said anything has opened no file."""
+    errors.seek(0)
+    launcher, _, held = errors.readline(_STDERR_SHOWN).decode(errors="replace").partition(": ")
+    if launcher != "sandbox":
+        return
+    missing = [name for name in _OPTIONAL_PROTECTIONS if not any(word.startswith(name) for word in held.split())]
+    for name in missing:
+        metrics.UNPROTECTED_CHILDREN.labels(name).inc()
+    if missing:
+        _log.warning("validation child was not fully confined", missing=missing, held=held.strip())
 
 
 def _code_folders() -> list[Path]:

@@ -10,6 +10,11 @@ INGEST_SECONDS: Final = Histogram(
     "From the first download to the verdict.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
+UNPROTECTED_CHILDREN: Final = Counter(
+    "tenora_adapter_unprotected_children_total",
+    "Validation children that ran without an optional protection (landlock, network), by the one that was missing.",
+    ["missing"],
+)
 CACHE_FETCHES: Final = Counter("tenora_adapter_cache_fetches_total", "Adapters asked of the disk cache.", ["result"])
 CACHE_EVICTIONS: Final = Counter("tenora_adapter_cache_evictions_total", "Adapters removed from the disk cache.")
 CACHE_BYTES: Final = Gauge("tenora_adapter_cache_bytes", "Bytes of adapters on the disk.")

@@ -1,6 +1,8 @@
 """The child that reads untrusted files, when it or what it reads misbehaves. Every case runs a real process."""
 
+import ast
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+import structlog
 
 from adapters import confine
 from adapters.confine import ChildFailed, run_confined, validate_confined
@@ -192,3 +195,47 @@ def test_only_the_given_folders_can_be_read_or_written(tmp_path):
         assert "PermissionError" in failure(code, readable=given, writable=output).detail, code
     run(f"open({str(tmp_path / 'output/new')!r}, 'w').write('x')", readable=given, writable=output)
     assert (tmp_path / "output" / "new").read_text() == "x"
+
+
+def test_a_warning_names_exactly_the_protections_that_this_kernel_does_not_give():
+    held = failure("1 / 0").detail.partition("sandbox: ")[2].splitlines()[0]
+    with structlog.testing.capture_logs() as lines:
+        assert run("print('fine')") == "fine"
+    expected = [name for name in ("landlock", "network") if name not in held]
+    assert [line["missing"] for line in lines] == ([expected] if expected else [])
+
+
+WITHOUT_OPTIONAL_PROTECTIONS = """
+import platform, sys
+import structlog
+from prometheus_client import REGISTRY
+from adapters import sandbox
+from adapters.confine import run_confined
+from adapters.settings import UploadSettings
+
+# A kernel that refuses new namespaces and Landlock: the filter is inherited by the launcher.
+sandbox._REFUSED_CALLS = {platform.machine(): ({"x86_64": 272, "aarch64": 97}[platform.machine()], 444)}
+assert sandbox._libc.prctl(38, 1, 0, 0, 0) == 0
+sandbox.refuse_calls()
+with structlog.testing.capture_logs() as lines:
+    answer = run_confined(
+        [sys.executable, "-I", "-c", "print('fine')"],
+        readable=[], writable=[], file_bytes=1000, settings=UploadSettings(),
+    )
+counted = {
+    name: REGISTRY.get_sample_value("tenora_adapter_unprotected_children_total", {"missing": name})
+    for name in ("landlock", "network")
+}
+print([answer, [(line["log_level"], line["missing"]) for line in lines], counted])
+"""
+
+
+def test_a_kernel_without_landlock_or_network_namespaces_is_warned_of_and_counted():
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTIONAL_PROTECTIONS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+    answer, lines, counted = ast.literal_eval(told.stdout)
+    assert answer == b"fine\n", "it goes on without them"
+    assert lines == [("warning", ["landlock", "network"])]
+    assert counted == {"landlock": 1.0, "network": 1.0}
