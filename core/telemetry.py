@@ -8,16 +8,24 @@ import sys
 
 import structlog
 from prometheus_client import start_http_server
+from structlog.typing import EventDict, WrappedLogger
 
 from core.settings import TelemetrySettings
 
 
 def set_up(process: str, settings: TelemetrySettings) -> None:
     """Configure structlog for this process and serve its metrics. Call once, at start."""
+
+    def name_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        """A processor and no context variable, because new threads start with an empty context."""
+        event["process"] = process
+        return event
+
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            name_process,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -27,7 +35,6 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stdout),
         cache_logger_on_first_use=False,
     )
-    structlog.contextvars.bind_contextvars(process=process)
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stdout, format='{"level":"%(levelname)s","event":"%(message)s"}'
     )

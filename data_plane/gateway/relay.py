@@ -112,9 +112,7 @@ class _Exchange(ABC):
 
     def _replica_gone(self, error: Exception) -> Relayed:
         counts = self._counts()
-        _log.warning(
-            "replica went away", replica=self._attempt.replica.id, request=self._attempt.request_id, error=repr(error)
-        )
+        _log.warning("replica went away", replica=self._attempt.replica.id, error=repr(error))
         if not self._client.started and not counts.outputs:
             raise ReplicaFailed("The replica failed before its first token.") from error
         lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
@@ -134,7 +132,7 @@ class _Exchange(ABC):
             cancelled = True
         except (TimeoutError, StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             metrics.incomplete_counts.inc()
-            _log.warning("no final count after an abort", request=self._attempt.request_id, error=repr(error))
+            _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
         finally:
             aborting.cancel()
         counts = self._counts()

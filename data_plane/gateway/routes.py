@@ -60,6 +60,11 @@ class Routes:
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         request_id = new_id("req")
         client = Client(scope, receive, send, [(b"x-request-id", request_id.encode())])
+        # Tasks that are started for the request inherit this, so that all of its log lines carry the id.
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._serve(client, request_id)
+
+    async def _serve(self, client: Client, request_id: str) -> None:
         label, serve = self._find(client)
         try:
             await serve(client, request_id)
@@ -70,7 +75,7 @@ class Routes:
         except asyncio.CancelledError:
             raise
         except Exception:
-            _log.exception("request failed", request=request_id, path=label)
+            _log.exception("request failed", path=label)
             if client.started:
                 raise  # the server cuts the connection: the caller must not take this for the end
             await _fail(client, InternalError("Something went wrong here; it has been logged under the request id."))

@@ -288,3 +288,17 @@ def test_leases_outlive_a_request_that_is_longer_than_they_are(stack, tenant):
     assert int(stack.client.hget(keys.replica_held_pages("rep_one"), "total")) > 0
     list(chunks)
     assert_settled(tenant, "done")
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [({"status": 500}, "replica refused a request"), ({"cut_before": True}, "replica could not be reached")],
+)
+def test_what_is_logged_while_a_request_is_served_carries_its_id(stack, tenant, faults, said):
+    client = tenant.sdk()
+    stack.witness.faults(**faults)
+    before = len(stack.gateway.log.read_text())
+    with pytest.raises(openai.InternalServerError) as refused:
+        chat(client)
+    lines = [json.loads(line) for line in stack.gateway.log.read_text()[before:].splitlines() if said in line]
+    assert [line["request_id"] for line in lines] == [refused.value.response.headers["x-request-id"]]

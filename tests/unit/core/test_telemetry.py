@@ -1,0 +1,40 @@
+"""What every log line of a process says, whichever thread or request writes it. Each case is a process of its own."""
+
+import json
+import subprocess
+import sys
+
+SET_UP = """
+import threading
+import structlog
+from core import telemetry
+from core.settings import TelemetrySettings
+
+telemetry.set_up("worker", TelemetrySettings(metrics_port=0))
+"""
+
+
+def lines_of(code: str) -> list[dict]:
+    """What a process that set telemetry up and ran ``code`` has logged."""
+    ran = subprocess.run([sys.executable, "-c", SET_UP + code], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_a_line_from_a_new_thread_names_the_process():
+    lines = lines_of("""
+thread = threading.Thread(target=lambda: structlog.get_logger().warning("from a thread"))
+thread.start()
+thread.join()
+""")
+    assert [(line["event"], line["process"]) for line in lines] == [("from a thread", "worker")]
+
+
+def test_what_a_request_binds_is_on_its_lines_beside_the_process():
+    within, after = lines_of("""
+with structlog.contextvars.bound_contextvars(request_id="req_1"):
+    structlog.get_logger().warning("within")
+structlog.get_logger().warning("after")
+""")
+    assert (within["process"], within["request_id"]) == ("worker", "req_1")
+    assert "request_id" not in after
