@@ -112,7 +112,11 @@ class Settler:
         for settlement in self._backlog:
             if settlement.event is not None:
                 metrics.settlements_lost.inc()
-                _log.critical("settlement lost at shutdown", settlement=msgspec.to_builtins(settlement.event))
+                _log.critical(
+                    "settlement lost at shutdown",
+                    request_id=settlement.request_id,
+                    settlement=msgspec.to_builtins(settlement.event),
+                )
         if self._live:
             _log.critical("requests did not settle before shutdown", requests=list(self._live))
 
@@ -128,8 +132,8 @@ class Settler:
         try:
             async with asyncio.timeout(self._deadline_s):
                 if not await self._reservations.settle(settlement):
-                    _log.info("request had settled before", request=settlement.request_id)
+                    _log.info("request had settled before", request_id=settlement.request_id)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            _log.warning("settlement waits for Redis", request=settlement.request_id, error=repr(error))
+            _log.warning("settlement waits for Redis", request_id=settlement.request_id, error=repr(error))
             return False
         return True
