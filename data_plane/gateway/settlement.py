@@ -41,6 +41,7 @@ class Settler:
         self._retry_s = retry_s
         self._backlog_max = backlog_max
         self._backlog: deque[Settlement] = deque()
+        self._flushing = asyncio.Lock()
         self._live: dict[str, Hold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -92,14 +93,18 @@ class Settler:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Settle the backlog until it is empty (True) or an attempt fails (False); another comes first then."""
-        while self._backlog:
-            if not await self._try(self._backlog[0]):
-                self._backlog.rotate(-1)
-                return False
-            self._backlog.popleft()
-            metrics.settlement_backlog.set(len(self._backlog))
-        return True
+        """Settle the backlog until it is empty (True) or an attempt fails (False); another comes first then.
+
+        One flush at a time: the head is removed by whoever tried it, never by another who meant an earlier one.
+        """
+        async with self._flushing:
+            while self._backlog:
+                if not await self._try(self._backlog[0]):
+                    self._backlog.rotate(-1)
+                    return False
+                self._backlog.popleft()
+                metrics.settlement_backlog.set(len(self._backlog))
+            return True
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every request has settled. What bills and is left at the end is logged in full."""
