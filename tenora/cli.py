@@ -6,12 +6,9 @@ import time
 
 import click
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from tenora import lifetime
-from tenora.base_model import materialise
-from tenora.program import accepts_connections
+from tenora.bring import bring_down, bring_up, programs_table
 from tenora.settings import StackSettings
 from tenora.status import read_status
 
@@ -60,7 +57,7 @@ def status(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps(now, indent=2))
     elif now["programs"]:
-        Console().print(_programs_table(now["programs"]))
+        Console().print(programs_table(now["programs"]))
     else:
         console.print("nothing is running; start it with: tenora up --detach")
     sys.exit(0 if now["ready"] else 1)
@@ -105,48 +102,3 @@ def register_base_model() -> None:
     from tenora.register import register  # needs numpy and httpx, which no other command does
 
     register(StackSettings())
-
-
-def bring_up(settings: StackSettings) -> None:
-    """Start what is not running and show progress until all of it is ready; ends the command when that fails."""
-    if not lifetime.is_up(settings):
-        for name, port in (
-            ("TENORA_GATEWAY_PORT", settings.gateway_port),
-            ("TENORA_CONTROL_PORT", settings.control_port),
-        ):
-            if accepts_connections(port):
-                raise click.ClickException(f"port {port} is taken; set {name} to a free one")
-        materialise(settings.root, console.print)
-        lifetime.start(settings)
-    deadline = time.monotonic() + settings.up_timeout_s
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        while time.monotonic() < deadline:
-            now = read_status(settings)
-            if now["ready"]:
-                return
-            live.update(_programs_table(now["programs"]))
-            time.sleep(0.25)
-    stuck = [name for name, program in now["programs"].items() if program["state"] not in ("ready", "done")] or [
-        "supervisor"
-    ]
-    raise click.ClickException(
-        f"not ready after {settings.up_timeout_s:.0f} s: {', '.join(stuck)}; see: tenora logs {stuck[0]}"
-    )
-
-
-def bring_down(settings: StackSettings) -> None:
-    """Stop everything, saying so."""
-    with console.status("stopping"):
-        if not lifetime.stop(settings):
-            raise click.ClickException(f"some processes did not stop; see {settings.root}/logs/supervisor.log")
-    console.print("stopped")
-
-
-def _programs_table(programs: dict[str, dict[str, object]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("program", "state", "pid", "restarts"):
-        table.add_column(column)
-    for name, program in programs.items():
-        pid = str(program["pid"] or "")
-        table.add_row(name, str(program["state"]), pid, str(program["restarts"] or ""))
-    return table

@@ -106,7 +106,8 @@ class Stack:
                 ("data_plane", "gateway", "--workers", str(self._settings.gateway_workers)),
                 needs=("publish",),
                 ready_url=f"{self.addresses.gateway_url}/readyz",
-                env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S)},
+                # The engine shares these cores, so a reservation may take longer than on machines of their own.
+                env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S), "TENORA_RESERVE_DEADLINE_MS": "1000"},
                 stop_s=_GATEWAY_DRAIN_S + 30,  # then it aborts what still runs, counts it and settles
             ),
             self._replica(),

@@ -34,6 +34,7 @@ PROBES: Final = Counter("tenora_replica_probes_total", "One-token generations by
 READY: Final = Gauge("tenora_replica_ready", "1 once the engine has generated a token, 0 when it drains or fails.")
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence holds.")
 _PR_SET_PDEATHSIG: Final = 1
+_CPU_ENGINE_NICE: Final = 5  # it takes every core it gets, and a gateway beside it must be able to answer in between
 _NOTICED_S: Final = 1.0  # gateways read heartbeats four times a second; until then they still send requests
 
 
@@ -223,12 +224,18 @@ class Agent:
 def _start_engine(settings: ReplicaSettings) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None)
     device, _ = installed_engine()
+
+    def prepare() -> None:
+        # An agent that is killed takes its engine with it: an engine nobody watches must not serve.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if device == "cpu":
+            os.nice(_CPU_ENGINE_NICE)
+
     return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
         engine_argv(settings, device),
         env=engine_env(settings, device, dict(os.environ)),
         stdin=subprocess.DEVNULL,
-        # An agent that is killed takes its engine with it: an engine nobody watches must not serve.
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - one system call before exec
+        preexec_fn=prepare,  # noqa: PLW1509 - system calls before exec, nothing else
     )
 
 

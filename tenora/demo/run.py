@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tenora.base_model import MODEL_ID
-from tenora.cli import bring_down, bring_up
+from tenora.bring import bring_down, bring_up
 from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
