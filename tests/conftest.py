@@ -12,12 +12,17 @@ import redis as redis_client
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
 
 from core import db
 from core.settings import PostgresSettings, RedisSettings, S3Settings
 from tenora import servers
 from tenora.program import Program, free_port
+
+# How long one example takes says more of the machine's other work than of the code.
+hypothesis_settings.register_profile("tenora", deadline=None)
+hypothesis_settings.load_profile("tenora")
 
 
 def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):
