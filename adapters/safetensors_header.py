@@ -60,7 +60,9 @@ def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
         length = int.from_bytes(prefix, "little")
         if length > bounds.header_bytes:
             raise _refused(
-                "header_too_large", file, f"declares a header of {length} bytes; {bounds.header_bytes} are allowed"
+                "header_too_large",
+                file,
+                f"declares a header of {length} bytes; {bounds.header_bytes} are allowed: save LoRA tensors only",
             )
         text = stream.read(length)
     if len(text) < length:
@@ -79,7 +81,9 @@ def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: st
     assert isinstance(header, dict), "it begins with a brace"
     _check_metadata(header.pop("__metadata__", None), file)
     if len(header) > bounds.tensors:
-        raise _refused("too_many_tensors", file, f"has {len(header)} tensors; {bounds.tensors} are allowed")
+        raise _refused(
+            "too_many_tensors", file, f"has {len(header)} tensors; {bounds.tensors} are allowed: save LoRA only"
+        )
     data_begin = _LENGTH_BYTES + len(text)
     tensors = [_read_entry(name, entry, data_begin, bounds, file) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
@@ -110,7 +114,9 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
             "dtype_not_allowed", file, f"{name} has dtype {shorten(dtype)}; save it as F32, F16 or BF16", name
         )
     if not _are_naturals(shape) or len(shape) > _DIMENSIONS_MAX:
-        raise _refused("shape_mismatch", file, f"{name} has the shape {shorten(shape)}, which is none", name)
+        raise _refused(
+            "shape_mismatch", file, f"{name} has the shape {shorten(shape)}, which is none; save it again", name
+        )
     if not _are_naturals(offsets) or len(offsets) != 2:
         raise _refused("offsets_invalid", file, f"{name} has the offsets {shorten(offsets)}; two are needed", name)
     begin, end = offsets
@@ -119,7 +125,7 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
         raise _refused(
             "shape_mismatch",
             file,
-            f"{name}: {shorten(shape)} of {dtype} is {shorten(declared)} bytes, not {end - begin}",
+            f"{name}: {shorten(shape)} of {dtype} is {shorten(declared)} bytes, not {end - begin}; save it again",
             name,
         )
     if declared == 0:

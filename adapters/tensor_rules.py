@@ -93,7 +93,7 @@ def _judge_shape(tensor: Tensor, features: tuple[int, int], side: str, rank: int
         found_rank = tensor.shape[0] if side == "A" else tensor.shape[1]
     shown, expected = list(tensor.shape), list(wanted)
     if is_shaped and found_rank != rank and tensor.shape[side == "A"] == wanted[side == "A"]:
-        text = f"{tensor.name} has rank {found_rank}; adapter_config.json says r is {rank}"
+        text = f"{tensor.name} has rank {found_rank}, adapter_config.json says r is {rank}: upload files of one save"
         _refuse(report, "rank_mismatch", text, tensor.name)
     else:
         text = f"{tensor.name} has shape {shown}; the base model needs {expected}; was it trained on another one?"
