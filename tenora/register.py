@@ -6,20 +6,19 @@ from pydantic import SecretStr
 
 from adapters.base_model import describe
 from data_plane.engine.settings import ReplicaSettings
+from tenora.base_model import HUB_NAME, MODEL_ID
 from tenora.secrets_file import load_secrets
 from tenora.settings import StackSettings
-from tenora.stack import base_model_names
 from tenora.status import running_stack
 
 
 def register(settings: StackSettings) -> None:
     """POST the base model's description; the same one twice changes nothing. Raises on any refusal."""
     stack = running_stack(settings)
-    model_id, hub_name = base_model_names()
     serves = ReplicaSettings(
         model_path=stack.checkpoint, engine_key=SecretStr(load_secrets(settings.root).engine_key)
     )  # what the replica beside us is started with
-    spec = describe(stack.checkpoint, id=model_id, hub_name=hub_name)
+    spec = describe(stack.checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
     served = msgspec.structs.replace(
         spec,
         context_tokens=min(spec.context_tokens, serves.engine_context_tokens),

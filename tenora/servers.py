@@ -6,7 +6,6 @@ managed services instead, and nothing here is used.
 
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -134,13 +133,3 @@ def _package_folder(name: str) -> Path:
     if spec is None or spec.origin is None:
         raise RuntimeError(f"{name} is not installed; `make setup` installs it")
     return Path(spec.origin).parent
-
-
-def run_once(argv: tuple[str, ...], log: Path, env: dict[str, str]) -> None:
-    """Run a short command to its end, its output appended to ``log``; raises with the log's path when it fails."""
-    with log.open("ab") as out:
-        done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, check=False
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}; see {log}")

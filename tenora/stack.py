@@ -13,7 +13,7 @@ import redis
 
 from core import keys
 from tenora import servers
-from tenora.base_model import HUB_NAME, MODEL_ID
+from tenora.base_model import MODEL_ID
 from tenora.program import Program, accepts_connections, answers
 from tenora.secrets_file import Secrets
 from tenora.settings import StackSettings
@@ -183,8 +183,3 @@ class Stack:
                 return [msgspec.json.decode(value) for name in names if (value := client.get(keys.replica(name)))]
         except redis.RedisError:
             return []
-
-
-def base_model_names() -> tuple[str, str]:
-    """Id and Hub name of the base model this machine serves."""
-    return MODEL_ID, HUB_NAME

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -16,10 +16,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from adapters.base_model import LINEAR_KINDS
 from tenora.recipe import Recipe
 from tenora.tasks import Example, Task
-
-ALL_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,9 @@ def _with_adapter(base_dir: Path, hub_name: str, recipe: Recipe) -> PeftModel:
     # "eager": the CPU's fused attention takes longer for its bf16 backward pass than these short rows do altogether.
     base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.bfloat16, attn_implementation="eager")
     base.config._name_or_path = base.name_or_path = hub_name  # noqa: SLF001 - the name that PEFT writes down, not our local path
-    config = LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules=list(ALL_LINEAR), task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=recipe.rank, lora_alpha=recipe.alpha, target_modules=list(LINEAR_KINDS), task_type="CAUSAL_LM"
+    )
     return get_peft_model(base, config, autocast_adapter_dtype=False)
 
 

@@ -4,17 +4,15 @@ group is multiplied by its own adapter's weights.
 The stock operations (vLLM 0.32, ``vllm/lora/ops/torch_ops/lora_ops.py``) gather a copy of the adapter's weights for
 every token and index it with -1 for tokens without LoRA, which selects the *last* slot: with all slots filled, a plain
 request is answered in another tenant's voice (vLLM pull requests 48421 and 49656). Here -1 falls in no group.
+
+The engine is started with LoRA on linear modules only, so the stock wrapper's other paths are never reached.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
-
-LINEAR_MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The only modules that get LoRA layers; the engine is started with this list, so the embedding and logits paths of the
-stock wrapper are never reached."""
 
 Group = tuple[int, slice | torch.Tensor]
 

@@ -4,11 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+from adapters.base_model import LINEAR_KINDS
 from data_plane.engine.plugin import ACTIVATION, BASE_MODEL
 from data_plane.engine.settings import ReplicaSettings
-
-# The same list as cpu_lora.LINEAR_MODULES, which this process must not import: it would load vLLM.
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
@@ -31,7 +29,7 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
         str(settings.engine_rank_max),
     ]
     argv += ["--max-cpu-loras", str(max(settings.engine_slots, settings.engine_memory_adapters))]
-    argv += ["--lora-target-modules", *LORA_MODULES]
+    argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--middleware", "data_plane.engine.front.EngineDoor"]
     if device == "cpu":

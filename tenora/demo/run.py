@@ -37,7 +37,6 @@ class CountsPart(RuntimeError):
 class Answers:
     """Everything that was asked and measured over the gateway."""
 
-    all: list[Answer]
     accuracy_base: float
     accuracy_adapter: float
     voice: float
@@ -133,7 +132,7 @@ async def _call_everything(
     for name, value in quota["headers"].items():
         console.print(f"  {name}: {value}")
     return Answers(
-        all=answers, accuracy_base=right["base"], accuracy_adapter=right["router"], voice=right["voice"],
+        accuracy_base=right["base"], accuracy_adapter=right["router"], voice=right["voice"],
         isolation=isolation, quota=quota,
     )  # fmt: skip
 
