@@ -78,7 +78,30 @@ class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
 
 
-SnapshotKind = Literal["keys", "tenants", "adapters", "base_models"]
+class Revocation(msgspec.Struct, frozen=True, kw_only=True):
+    """What every replica must forget, in every tier; published under its own id until all have, and a while longer for
+    replicas that come back. The engine names are all revisions of one adapter.
+    """
+
+    id: str
+    adapter_id: str
+    base_model: str
+    engine_names: tuple[str, ...]
+    since_ms: int
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that replicas of its pool keep in host memory, because its tenant's plan pays for that; published under
+    its engine name.
+    """
+
+    engine_name: str
+    tenant_id: str
+    base_model: str
+    rank_class: int
+
+
+SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocations", "pins"]
 
 
 class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +136,92 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: int
     resident: tuple[str, ...]
     heartbeat_ms: int
+    rank_max: int = 16
+    memory_adapters: int = 0
+    residency_version: int = 0
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway process's heartbeat: the snapshot by which it decides from now on. One that is cut off from Redis can
+    reserve nothing, so a gateway without a heartbeat serves nothing.
+    """
+
+    id: str
+    epoch: str
+    generation: int
+    heartbeat_ms: int
+
+
+Tier = Literal["slot", "memory", "disk", "store"]
+"""Where an adapter lies, the fastest first."""
+
+
+class Residency(msgspec.Struct, frozen=True, kw_only=True):
+    """Which adapters lie where on one replica, by the engine's own account. ``slots`` has one entry per slot; ``disk``
+    has digests, since engine names of several adapters may share one.
+    """
+
+    replica_id: str
+    boot_id: str
+    version: int
+    slots: tuple[str | None, ...]
+    memory: tuple[str, ...]
+    disk: tuple[str, ...]
+
+
+class RevocationReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's word that it holds nothing of a revoked adapter any more, and what it looked at to say so.
+    ``aborted_requests`` were still running when the drain's time was up.
+    """
+
+    revocation_id: str
+    replica_id: str
+    boot_id: str
+    state: Literal["draining", "removed"]
+    drained_requests: int
+    aborted_requests: int
+    in_slots: tuple[str, ...]
+    in_memory: tuple[str, ...]
+    on_disk: tuple[str, ...]
+    at_ms: int
+
+
+class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated revision that some replica must run before it is ready."""
+
+    revision_id: str
+    base_model: str
+    engine_name: str
+    rank_class: int
+    attempt: int
+
+
+class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base.
+    ``logprob_difference`` is the largest difference of a token's log-probability, in nats; ``load_ms`` from the store
+    to its first token.
+    """
+
+    revision_id: str
+    attempt: int
+    replica_id: str
+    code: Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect"] | None
+    message: str
+    prompt: str
+    base_answer: str
+    adapter_answer: str
+    logprob_difference: float
+    load_ms: int
+
+
+class PrefetchHint(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that is about to be asked for. Advice: whoever ignores it is only slower."""
+
+    engine_name: str
+    tenant_id: str
+    base_model: str
+    rank_class: int
+    reason: Literal["flip", "listing", "forecast"]
 
 
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +242,11 @@ Outcome = Literal["done", "client_gone", "replica_gone", "timeout"]
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, by the engine's own counts. The same request id twice is one charge."""
+    """What one request used, by the engine's own counts. The same request id twice is one charge.
+
+    ``adapter_tier`` is where its adapter lay when it came (None for a base model), ``adapter_load_ms`` how long the
+    request waited for it, ``stall_ms`` for how long its loading held up the step that every running request shares.
+    """
 
     request_id: str
     tenant_id: str
@@ -149,3 +262,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     output_tokens: int
     kv_page_ms: int
+    first_token_ms: int | None = None
+    duration_ms: int = 0
+    adapter_tier: Tier | None = None
+    adapter_load_ms: int = 0
+    stall_ms: int = 0

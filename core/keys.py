@@ -19,6 +19,15 @@ USAGE_GROUP: Final = "billing"
 USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
 
 
+# Between the control plane's worker and the agents.
+CANARY_RESULTS: Final = "tenora:canary:results"  # list of CanaryResult
+PREFETCH_HINTS: Final = "tenora:prefetch"  # stream of PrefetchHint in field "hint"
+PREFETCH_HINTS_MAX: Final = 1_000
+
+# Written by gateways, read by the control plane.
+GATEWAYS: Final = "tenora:gateways"  # sorted set: gateway id by heartbeat in Unix milliseconds
+
+
 def snapshot(kind: SnapshotKind) -> str:
     """Hash of encoded structs of one kind."""
     return f"tenora:snapshot:{kind}"
@@ -72,3 +81,28 @@ def reservation(tenant_id: str, request_id: str) -> str:
 def settled(tenant_id: str, request_id: str) -> str:
     """Marker that a request has settled, so that a second settlement changes nothing."""
     return f"tenora:quota:{{{tenant_id}}}:settled:{request_id}"
+
+
+def replica_residency(replica_id: str) -> str:
+    """Residency of a replica, rewritten whenever it changes; it expires with the status."""
+    return f"tenora:replica:{replica_id}:residency"
+
+
+def gateway(gateway_id: str) -> str:
+    """GatewayStatus, expiring when the gateway stops."""
+    return f"tenora:gateway:{gateway_id}"
+
+
+def revocation_receipts(revocation_id: str) -> str:
+    """Hash: replica id -> RevocationReceipt."""
+    return f"tenora:revocation:{revocation_id}:receipts"
+
+
+def canary_jobs(base_model: str, rank_class: int) -> str:
+    """List of CanaryJob for the replicas of one pool. A job that gets lost is put there again."""
+    return f"tenora:canary:{base_model}:{rank_class}:jobs"
+
+
+def adapter_heat(base_model: str) -> str:
+    """Sorted set: engine name by the Unix millisecond of its last use, trimmed to the newest."""
+    return f"tenora:heat:{base_model}"

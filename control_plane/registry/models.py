@@ -44,8 +44,22 @@ class Adapter(SQLModel, table=True):
     tenant_id: str = Field(foreign_key="tenants.id", sa_type=Text)
     base_model: str = Field(foreign_key="base_models.id", index=True, sa_type=Text)
     name: str = Field(sa_type=Text)
+    pinned: bool = Field(default=False, description="Kept in host memory, as far as the plan pays for it.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
     deleted_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+
+
+class Alias(SQLModel, table=True):
+    """A movable name for one revision of an adapter, or for several by weight: ``{revision id: weight}``."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),)
+
+    adapter_id: str = Field(primary_key=True, sa_type=Text)
+    name: str = Field(primary_key=True, sa_type=Text)
+    tenant_id: str = Field(sa_type=Text)
+    weights: dict[str, int] = Field(sa_type=JSONB)
+    updated_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
 class Revision(SQLModel, table=True):
@@ -68,6 +82,14 @@ class Revision(SQLModel, table=True):
     status: str = Field(default="uploading", sa_type=Text)
     size_bytes: int = Field(sa_type=BigInteger)
     digest: str | None = Field(default=None, sa_type=Text)
+    checked_digest: str | None = Field(
+        default=None, sa_type=Text, description="Of a revision that validation accepted and a replica is to run."
+    )
+    rank: int | None = Field(default=None)
+    rank_class: int | None = Field(default=None, description="Largest rank of the pool that serves it.")
+    canary: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
+    canary_attempts: int = Field(default=0)
+    canary_asked_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     report: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
     attempts: int = Field(default=0)
     leased_until: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
@@ -75,6 +97,7 @@ class Revision(SQLModel, table=True):
     completed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     decided_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     uploads_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    stored_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
 
 
 class UploadFile(SQLModel, table=True):
@@ -87,3 +110,31 @@ class UploadFile(SQLModel, table=True):
     path: str = Field(primary_key=True, sa_type=Text)
     size_bytes: int = Field(sa_type=BigInteger)
     sha256: str = Field(sa_type=Text)
+    s3_upload_id: str | None = Field(default=None, sa_type=Text, description="Of a multipart upload, while it is open.")
+    part_bytes: int | None = Field(default=None, sa_type=BigInteger)
+
+
+class AdapterRevocation(SQLModel, table=True):
+    """That an adapter may be served no more, from the stop of its routing to the removal of its last copy. One with
+    ``reason`` suspended is lifted when its tenant may serve again; one with deleted goes on to the object store.
+    """
+
+    __tablename__ = "adapter_revocations"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"]),
+        CheckConstraint("reason IN ('deleted', 'suspended')", name="reason_known"),
+        Index("ix_adapter_revocations_open", "id", postgresql_where=text("forgotten_at IS NULL AND lifted_at IS NULL")),
+        Index("ix_adapter_revocations_adapter", "adapter_id"),
+    )
+
+    id: str = Field(default_factory=lambda: new_id("rvk"), primary_key=True, sa_type=Text)
+    tenant_id: str = Field(sa_type=Text)
+    adapter_id: str = Field(sa_type=Text)
+    reason: str = Field(sa_type=Text)
+    engine_names: list[str] = Field(sa_type=JSONB)
+    receipts: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB, description="By replica id.")
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    unloaded_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="By every replica.")
+    removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="From the store.")
+    forgotten_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="No longer told.")
+    lifted_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
