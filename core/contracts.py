@@ -91,7 +91,7 @@ class Revocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that replicas of its pool keep in host memory, because its tenant's plan pays for that; published under
+    """A revision that replicas of its pool keep in host memory, for a plan that includes that; published under
     its engine name.
     """
 

@@ -9,7 +9,9 @@ import secrets
 import time
 from typing import Final, Literal
 
-Kind = Literal["tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "rep", "boot", "aud", "rvk", "gw"]
+Kind = Literal[
+    "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "rep", "boot", "aud", "rvk", "gw"
+]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _BODY: Final = r"[0-9a-hjkmnp-tv-z]{26}"
