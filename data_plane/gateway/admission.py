@@ -15,7 +15,7 @@ from core.contracts import Limits, ReplicaStatus
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.limits import REPLICA_PAGES, Verdict, quota_exceeded
-from data_plane.gateway.placement import choose
+from data_plane.gateway.placement import Wish, choose
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.settlement import Hold, Settler
@@ -28,7 +28,9 @@ _FULL_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a request needs at most: ``sequence_tokens`` is prompt plus max_tokens of each of its ``sequences``."""
+    """What a request needs at most: ``sequence_tokens`` is prompt plus max_tokens of each of its ``sequences``, and
+    ``rank`` that of its adapter (0 for a base model).
+    """
 
     request_id: str
     tenant_id: str
@@ -37,6 +39,7 @@ class Demand:
     engine_name: str
     sequences: int
     sequence_tokens: int
+    rank: int = 0
 
     @property
     def tokens(self) -> int:
@@ -136,7 +139,8 @@ class Admission:
         alive = self._replicas.alive()
         block_tokens = min((candidate.status.block_tokens for candidate in alive), default=kv_pages.PAGE_TOKENS)
         pages = demand.pages(block_tokens)
-        return choose(alive, base_model=demand.base_model, engine_name=demand.engine_name, pages=pages, tried=tried)
+        wish = Wish(base_model=demand.base_model, engine_name=demand.engine_name, rank=demand.rank)
+        return choose(alive, wish, pages=pages, tried=tried)
 
     async def _attempt(self, demand: Demand, *, peek: bool) -> Place | None:
         """Reserve on the best replica that has room; None where the tenant may but no replica has room."""
@@ -187,11 +191,16 @@ class Admission:
         ready = [
             candidate.status
             for candidate in self._replicas.alive()
-            if candidate.status.base_model == demand.base_model and candidate.status.state == "ready"
+            if candidate.status.base_model == demand.base_model
+            and candidate.status.state == "ready"
+            and candidate.status.rank_max >= demand.rank
         ]
         if not ready:
+            fit = f" for adapters of rank {demand.rank}" if demand.rank else ""
             return Unavailable(
-                f"No replica of `{demand.base_model}` is ready.", code="no_replica", retry_after_s=_NO_REPLICA_RETRY_S
+                f"No replica of `{demand.base_model}`{fit} is ready.",
+                code="no_replica",
+                retry_after_s=_NO_REPLICA_RETRY_S,
             )
         largest = max(ready, key=lambda status: status.pages_total)
         return InvalidRequest(

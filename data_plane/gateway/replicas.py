@@ -1,10 +1,13 @@
-"""Which replicas are alive, from their heartbeats in Redis. Whether one suits a request is placement's question.
+"""Which replicas are alive, from their heartbeats in Redis, and which adapters lie where on them. Whether one suits a
+request is placement's question.
 
-A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock.
+A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. Where
+adapters lie is advice: when it cannot be read, requests are placed without it.
 """
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import structlog
@@ -12,11 +15,13 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import keys
-from core.contracts import ReplicaStatus
-from data_plane.gateway.placement import Candidate
+from core.contracts import ReplicaStatus, Residency
+from data_plane.gateway.placement import NOTHING_RESIDENT, Candidate, Resident
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
+_residency = msgspec.json.Decoder(Residency)
+_Seen = tuple[str, int]  # boot id and residency version
 
 
 class Replicas:
@@ -29,13 +34,18 @@ class Replicas:
         self._statuses: dict[str, ReplicaStatus] = {}
         self._beaten_at: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
         self._held: dict[str, int] = {}
+        self._resident: dict[str, tuple[_Seen, Resident]] = {}
         self.reachable = False
 
     def alive(self) -> list[Candidate]:
         """Replicas whose heartbeat is fresh, with the pages that are free on them."""
         oldest = time.monotonic() - self._stale_s
         return [
-            Candidate(status, min(status.pages_free, status.pages_total - self._held.get(status.id, 0)))
+            Candidate(
+                status,
+                min(status.pages_free, status.pages_total - self._held.get(status.id, 0)),
+                self._resident_on(status),
+            )
             for status in self._statuses.values()
             if self._beaten_at[status.id][1] >= oldest
         ]
@@ -57,7 +67,7 @@ class Replicas:
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
-        """Read every heartbeat once. Raises redis.RedisError."""
+        """Read every heartbeat once, and the residency of those where it has changed. Raises redis.RedisError."""
         ids = [_text(name) for name in await self._redis.zrange(keys.REPLICAS, 0, -1)]
         values = await self._redis.mget([keys.replica(name) for name in ids]) if ids else []
         statuses: dict[str, ReplicaStatus] = {}
@@ -73,9 +83,40 @@ class Replicas:
             if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                 self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
         self._statuses = statuses
-        for known in (self._beaten_at, self._held):
+        known: dict[str, Any]
+        for known in (self._beaten_at, self._held, self._resident):
             for gone in known.keys() - statuses.keys():
                 del known[gone]
+        await self._refresh_residency()
+
+    async def _refresh_residency(self) -> None:
+        changed = [
+            status
+            for status in self._statuses.values()
+            if status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
+        ]
+        if not changed:
+            return
+        values = await self._redis.mget([keys.replica_residency(status.id) for status in changed])
+        for status, value in zip(changed, values, strict=True):
+            if value is None:
+                continue
+            try:
+                residency = _residency.decode(value)
+            except msgspec.MsgspecError as error:
+                _log.error("a replica's residency cannot be read", replica=status.id, error=str(error))
+                continue
+            # By its own version: one that is newer than the status is kept, an older one is read again.
+            self._resident[status.id] = ((residency.boot_id, residency.version), Resident.of(residency))
+
+    def _resident_on(self, status: ReplicaStatus) -> Resident:
+        """What lies on a replica; nothing where all that is known is of an engine before this one."""
+        seen, resident = self._resident.get(status.id, (("", 0), NOTHING_RESIDENT))
+        return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
+
+
+def _seen(status: ReplicaStatus) -> _Seen:
+    return status.boot_id, status.residency_version
 
 
 def _text(name: object) -> str:
