@@ -15,8 +15,10 @@ from adapters import metrics
 from adapters.base_model import BaseModelSpec
 from adapters.confine import validate_confined
 from adapters.file_rules import REQUIRED_FILES, judge_names
+from adapters.s3 import ObjectDamaged, ObjectMissing
 from adapters.settings import UploadSettings
-from adapters.store import AdapterStore, ObjectDamaged, ObjectMissing, upload_key
+from adapters.store import AdapterStore
+from adapters.upload_store import upload_key
 from adapters.validate import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.validation import UploadLimits
 from adapters.verdict import Problem, Report, Verdict, rejected

@@ -15,8 +15,9 @@ from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from adapters.cache import DiskCache
 from adapters.manifest import MANIFEST_FILE, read_manifest
+from adapters.s3 import Bucket, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
-from adapters.store import AdapterStore, ObjectMissing
+from adapters.store import AdapterStore
 from core.errors import Unavailable
 from core.settings import S3Settings
 
@@ -66,6 +67,6 @@ def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: Cache
     """Make vLLM ask us for names it does not know. ``base_model`` is the id of the one it serves. Call once, in the API
     server process; returns the cache it uses.
     """
-    disk = DiskCache(cache, AdapterStore(s3, store))
+    disk = DiskCache(cache, AdapterStore(Bucket(s3, store)))
     LoRAResolverRegistry.register_resolver(REGISTERED_NAME, TenoraResolver(disk, base_model))
     return disk

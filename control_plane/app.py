@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 from litestar import Litestar, Router
 
-from adapters.store import AdapterStore
+from adapters.s3 import Bucket
+from adapters.upload_store import UploadStore
 from control_plane.api_keys.api import ApiKeys
 from control_plane.api_keys.authenticate import Authenticator
 from control_plane.api_keys.guards import admin_key, tenant_key
@@ -31,7 +32,7 @@ def create_app(settings: ControlSettings) -> Litestar:
     resources = Resources(
         engine=db.connect(settings.postgres),
         redis=open_redis(settings.redis.redis_url),
-        store=AdapterStore(settings.s3, settings.store),
+        uploads=UploadStore(Bucket(settings.s3, settings.store)),
         pepper=Pepper(value=settings.keys.key_pepper.get_secret_value().encode()),
         web=settings.web,
         upload=settings.upload,

@@ -10,7 +10,7 @@ from redis import Redis
 from sqlalchemy import Engine
 
 from adapters.settings import UploadSettings
-from adapters.store import AdapterStore
+from adapters.upload_store import UploadStore
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once, digest_of
 from control_plane.settings import WebSettings
@@ -40,7 +40,7 @@ class Resources:
 
     engine: Engine
     redis: Redis
-    store: AdapterStore
+    uploads: UploadStore
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
@@ -55,8 +55,8 @@ def providers(resources: Resources) -> dict[str, Provide]:
     def redis() -> Redis:
         return resources.redis
 
-    def store() -> AdapterStore:
-        return resources.store
+    def uploads() -> UploadStore:
+        return resources.uploads
 
     def pepper() -> Pepper:
         return resources.pepper
@@ -80,5 +80,5 @@ def providers(resources: Resources) -> dict[str, Provide]:
             request_sha256=await digest_of(request),
         )
 
-    plain = {function.__name__: function for function in (engine, redis, store, pepper, web, upload, principal)}
+    plain = {function.__name__: function for function in (engine, redis, uploads, pepper, web, upload, principal)}
     return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {"once": Provide(once)}

@@ -14,7 +14,9 @@ from types import FrameType
 import structlog
 from sqlalchemy import Engine
 
+from adapters.s3 import Bucket
 from adapters.store import AdapterStore
+from adapters.upload_store import UploadStore
 from control_plane import metrics
 from control_plane.connections import open_redis
 from control_plane.idempotency import service as idempotency
@@ -38,12 +40,12 @@ class Loop:
 def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     """Everything one worker repeats."""
     worker = settings.worker
-    store = AdapterStore(settings.s3, settings.store)
+    bucket = Bucket(settings.s3, settings.store)
     relay = Relay(engine, open_redis(settings.redis.redis_url), projections(), batch_max=worker.relay_batch_max)
-    validator = Validator(engine, store, settings.upload, worker)
+    validator = Validator(engine, AdapterStore(bucket), settings.upload, worker)
     cleanup = UploadCleanup(
         engine,
-        store,
+        UploadStore(bucket),
         upload_expires_s=worker.upload_expires_s,
         url_expires_s=settings.upload.upload_url_expires_s,
         batch_max=worker.cleanup_batch_max,

@@ -11,7 +11,7 @@ PACKAGES = ("core", "control_plane", "data_plane", "adapters", "billing", "tenor
 FILE_LINES_MAX, TEST_FILE_LINES_MAX, FUNCTION_LINES_MAX = 300, 400, 60
 BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util", "helper"}
 SOLE_IMPORTERS = {
-    "boto3": {"adapters/store.py"},
+    "boto3": {"adapters/s3.py"},
     "stripe": {"billing/stripe_client.py"},
     "vllm": {"adapters/resolver.py", "data_plane/engine/cpu_lora.py"},
 }

@@ -7,11 +7,12 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from adapters.settings import UploadSettings
-from adapters.store import AdapterStore, upload_key
+from adapters.upload_store import UploadStore, upload_key
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import adapters, base_models, revisions, uploads
+from control_plane.registry import adapters, base_models, revisions
+from control_plane.registry import uploads as upload_urls
 from control_plane.registry.schemas import (
     AdapterView,
     BaseModelView,
@@ -112,7 +113,7 @@ class Revisions(Controller):
         data: JSONBody[NewRevision],
         once: NamedDependency[Once],
         principal: NamedDependency[Principal],
-        store: NamedDependency[AdapterStore],
+        uploads: NamedDependency[UploadStore],
         web: NamedDependency[WebSettings],
         upload: NamedDependency[UploadSettings],
     ) -> Response[RevisionCreated]:
@@ -127,13 +128,13 @@ class Revisions(Controller):
             )
 
         def renew(session: Session, body: bytes) -> RevisionCreated:
-            revision_id = uploads.revision_of(body)
+            revision_id = upload_urls.revision_of(body)
             return signed(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
 
         def signed(revision: RevisionView) -> RevisionCreated:
-            return uploads.sign(store, revision, data.files, lifetime_s=upload.upload_url_expires_s)
+            return upload_urls.sign(uploads, revision, data.files, lifetime_s=upload.upload_url_expires_s)
 
-        return once.run(announce, stored=uploads.unsigned, renewed=renew)
+        return once.run(announce, stored=upload_urls.unsigned, renewed=renew)
 
     @get(sync_to_thread=True, opt=_READ)
     def list_revisions(
@@ -170,7 +171,7 @@ class Revisions(Controller):
         engine: NamedDependency[Engine],
         once: NamedDependency[Once],
         principal: NamedDependency[Principal],
-        store: NamedDependency[AdapterStore],
+        uploads: NamedDependency[UploadStore],
     ) -> Response[RevisionView]:
         """Say that every file is uploaded, and queue the revision for validation."""
         tenant_id = principal.own_tenant_id
@@ -178,7 +179,7 @@ class Revisions(Controller):
             revision = revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id)
             files = revisions.announced_files(session, revision.id)
         if revision.status == "uploading":
-            missing = revisions.missing_of(files, (store.head(upload_key(revision.id, file.path)) for file in files))
+            missing = revisions.missing_of(files, (uploads.head(upload_key(revision.id, file.path)) for file in files))
             if missing is not None:
                 raise missing
         return once.run(

@@ -9,7 +9,7 @@ from datetime import timedelta
 from sqlalchemy import Engine, func
 from sqlmodel import Session, col, select
 
-from adapters.store import AdapterStore, upload_key
+from adapters.upload_store import UploadStore
 from control_plane.registry import validation
 from control_plane.registry.models import Revision
 from core.db import unit_of_work
@@ -19,7 +19,7 @@ class UploadCleanup:
     """One step removes a batch. Dying halfway leaves objects for the next step: deleting twice is no error."""
 
     def __init__(
-        self, engine: Engine, store: AdapterStore, *, upload_expires_s: int, url_expires_s: int, batch_max: int
+        self, engine: Engine, store: UploadStore, *, upload_expires_s: int, url_expires_s: int, batch_max: int
     ) -> None:
         self._engine = engine
         self._store = store
@@ -34,7 +34,7 @@ class UploadCleanup:
         with unit_of_work(self._engine) as session:
             decided = self._decided(session)
         for revision_id in decided:
-            self._store.delete_prefix(upload_key(revision_id, ""))
+            self._store.remove(revision_id)
             with unit_of_work(self._engine) as session:
                 session.get_one(Revision, revision_id).uploads_removed_at = session.exec(select(func.now())).one()
         return max(expired, len(decided)) == self._batch_max

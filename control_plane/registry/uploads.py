@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from adapters.store import AdapterStore, upload_key
+from adapters.upload_store import UploadStore, upload_key
 from control_plane.registry.schemas import AnnouncedFile, RevisionCreated, RevisionView, UploadView
 from core import clock
 
@@ -18,7 +18,7 @@ URL_USEFUL_S: Final = 60
 
 
 def sign(
-    store: AdapterStore, revision: RevisionView, files: Sequence[AnnouncedFile], *, lifetime_s: int
+    store: UploadStore, revision: RevisionView, files: Sequence[AnnouncedFile], *, lifetime_s: int
 ) -> RevisionCreated:
     """The answer to an announcement, now or replayed: the revision's status, and URLs while it waits for its files.
 

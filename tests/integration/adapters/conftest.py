@@ -7,8 +7,10 @@ import pytest
 
 from adapters.ingest import DeclaredFile, ingest
 from adapters.normalise import normalise
+from adapters.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.store import AdapterStore, upload_key
+from adapters.store import AdapterStore
+from adapters.upload_store import UploadStore, upload_key
 from adapters.validation import Bounds, UploadLimits, validate
 from adapters.verdict import Report
 from tests.fixtures.peft_adapters import declared_files, tiny_base, write_adapter
@@ -23,8 +25,8 @@ def bucket_settings(s3_settings):
 
 @pytest.fixture
 def store(bucket_settings) -> AdapterStore:
-    store = AdapterStore(bucket_settings, StoreSettings(store_attempts_max=1))
-    store.ensure_bucket()
+    store = AdapterStore(Bucket(bucket_settings, StoreSettings(store_attempts_max=1)))
+    store.bucket.ensure()
     return store
 
 
@@ -32,7 +34,7 @@ def upload(store, revision_id, folder, *, alter=lambda path, content: content):
     """Declare and PUT a folder's files as a tenant does; returns what was declared."""
     files = [DeclaredFile(**declared) for declared in declared_files(folder)]
     for file in files:
-        put = store.presign_put(
+        put = UploadStore(store.bucket).presign_put(
             upload_key(revision_id, file.path), size_bytes=file.size_bytes, sha256=file.sha256, expires_s=60
         )
         if (content := alter(file.path, (folder / file.path).read_bytes())) is not None:

@@ -11,8 +11,9 @@ import pytest
 
 from adapters.cache import CacheFull, DiskCache
 from adapters.manifest import MANIFEST_FILE, read_manifest, sha256_of
+from adapters.s3 import Bucket, ObjectDamaged, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
-from adapters.store import AdapterStore, ObjectDamaged, ObjectMissing, revision_prefix
+from adapters.store import AdapterStore, revision_prefix
 from core.errors import Unavailable
 
 WEIGHTS = "adapter_model.safetensors"
@@ -40,8 +41,8 @@ class CountingStore(AdapterStore):
 
 @pytest.fixture
 def store(bucket_settings):
-    store = CountingStore(bucket_settings, StoreSettings(store_attempts_max=1))
-    store.ensure_bucket()
+    store = CountingStore(Bucket(bucket_settings, StoreSettings(store_attempts_max=1)))
+    store.bucket.ensure()
     return store
 
 
@@ -193,21 +194,21 @@ async def test_damaged_objects_in_the_store_are_never_handed_out(stored, open_ca
     counting.download(key, cache_settings.cache_dir / "copy", bytes_max=1_000_000)
     content = (cache_settings.cache_dir / "copy").read_bytes()
     for bad in (content[:-1] + b"X", content + b"X", content[:-1]):
-        counting._client.put_object(Bucket=counting._bucket, Key=key, Body=bad)
+        counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=bad)
         with pytest.raises(ObjectDamaged):
             await cache.fetch(digest)
     assert digest not in adapters_in(cache_settings.cache_dir)
     assert cache.handed_out == frozenset()
-    counting._client.put_object(Bucket=counting._bucket, Key=key, Body=content)
+    counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=content)
     assert_whole(await cache.fetch(digest))
 
 
 async def test_another_adapters_manifest_under_the_digest_is_refused(stored, open_cache, counting):
     first, second = stored(0), stored(1)
-    counting._client.copy_object(
-        Bucket=counting._bucket,
+    counting.bucket.client.copy_object(
+        Bucket=counting.bucket.name,
         Key=revision_prefix(first) + MANIFEST_FILE,
-        CopySource=f"{counting._bucket}/{revision_prefix(second)}{MANIFEST_FILE}",
+        CopySource=f"{counting.bucket.name}/{revision_prefix(second)}{MANIFEST_FILE}",
     )
     with pytest.raises(ObjectDamaged):
         await open_cache().fetch(first)
@@ -218,7 +219,7 @@ async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_tried_again
     with pytest.raises(ObjectMissing):
         await cache.fetch("0" * 64)
     digest = stored()
-    counting._client.delete_object(Bucket=counting._bucket, Key=revision_prefix(digest) + MANIFEST_FILE)
+    counting.bucket.client.delete_object(Bucket=counting.bucket.name, Key=revision_prefix(digest) + MANIFEST_FILE)
     with pytest.raises(ObjectMissing):
         await cache.fetch(digest)
     assert stored() == digest
@@ -249,10 +250,11 @@ async def test_what_a_crashed_download_left_is_swept_by_the_next(stored, open_ca
 FETCH_IN_A_PROCESS = """
 import asyncio, sys
 from adapters.cache import DiskCache
+from adapters.s3 import Bucket
 from adapters.settings import CacheSettings, StoreSettings
 from adapters.store import AdapterStore
 from core.settings import S3Settings
-cache = DiskCache(CacheSettings(), AdapterStore(S3Settings(), StoreSettings()))
+cache = DiskCache(CacheSettings(), AdapterStore(Bucket(S3Settings(), StoreSettings())))
 print("ready", flush=True)
 sys.stdin.readline()
 asyncio.run(cache.fetch(sys.argv[1]))

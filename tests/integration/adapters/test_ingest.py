@@ -6,6 +6,7 @@ import pytest
 
 from adapters.ingest import DeclaredFile
 from adapters.manifest import sha256_of
+from adapters.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
 from adapters.store import AdapterStore, revision_prefix
 from adapters.validation import UploadLimits
@@ -50,7 +51,7 @@ def test_ingesting_twice_or_from_another_tenant_gives_one_revision(store, folder
 
 def test_a_revision_cut_short_by_a_crash_is_completed_by_the_next_attempt(store, folder):
     digest = ingested(store, "rev_1", upload(store, "rev_1", folder)).digest
-    store._client.delete_object(Bucket=store._bucket, Key=revision_prefix(digest) + "manifest.json")
+    store.bucket.client.delete_object(Bucket=store.bucket.name, Key=revision_prefix(digest) + "manifest.json")
     assert not store.has_revision(digest)
     assert ingested(store, "rev_1", upload(store, "rev_1", folder)).digest == digest
     assert store.has_revision(digest)
@@ -102,12 +103,14 @@ def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(
     assert verdict.problems[0].code == code
     assert message in verdict.problems[0].message
     assert verdict.digest is None
-    assert "Contents" not in store._client.list_objects_v2(Bucket=store._bucket, Prefix="adapters/")
+    assert "Contents" not in store.bucket.client.list_objects_v2(Bucket=store.bucket.name, Prefix="adapters/")
     assert not any((tmp_path / "work").iterdir())
 
 
 def test_names_are_judged_before_anything_is_downloaded(s3_settings, store):
-    nowhere = AdapterStore(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
+    nowhere = AdapterStore(
+        Bucket(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
+    )
     sha256 = hashlib.sha256(b"").hexdigest()
     names = ["adapter_config.json", "adapter_model.safetensors", "../../etc/passwd", "adapter_model.bin"]
     files = [DeclaredFile(path=name, size_bytes=1, sha256=sha256) for name in names]
@@ -132,7 +135,7 @@ def test_what_training_left_is_passed_over_with_a_note(store, folder):
 
 def test_a_store_that_is_down_is_no_verdict(s3_settings, folder):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
-    down = AdapterStore(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1))
+    down = AdapterStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     files = [
         DeclaredFile(path=name, size_bytes=1, sha256="0" * 64)
         for name in ("adapter_config.json", "adapter_model.safetensors")

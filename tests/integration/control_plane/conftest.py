@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from adapters.s3 import Bucket
 from adapters.settings import StoreSettings
 from adapters.store import AdapterStore
+from adapters.upload_store import UploadStore
 from control_plane.publishing.relay import Relay
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.snapshots import projections
@@ -51,4 +53,9 @@ def relay(engine, redis) -> Relay:
 
 @pytest.fixture
 def store(s3_settings) -> AdapterStore:
-    return AdapterStore(s3_settings, StoreSettings())
+    return AdapterStore(Bucket(s3_settings, StoreSettings()))
+
+
+@pytest.fixture
+def uploads(store) -> UploadStore:
+    return UploadStore(store.bucket)

@@ -155,13 +155,14 @@ def test_files_go_to_presigned_urls_and_are_missed_by_name(api, base, tmp_path):
     assert tenant.http.get("/api/v1/adapters/router/revisions").json()["data"] == [first.json()]
 
 
-def test_an_object_of_another_size_is_not_complete(api, base, store, tmp_path):
+def test_an_object_of_another_size_is_not_complete(api, base, uploads, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     folder = write_adapter(tmp_path / "a", base)
     revision = tenant.announce("router", declared_files(folder))
     for upload in revision["uploads"]:
-        other = store.presign_put(f"uploads/{revision['id']}/{upload['path']}", size_bytes=3, sha256=SHA, expires_s=60)
+        key = f"uploads/{revision['id']}/{upload['path']}"
+        other = uploads.presign_put(key, size_bytes=3, sha256=SHA, expires_s=60)
         httpx.request(other.method, other.url, headers=other.headers, content=b"abc").raise_for_status()
     response = tenant.http.post(f"/api/v1/adapters/router/revisions/{revision['id']}/complete")
     assert (response.status_code, response.json()["code"]) == (409, "artifact_size_mismatch")

@@ -81,8 +81,8 @@ def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, 
         field = f"{tenant.id}/router"
         value = wait_until(lambda: redis.hget(keys.snapshot("adapters"), field), what="route")
         route = msgspec.json.decode(value, type=AdapterRoute)
-        assert (route.digest, route.revision_id) == (revision["sha256"], revision["id"])
-        assert store.head(revision_prefix(route.digest) + MANIFEST_FILE)
+        assert (route.revisions[route.newest].digest, route.newest) == (revision["sha256"], revision["id"])
+        assert store.bucket.head(revision_prefix(revision["sha256"]) + MANIFEST_FILE)
         assert tenant.http.get("/api/v1/adapters/router").json()["revision"] == revision["id"]
         second = decided(tenant, upload(tenant, "router", write_adapter(tmp_path / "b", base, seed=1)))
         wait_until(
@@ -206,7 +206,7 @@ def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path)
     assert tenant.http.get(path).json()["status"] == "rejected"
 
 
-def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base, engine, store, tmp_path):
+def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base, engine, uploads, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     folder = write_adapter(tmp_path / "a", base)
@@ -214,7 +214,7 @@ def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base
     first = revision["uploads"][0]
     content = (folder / first["path"]).read_bytes()
     httpx.request(first["method"], first["url"], headers=first["headers"], content=content).raise_for_status()
-    cleanup = UploadCleanup(engine, store, upload_expires_s=3600, url_expires_s=60, batch_max=10)
+    cleanup = UploadCleanup(engine, uploads, upload_expires_s=3600, url_expires_s=60, batch_max=10)
     path = f"/api/v1/adapters/router/revisions/{revision['id']}"
     cleanup.step()
     assert tenant.http.get(path).json()["status"] == "uploading"
@@ -224,7 +224,7 @@ def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base
         cleanup.step()
     now = tenant.http.get(path).json()
     assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
-    assert store.head(f"uploads/{revision['id']}/{first['path']}") is None
+    assert uploads.head(f"uploads/{revision['id']}/{first['path']}") is None
     late = tenant.http.post(f"{path}/complete")
     assert (late.status_code, late.json()["status"]) == (202, "rejected")
 

@@ -1,0 +1,123 @@
+"""One bucket of S3: the client, the calls that every kind of object needs, and what its failures are called here.
+
+The only importer of boto3. Every failure of S3 becomes ``Unavailable``, an absent object ``ObjectMissing``: callers
+decide what that means. Works on AWS and on anything that speaks its protocol with path-style addresses.
+"""
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from adapters.settings import StoreSettings
+from core.errors import NotFound, Unavailable
+from core.settings import S3Settings
+
+if TYPE_CHECKING:
+    from types_boto3_s3.client import S3Client  # a development dependency
+
+_DELETE_BATCH: Final = 1000  # the most that one DeleteObjects call takes
+_ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchBucket", "NoSuchUpload"})
+
+
+class ObjectMissing(NotFound):
+    """No object under this key."""
+
+    default_code = "object_missing"
+
+
+class ObjectDamaged(Unavailable):
+    """The object has another size or checksum than it must have."""
+
+    default_code = "object_damaged"
+
+
+class Bucket:
+    """One bucket. Thread-safe; every call blocks, for at most the settings' timeouts times their attempts."""
+
+    def __init__(self, s3: S3Settings, settings: StoreSettings) -> None:
+        self.name = s3.s3_bucket
+        self._region = s3.s3_region
+        self.client = _client(s3, settings, s3.s3_endpoint)
+
+    def ensure(self) -> None:
+        """Create the bucket if it does not exist."""
+        try:
+            with translated(self.name):
+                self.client.head_bucket(Bucket=self.name)
+        except ObjectMissing:
+            place: Any = {"CreateBucketConfiguration": {"LocationConstraint": self._region}}
+            with translated(self.name):
+                self.client.create_bucket(Bucket=self.name, **({} if self._region == "us-east-1" else place))
+
+    def head(self, key: str) -> int | None:
+        """Size of an object in bytes, or None where there is none."""
+        try:
+            with translated(key):
+                return self.client.head_object(Bucket=self.name, Key=key)["ContentLength"]
+        except ObjectMissing:
+            return None
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete every object under ``prefix``, which must end with a slash; returns how many there were."""
+        if not prefix.endswith("/") or prefix.count("/") < 2:
+            raise ValueError(f"{prefix!r} names more than one revision's folder")
+        deleted = 0
+        with translated(prefix):
+            for page in self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.name, Prefix=prefix, PaginationConfig={"PageSize": _DELETE_BATCH}
+            ):
+                if keys := [entry["Key"] for entry in page.get("Contents", [])]:
+                    objects: Any = {"Objects": [{"Key": key} for key in keys]}
+                    answer = self.client.delete_objects(Bucket=self.name, Delete=objects)
+                    if errors := answer.get("Errors"):
+                        raise Unavailable(f"{errors[0].get('Key')} could not be deleted", code="store_unavailable")
+                    deleted += len(keys)
+        return deleted
+
+
+@contextmanager
+def translated(key: str) -> Iterator[None]:
+    """S3's failures as our errors. What S3 says goes to the cause, not into the message."""
+    try:
+        yield
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") in _ABSENT:
+            raise ObjectMissing(f"there is no {key}") from error
+        raise Unavailable(f"the object store refused a call on {key}", code="store_unavailable") from error
+    except BotoCoreError as error:
+        raise Unavailable(f"the object store did not answer for {key}", code="store_unavailable") from error
+
+
+def base64_of(sha256: str) -> str:
+    """A hexadecimal SHA-256 as S3 writes checksums."""
+    return base64.b64encode(bytes.fromhex(sha256)).decode()
+
+
+def _client(s3: S3Settings, settings: StoreSettings, endpoint: str | None) -> "S3Client":
+    credentials: dict[str, Any] = {}
+    if s3.s3_access_key:
+        credentials = {
+            "aws_access_key_id": s3.s3_access_key,
+            "aws_secret_access_key": s3.s3_secret_key.get_secret_value(),
+        }
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=s3.s3_region,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            connect_timeout=settings.store_connect_timeout_s,
+            read_timeout=settings.store_read_timeout_s,
+            retries={"mode": "standard", "total_max_attempts": settings.store_attempts_max},
+            max_pool_connections=settings.store_connections_max,
+            request_checksum_calculation="when_required",  # not every S3 reads checksums in trailers
+            response_checksum_validation="when_required",
+        ),
+        **credentials,
+    )
