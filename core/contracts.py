@@ -20,6 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     adapters: int
     adapter_rank: int
     adapter_bytes: int
+    pinned_adapters: int = 0
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +48,32 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
 
 
+class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """One ready revision of an adapter. Replicas serve it whose largest rank is ``rank_class`` or more."""
+
+    id: str
+    digest: str
+    rank: int
+    rank_class: int
+
+
 class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest ready revision of an adapter; published under ``<tenant_id>/<name>``."""
+    """An adapter with all its ready revisions; published under ``<tenant_id>/<name>``. ``newest`` is one of them, and
+    each alias has weights by revision id.
+    """
 
     adapter_id: str
     tenant_id: str
     name: str
     base_model: str
-    revision_id: str
-    digest: str
     created_at_ms: int
+    newest: str
+    revisions: dict[str, RevisionRoute]
+    aliases: dict[str, dict[str, int]]
 
-    @property
-    def engine_name(self) -> str:
-        """The only name an engine ever sees: immutable, and never chosen by a tenant."""
-        return f"{self.adapter_id}@{self.digest}"
+    def engine_name(self, revision_id: str) -> str:
+        """The only name an engine ever sees for it: immutable, and never chosen by a tenant."""
+        return f"{self.adapter_id}@{self.revisions[revision_id].digest}"
 
 
 class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,8 +210,8 @@ class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base.
-    ``logprob_difference`` is the largest difference of a token's log-probability, in nats; ``load_ms`` from the store
-    to its first token.
+    ``logprob_difference`` is the largest difference of a token's log-probability, in nats, None where one was not
+    finite (JSON has no other word for it); ``load_ms`` from the store to its first token.
     """
 
     revision_id: str
@@ -210,7 +222,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     base_answer: str
     adapter_answer: str
-    logprob_difference: float
+    logprob_difference: float | None
     load_ms: int
 
 

@@ -1,27 +1,30 @@
 """Tenants' adapters: names for fine-tunes, within the plan's number, and the route of each that gateways follow."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
+from itertools import groupby
+from typing import Any, Final, cast
 
 from sqlalchemy import func
-from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import QueryableAttribute, defer
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import Select
 
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.publishing.service import publish_change
 from control_plane.registry import base_models
-from control_plane.registry.models import Adapter, Revision
+from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.registry.schemas import AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
-from core.contracts import AdapterRoute
+from core.contracts import AdapterRoute, RevisionRoute
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_Aliases = dict[str, dict[str, int]] | None
 
 
 def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> AdapterView:
@@ -121,27 +124,34 @@ def field_of(adapter: Adapter) -> str:
 
 
 def route(session: Session, field: str) -> AdapterRoute | None:
-    """What gateways may know under ``<tenant_id>/<name>``: None without a live adapter that has a ready revision."""
+    """What gateways may know under ``<tenant_id>/<name>``: None without a live adapter that has a ready revision, and
+    for one that is revoked.
+    """
     tenant_id, _, name = field.partition("/")
-    mine = select(Adapter).where(
-        Adapter.tenant_id == tenant_id, Adapter.name == name, col(Adapter.deleted_at).is_(None)
-    )
-    adapter = session.exec(mine).first()
-    revision = _newest_ready(session, adapter) if adapter else None
-    return _route(adapter, revision) if adapter and revision else None
+    rows = session.exec(_routable().where(Adapter.tenant_id == tenant_id, Adapter.name == name)).all()
+    return _route(session, rows[0][0], rows) if rows else None
 
 
 def all_routes(session: Session) -> Iterator[tuple[str, AdapterRoute]]:
-    """The route of every live adapter with a ready revision."""
-    newest = (
-        select(Adapter, Revision)
+    """The route of every adapter that has one."""
+    rows = session.exec(_routable().execution_options(yield_per=1000))
+    for adapter, of_adapter in groupby(rows, key=lambda row: row[0]):
+        yield field_of(adapter), _route(session, adapter, list(of_adapter))
+
+
+def _routable() -> Select[Adapter, Revision, _Aliases]:
+    """Every live adapter that is not revoked with each of its ready revisions, the newest first, and its aliases."""
+    aliases = select(func.jsonb_object_agg(Alias.name, Alias.weights)).where(Alias.adapter_id == Adapter.id)
+    revoked = select(AdapterRevocation.id).where(
+        AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
+    )
+    return (
+        select(Adapter, Revision, aliases.scalar_subquery())
         .join(Revision, (col(Revision.tenant_id) == Adapter.tenant_id) & (col(Revision.adapter_id) == Adapter.id))
-        .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready")
-        .ext(distinct_on(col(Adapter.id)))
+        .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready", ~revoked.exists())
+        .options(*(defer(cast("QueryableAttribute[Any]", column)) for column in (Revision.report, Revision.canary)))
         .order_by(col(Adapter.id), col(Revision.id).desc())
     )
-    for adapter, revision in session.exec(newest.execution_options(yield_per=1000)):
-        yield field_of(adapter), _route(adapter, revision)
 
 
 def _newest_ready(session: Session, adapter: Adapter) -> Revision | None:
@@ -151,17 +161,28 @@ def _newest_ready(session: Session, adapter: Adapter) -> Revision | None:
     return session.exec(ready.order_by(col(Revision.id).desc()).limit(1)).first()
 
 
-def _route(adapter: Adapter, revision: Revision) -> AdapterRoute:
-    assert revision.digest is not None, "a ready revision has a digest; a constraint says so too"
+def _route(session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Revision, _Aliases]]) -> AdapterRoute:
+    revisions = [_revision_route(session, adapter, revision) for _, revision, _ in rows]
     return AdapterRoute(
         adapter_id=adapter.id,
         tenant_id=adapter.tenant_id,
         name=adapter.name,
         base_model=adapter.base_model,
-        revision_id=revision.id,
-        digest=revision.digest,
         created_at_ms=clock.to_ms(adapter.created_at),
+        newest=revisions[0].id,
+        revisions={revision.id: revision for revision in revisions},
+        aliases=rows[0][2] or {},
     )
+
+
+def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> RevisionRoute:
+    """A revision whose rank was never recorded is taken for the largest that its base model's replicas serve."""
+    assert revision.digest is not None, "a ready revision has a digest; a constraint says so too"
+    rank, rank_class = revision.rank, revision.rank_class
+    if rank is None or rank_class is None:
+        largest = base_models.spec_of(session, adapter.base_model).rank_max
+        rank, rank_class = rank or largest, rank_class or largest
+    return RevisionRoute(id=revision.id, digest=revision.digest, rank=rank, rank_class=rank_class)
 
 
 def _view(session: Session, row: Adapter) -> AdapterView:

@@ -25,7 +25,9 @@ _logprobs = fields.integer(0, 5)
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way."""
+    """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way. ``session`` is
+    whom or what the caller says it is for, and stays here.
+    """
 
     kind: Kind
     model: str
@@ -37,6 +39,7 @@ class Call:
     stream: bool
     usage_shown: UsageShown
     fields: dict[str, Any]
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,10 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
             call.n = _n(name, value)
         case "stream":
             call.stream = fields.boolean(name, value)
+        case "user":  # a person before a prompt: whole applications may share one cache key
+            call.session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX) or call.session
+        case "prompt_cache_key":
+            call.session = call.session or fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
         case "logprobs" if call.kind == "chat":
             call.fields[name] = fields.boolean(name, value)
         case "top_logprobs" if call.kind == "chat":

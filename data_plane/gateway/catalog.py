@@ -6,55 +6,99 @@ Another tenant's adapter is not looked at, so it cannot be told from one that do
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import AdapterRoute, BaseModelRoute
+from core.contracts import AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
 from data_plane.gateway.snapshot import Tables
+from data_plane.gateway.stickiness import pick
+
+PROD: Final = "prod"
+"""The alias that an adapter's bare name stands for, once it is set."""
 
 _SHOWN_CHARS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """An adapter, and the one revision of it that serves a request."""
+
+    route: AdapterRoute
+    revision: RevisionRoute
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """What serves a request. ``engine_name`` is what its engine knows it by."""
+    """What serves a request; ``adapter`` is None where that is the base model itself."""
 
     shown_name: str
     base: BaseModelRoute
-    adapter: AdapterRoute | None
+    adapter: Served | None
 
     @property
     def engine_name(self) -> str:
-        return self.base.id if self.adapter is None else self.adapter.engine_name
+        """What its engine knows it by."""
+        served = self.adapter
+        return self.base.id if served is None else served.route.engine_name(served.revision.id)
 
 
-def resolve(tables: Tables, tenant_id: str, model: str) -> Target:
-    """The tenant's own adapter of this name, else a base model by id or Hub name. Raises NotFound ``model_not_found``.
+def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
+    """The tenant's own adapter by ``name``, ``name:alias`` or ``name@revision``, else a base model by id or Hub name.
+    ``draw`` decides between the revisions of a weighted alias. Raises NotFound ``model_not_found``.
 
     A tenant's name wins over a base model's, so that a base model published later changes nothing for its callers.
     """
-    adapter = tables.adapters.get(tenant_id, {}).get(model)
-    if adapter is not None and (base := tables.base_models.get(adapter.base_model)) is not None:
-        return Target(model, base, adapter)
-    base = tables.base_models.get(model) or tables.hub_names.get(model)
-    if base is None or adapter is not None:
+    route, alias, weights = _find(tables, tenant_id, model)
+    if route is None:
+        base = tables.base_models.get(model) or tables.hub_names.get(model)
+        if base is None:
+            raise _not_found(model)
+        return Target(model, base, None)
+    base = tables.base_models.get(route.base_model)
+    if base is None or not weights:
         raise _not_found(model)
-    return Target(model, base, None)
+    chosen = pick(weights, f"{route.adapter_id}:{alias}", draw)
+    return Target(model, base, Served(route, route.revisions[chosen]))
 
 
 def describe(tables: Tables, tenant_id: str) -> list[dict[str, object]]:
-    """What ``/v1/models`` lists: the tenant's adapters, then every base model."""
+    """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model."""
     adapters = sorted(tables.adapters.get(tenant_id, {}).values(), key=lambda route: route.name)
     bases = sorted(tables.base_models.values(), key=lambda route: route.id)
-    return [_entry(route.name, route.created_at_ms, tenant_id, route.base_model) for route in adapters] + [
-        _entry(route.id, route.created_at_ms, "tenora", None) for route in bases
-    ]
+    return [
+        _entry(name, route.created_at_ms, tenant_id, route.base_model)
+        for route in adapters
+        for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
+    ] + [_entry(route.id, route.created_at_ms, "tenora", None) for route in bases]
 
 
 def describe_one(tables: Tables, tenant_id: str, model: str) -> dict[str, object]:
-    """One entry of the list. Raises NotFound as ``resolve`` does."""
-    target = resolve(tables, tenant_id, model)
+    """One entry of the list, or a revision. Raises NotFound as ``resolve`` does."""
+    target = resolve(tables, tenant_id, model, draw="")
     if target.adapter is None:
         return _entry(target.base.id, target.base.created_at_ms, "tenora", None)
-    return _entry(target.adapter.name, target.adapter.created_at_ms, tenant_id, target.adapter.base_model)
+    route = target.adapter.route
+    return _entry(model, route.created_at_ms, tenant_id, route.base_model)
+
+
+def _find(tables: Tables, tenant_id: str, model: str) -> tuple[AdapterRoute | None, str, dict[str, int]]:
+    """The adapter that ``model`` names, the alias, and the weights of the revisions it may mean; none of them where
+    there is no such alias or revision.
+    """
+    adapters = tables.adapters.get(tenant_id, {})
+    if (route := adapters.get(model)) is not None:
+        if PROD in route.aliases:
+            return route, PROD, _ready(route, route.aliases[PROD])
+        return route, "", {route.newest: 1}
+    name, colon, alias = model.partition(":")
+    if colon:
+        route = adapters.get(name)
+        return route, alias, {} if route is None else _ready(route, route.aliases.get(alias, {}))
+    name, at, revision_id = model.partition("@")
+    route = adapters.get(name) if at else None
+    return route, "", {} if route is None else _ready(route, {revision_id: 1})
+
+
+def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
+    return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
 
 
 def _entry(model: str, created_at_ms: int, owner: str, parent: str | None) -> dict[str, object]:

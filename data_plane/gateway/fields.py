@@ -13,6 +13,7 @@ Check = Callable[[str, Any], Any]
 """Takes a field's name and value, returns the value to forward; raises InvalidRequest naming the field."""
 
 N_MAX: Final = 4
+SESSION_CHARS_MAX: Final = 512
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -189,4 +190,4 @@ REFUSED: Final = frozenset(
 IGNORED: Final = frozenset(
     {"user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier", "verbosity"}
 )
-"""Accepted for compatibility and dropped: they change nothing about the answer."""
+"""Accepted for compatibility and not forwarded: no engine sees them."""

@@ -26,6 +26,7 @@ from data_plane.gateway.reservation import Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot, Tables
+from data_plane.gateway.stickiness import session_key
 from data_plane.gateway.tokenise import PromptCounters
 from data_plane.gateway.upstream import ReplicaFailed
 
@@ -76,7 +77,8 @@ class Lifecycle:
         caller, tables = self.identify(client)
         raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
         call = parse_call(kind, raw, self._body_limits)
-        target = resolve(tables, caller.tenant.tenant_id, call.model)
+        session = session_key(client.request_headers, call)
+        target = resolve(tables, caller.tenant.tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
         return Prepared(request_id, caller, call, target, await self._counters.count(target.base, call, len(raw)))
 

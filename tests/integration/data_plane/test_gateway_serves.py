@@ -9,6 +9,7 @@ import pytest
 from core import keys
 from core.kv_pages import page_ms
 from tests.conftest import wait_until
+from tests.fixtures.published import newest_name
 from tests.fixtures.witness import fingerprint
 from tests.integration.data_plane.conftest import chat
 
@@ -84,13 +85,13 @@ def test_each_tenants_adapter_answers_for_itself(stack):
         client = tenant.sdk()
         wait_until(lambda client=client: len(client.models.list().data) == 2, what="the adapter to be listed")
         answer = chat(client, model="bot")
-        assert answer.choices[0].message.content.startswith(fingerprint(route.engine_name))
+        assert answer.choices[0].message.content.startswith(fingerprint(newest_name(route)))
         assert answer.model == "bot"
         event, journal = assert_billed_as_witnessed(tenant)
         assert (event.adapter_id, event.revision_id, journal.model) == (
             route.adapter_id,
-            route.revision_id,
-            route.engine_name,
+            route.newest,
+            newest_name(route),
         )
 
 
@@ -135,7 +136,14 @@ def test_nothing_of_the_engines_inside_is_shown(stack, tenant):
         for stream in (False, True):
             text = http.post("/v1/chat/completions", json={**body, "stream": stream}).text
             assert text.count('"model":"bot"') >= 1
-            for secret in (route.adapter_id, route.digest, "secret", "fingerprint", "stop_token", "cached_prompt"):
+            for secret in (
+                route.adapter_id,
+                route.revisions[route.newest].digest,
+                "secret",
+                "fingerprint",
+                "stop_token",
+                "cached_prompt",
+            ):
                 assert secret not in text
         models = http.get("/v1/models").text
         assert route.adapter_id not in models

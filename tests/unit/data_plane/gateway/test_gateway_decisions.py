@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core import api_keys
-from core.contracts import AdapterRoute, KeyGrant, ReplicaStatus, TenantGrant
+from core.contracts import AdapterRoute, KeyGrant, RevisionRoute, TenantGrant
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.authenticate import Caller, authenticate
-from data_plane.gateway.catalog import Target, describe, resolve
+from data_plane.gateway.catalog import Target, describe, describe_one, resolve
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.lifecycle import output_ceiling
 from data_plane.gateway.limits import Verdict, duration, quota_exceeded
 from data_plane.gateway.meter import Counts, Run, usage_event
-from data_plane.gateway.placement import Candidate, choose
 from data_plane.gateway.snapshot import Tables
 from tests.fixtures.published import AMPLE
 from tests.fixtures.tiny_tokenizer import tiny_route
@@ -23,64 +22,19 @@ from tests.fixtures.tiny_tokenizer import tiny_route
 PEPPER = b"pepper"
 
 
-def status(replica_id: str, **changes) -> ReplicaStatus:
-    fields = {
-        "id": replica_id, "url": "http://x", "base_model": "m", "state": "ready", "boot_id": "b", "block_tokens": 16,
-        "pages_total": 100, "pages_free": 100, "slots": 4, "running_requests": 0, "waiting_requests": 0,
-        "resident": (), "heartbeat_ms": 0, **changes,
-    }  # fmt: skip
-    return ReplicaStatus(**fields)
-
-
-candidates = st.lists(
-    st.builds(
-        lambda number, state, base, total, free, resident: Candidate(
-            status(f"rep_{number}", state=state, base_model=base, pages_total=total, resident=resident),
-            min(free, total),
-        ),
-        st.integers(0, 9),
-        st.sampled_from(["ready", "ready", "ready", "draining", "unhealthy", "starting"]),
-        st.sampled_from(["m", "m", "other"]),
-        st.integers(1, 100),
-        st.integers(0, 100),
-        st.sampled_from([(), ("ad@1",), ("ad@2",)]),
-    ),
-    max_size=8,
-)
-
-
-@given(
-    candidates=candidates,
-    pages=st.integers(1, 100),
-    tried=st.frozensets(st.integers(0, 9).map(lambda n: f"rep_{n}"), max_size=3),
-)
-def test_a_request_is_placed_on_the_best_replica_that_may_serve_it(candidates, pages, tried):
-    chosen = choose(candidates, base_model="m", engine_name="ad@1", pages=pages, tried=tried)
-    able = [
-        c
-        for c in candidates
-        if c.status.state == "ready" and c.status.base_model == "m" and c.status.pages_total >= pages
-    ]
-    assert {s.id for s in chosen} == {c.status.id for c in able} - tried
-    roomy = [c for c in able if c.free_pages >= pages and c.status.id not in tried]
-    if roomy:
-        best = next(c for c in candidates if c.status is chosen[0])
-        assert best.free_pages >= pages
-        resident = [c for c in roomy if "ad@1" in c.status.resident]
-        among = resident or roomy
-        assert best.free_pages == max(c.free_pages for c in among)
-        assert not resident or "ad@1" in best.status.resident
-
-
-def tables(**tenants: str) -> Tables:
+def tables(*, aliases=None, **tenants: str) -> Tables:
     built = Tables()
     for tenant_id, state in (tenants or {"tn_1": "active", "tn_2": "active"}).items():
         built.tenants[tenant_id] = TenantGrant(tenant_id=tenant_id, status=state, limits=AMPLE)
     route = tiny_route()
     built.base_models[route.id] = built.hub_names[route.hub_name] = route
     adapter = AdapterRoute(
-        adapter_id="ad_1", tenant_id="tn_1", name="bot", base_model=route.id,
-        revision_id="rev_1", digest="d" * 64, created_at_ms=1,
+        adapter_id="ad_1", tenant_id="tn_1", name="bot", base_model=route.id, created_at_ms=1, newest="rev_2",
+        revisions={
+            name: RevisionRoute(id=name, digest=letter * 64, rank=8, rank_class=16)
+            for name, letter in (("rev_1", "c"), ("rev_2", "d"))
+        },
+        aliases=aliases or {},
     )  # fmt: skip
     built.adapters["tn_1"] = {"bot": adapter}
     return built
@@ -130,13 +84,43 @@ def test_a_suspended_tenant_and_a_key_without_the_scope_are_told_so():
         assert refusal.value.code == code
 
 
+def named(built: Tables, tenant_id: str, model: str, draw: str = "req_1") -> str:
+    return resolve(built, tenant_id, model, draw=draw).engine_name
+
+
 def test_names_are_looked_up_inside_the_tenant_only():
     built = tables()
-    assert resolve(built, "tn_1", "bot").engine_name == "ad_1@" + "d" * 64
-    assert resolve(built, "tn_2", "tiny-chat").engine_name == "tiny-chat"
-    assert resolve(built, "tn_2", "tenora-tests/tiny-chat").engine_name == "tiny-chat"
+    assert named(built, "tn_1", "bot") == "ad_1@" + "d" * 64
+    assert named(built, "tn_2", "tiny-chat") == "tiny-chat"
+    assert named(built, "tn_2", "tenora-tests/tiny-chat") == "tiny-chat"
     assert [entry["id"] for entry in describe(built, "tn_1")] == ["bot", "tiny-chat"]
     assert [entry["id"] for entry in describe(built, "tn_2")] == ["tiny-chat"]
+
+
+def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
+    assert named(tables(), "tn_1", "bot") == "ad_1@" + "d" * 64
+    built = tables(aliases={"prod": {"rev_1": 1}, "canary": {"rev_2": 1}})
+    assert named(built, "tn_1", "bot") == named(built, "tn_1", "bot:prod") == "ad_1@" + "c" * 64
+    assert named(built, "tn_1", "bot:canary") == named(built, "tn_1", "bot@rev_2") == "ad_1@" + "d" * 64
+    assert named(built, "tn_1", "bot@rev_1") == "ad_1@" + "c" * 64
+    assert [entry["id"] for entry in describe(built, "tn_1")] == ["bot", "bot:canary", "bot:prod", "tiny-chat"]
+    assert describe_one(built, "tn_1", "bot:canary")["id"] == "bot:canary"
+
+
+@pytest.mark.parametrize(
+    "model", ["bot:", "bot:none", "bot@", "bot@rev_3", "bot@rev_1:prod", "bot:prod@rev_1", "@", ":"]
+)
+def test_an_alias_or_a_revision_that_is_not_there_is_no_model(model):
+    built = tables(aliases={"prod": {"rev_1": 1}, "gone": {"rev_9": 1}})
+    for name in (model, "bot:gone"):
+        with pytest.raises(NotFound) as refusal:
+            named(built, "tn_1", name)
+        assert (refusal.value.code, refusal.value.param) == ("model_not_found", "model")
+
+
+def test_a_weighted_alias_leaves_out_a_revision_that_is_not_there():
+    built = tables(aliases={"prod": {"rev_1": 1, "rev_9": 1000}})
+    assert {named(built, "tn_1", "bot", f"req_{n}") for n in range(50)} == {"ad_1@" + "c" * 64}
 
 
 def test_anothers_adapter_cannot_be_told_from_none():
@@ -144,12 +128,21 @@ def test_anothers_adapter_cannot_be_told_from_none():
     answers = []
     for name in ("bot", "nob"):
         with pytest.raises(NotFound) as refusal:
-            resolve(built, "tn_2", name)
+            named(built, "tn_2", name)
         answers.append(error_body(refusal.value).replace(name.encode(), b"NAME"))
     assert answers[0] == answers[1]
-    for name in ("../../x", "/etc", "hf-org/repo", "x" * 10_240, "ad_1@" + "d" * 64, "tn_1/bot"):
+    for name in (
+        "../../x",
+        "/etc",
+        "hf-org/repo",
+        "x" * 10_240,
+        "ad_1@" + "d" * 64,
+        "tn_1/bot",
+        "bot:prod",
+        "bot@rev_1",
+    ):
         with pytest.raises(NotFound) as refusal:
-            resolve(built, "tn_2", name)
+            named(built, "tn_2", name)
         assert len(refusal.value.message) < 300
 
 
