@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from data_plane.gateway.admission import Admission
+from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.lifecycle import Lifecycle
+from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replicas import Replicas
@@ -40,6 +42,9 @@ def create_app(settings: GatewaySettings) -> Litestar:
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
     settler = _settler(settings, reservations)
     upstream = _upstream(settings)
+    heat = AdapterHeat(
+        redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
+    )
     lifecycle = Lifecycle(
         settings,
         snapshot,
@@ -47,6 +52,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
         _admission(settings, replicas, reservations, settler),
         settler,
         Relay(upstream, settings),
+        heat,
     )
 
     @asynccontextmanager
@@ -62,6 +68,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 replicas=replicas.follow(),
                 leases=settler.follow_leases(),
                 backlog=settler.follow_backlog(),
+                heat=heat.follow(),
             )
             try:
                 yield
@@ -72,7 +79,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 await line.close()
 
     return Litestar(
-        route_handlers=Routes(lifecycle, snapshot, replicas).handlers(),
+        route_handlers=Routes(lifecycle, snapshot, replicas, _listing_hints(settings, redis)).handlers(),
         lifespan=[lifespan],
         state=State({"settings": settings}),
         openapi_config=None,
@@ -88,6 +95,16 @@ def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
         inline_max_bytes=settings.tokenise_inline_max_bytes,
         kept_max=settings.tokenisers_max,
         load_s=settings.tokeniser_load_s,
+    )
+
+
+def _listing_hints(settings: GatewaySettings, redis: Redis) -> ListingHints:
+    return ListingHints(
+        redis,
+        again_s=settings.listing_hint_again_s,
+        keys_max=settings.listing_hint_keys_max,
+        adapters_max=settings.listing_hint_adapters_max,
+        sending_max=settings.listing_hints_sending_max,
     )
 
 

@@ -20,6 +20,7 @@ from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, en
 from data_plane.gateway.catalog import Target, resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
 from data_plane.gateway.errors import error_event
+from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.limits import rate_headers
 from data_plane.gateway.relay import Attempt, Relay, Relayed
 from data_plane.gateway.reservation import Settlement
@@ -53,8 +54,10 @@ class Lifecycle:
         admission: Admission,
         settler: Settler,
         relay: Relay,
+        heat: AdapterHeat,
     ) -> None:
         self._settings = settings
+        self._heat = heat
         self._snapshot = snapshot
         self._counters = counters
         self._admission = admission
@@ -96,6 +99,7 @@ class Lifecycle:
             engine_name=target.engine_name,
             sequences=call.n,
             sequence_tokens=prepared.prompt_tokens + max_tokens,
+            rank=0 if target.adapter is None else target.adapter.revision.rank,
         )
         place = await self._admission.admit(demand)
         service = _Service(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
@@ -105,6 +109,8 @@ class Lifecycle:
             ))  # fmt: skip
         finally:
             await self._settler.settle(service.settlement())
+        if target.adapter is not None:
+            self._heat.note(target.base.id, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 

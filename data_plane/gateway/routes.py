@@ -21,6 +21,7 @@ from data_plane.gateway.catalog import describe, describe_one
 from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.errors import InternalError, MethodNotAllowed, error_body, error_headers
 from data_plane.gateway.lifecycle import Lifecycle
+from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.snapshot import Snapshot
 
@@ -35,10 +36,13 @@ Serve = Callable[[Client, str], Awaitable[None]]
 class Routes:
     """Answers every path. ``handlers`` is what Litestar is given."""
 
-    def __init__(self, lifecycle: Lifecycle, snapshot: Snapshot, replicas: Replicas) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, snapshot: Snapshot, replicas: Replicas, listing_hints: ListingHints
+    ) -> None:
         self._lifecycle = lifecycle
         self._snapshot = snapshot
         self._replicas = replicas
+        self._listing_hints = listing_hints
         self._table: dict[str, tuple[str, Serve]] = {
             "/v1/chat/completions": ("POST", self._completions("chat")),
             "/v1/completions": ("POST", self._completions("completion")),
@@ -108,6 +112,7 @@ class Routes:
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)
         await _answer(client, {"object": "list", "data": describe(tables, caller.tenant.tenant_id)})
+        self._listing_hints.note(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)

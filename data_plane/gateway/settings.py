@@ -96,6 +96,18 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     event_max_bytes: int = Field(default=1_048_576, ge=1024, description="Bytes of one event of a replica's stream.")
     response_max_bytes: int = Field(default=16_777_216, ge=1024, description="Bytes of a replica's whole response.")
 
+    heat_flush_s: float = Field(default=1, gt=0, le=60, description="How often last uses of adapters are written.")
+    heat_names_max: int = Field(default=10_000, ge=1, description="Last uses gathered between two writes.")
+    heat_kept_max: int = Field(default=10_000, ge=1, description="Last uses kept in Redis for one base model.")
+    listing_hint_again_s: float = Field(
+        default=300, gt=0, description="A key that lists the models gives replicas hints once in this time."
+    )
+    listing_hint_keys_max: int = Field(default=10_000, ge=1, description="Keys whose last listing is remembered.")
+    listing_hint_adapters_max: int = Field(default=4, ge=1, le=64, description="Adapters hinted at by one listing.")
+    listing_hints_sending_max: int = Field(
+        default=32, ge=1, description="Listings whose hints may be on their way at once; more give none."
+    )
+
     snapshot_block_ms: int = Field(
         default=1000, ge=10, le=10_000, description="How long one read of the change stream waits."
     )
