@@ -13,6 +13,7 @@ BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util",
 SOLE_IMPORTERS = {
     "boto3": {"adapters/s3.py"},
     "stripe": {"billing/stripe_client.py"},
+    "numba": {"data_plane/engine/cpu_lora_kernel.py"},
     "vllm": {"adapters/resolver.py", "data_plane/engine/cpu_lora.py"},
 }
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)

@@ -1,0 +1,305 @@
+"""The native half of LoRA on the CPU: ``y += (x @ A.T) @ B.T`` in bfloat16 for tokens grouped by adapter, compiled by
+numba, which vLLM brings along. What a slot is and when it changes is ``cpu_lora``'s business.
+
+A call costs two or three microseconds before it multiplies, weights are read where vLLM keeps them, nothing is copied,
+and products are summed in float32. Tokens are shared out to the OpenMP threads that PyTorch already has, so a call of
+a few tokens starts no thread. Blocks of four tokens and four ranks keep the sums in registers: see "Anatomy of
+High-Performance Matrix Multiplication" (Goto and van de Geijn, 2008).
+"""
+
+# The three tables below are int64 arrays that the compiled code reads by address; each number is an index into one.
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
+
+RANK_BLOCK: Final = 4
+"""Ranks are multiplied in blocks of this many, so slots must have a multiple of it."""
+
+_TILE: Final = 256  # outputs summed in float32 before they are rounded: four tokens' worth stay in the L1 cache
+_RANK_MAX: Final = 512  # the largest that vLLM serves
+_TEAM_MACS: Final = 1 << 18  # below this much work, waking a second thread costs more than it saves
+_FAST: Final = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay what they are
+
+# One call: x, y, their row strides in bytes, the layer, the groups, scratch memory, its bytes per thread, tokens.
+_X, _Y, _X_ROW, _Y_ROW, _LAYER, _GROUPS, _SCRATCH, _SCRATCH_ROW, _TOKENS = range(9)
+# One layer: slices, inputs; then for each slice A, its bytes per slot and row, B, the same, outputs, ranks by slot.
+_SLICES, _INPUTS, _SLICE = 0, 1, 2
+_A, _A_SLOT, _A_ROW, _B, _B_SLOT, _B_ROW, _OUTPUTS, _RANKS, _SLICE_FIELDS = range(9)
+# One step's groups: how many, token numbers in their order, where each group begins in it, each group's slot.
+_COUNT, _ORDER, _STARTS, _SLOTS = range(4)
+
+
+def _pointer(item: Any, llvm_type: ir.Type) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator] # numba ships no types
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], llvm_type.as_pointer())
+
+        return types.CPointer(item)(types.int64), code
+
+    return pointer
+
+
+_halves = _pointer(types.uint16, ir.IntType(16))
+_floats = _pointer(types.float32, ir.FloatType())
+_ints = _pointer(types.int32, ir.IntType(32))
+_longs = _pointer(types.int64, ir.IntType(64))
+
+
+@intrinsic  # type: ignore[untyped-decorator] # numba ships no types
+def _widen(_typing: Any, _bits: Any) -> Any:
+    """The float32 of a bfloat16's bits."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = builder.zext(arguments[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(types.uint16), code
+
+
+@intrinsic  # type: ignore[untyped-decorator] # numba ships no types
+def _narrow(_typing: Any, _value: Any) -> Any:
+    """The bits of the nearest bfloat16, ties to even, as PyTorch rounds; NaN stays NaN."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        bits = builder.bitcast(arguments[0], word)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(word, 16)), ir.Constant(word, 1))
+        rounded = builder.add(builder.add(bits, ir.Constant(word, 0x7FFF)), odd)
+        is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        chosen = builder.select(is_nan, ir.Constant(word, 0x7FC00000), rounded)
+        return builder.trunc(builder.lshr(chosen, ir.Constant(word, 16)), ir.IntType(16))
+
+    return types.uint16(types.float32), code
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _shrink_four(x: int, x_row: int, order: int, a: int, a_row: int, inputs: int, rank: int, h: int) -> None:
+    """``h[token, r] = x[token] . A[r]`` for the four tokens whose numbers are at ``order``."""
+    token, out = _ints(order), _floats(h)
+    p, q = _halves(x + x_row * token[0]), _halves(x + x_row * token[1])
+    s, t = _halves(x + x_row * token[2]), _halves(x + x_row * token[3])
+    for r in range(0, rank, RANK_BLOCK):
+        a0, a1 = _halves(a + a_row * r), _halves(a + a_row * (r + 1))
+        a2, a3 = _halves(a + a_row * (r + 2)), _halves(a + a_row * (r + 3))
+        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0)
+        for i in range(inputs):
+            pi, qi, si, ti = _widen(p[i]), _widen(q[i]), _widen(s[i]), _widen(t[i])
+            w0, w1, w2, w3 = _widen(a0[i]), _widen(a1[i]), _widen(a2[i]), _widen(a3[i])
+            p0, p1, p2, p3 = p0 + pi * w0, p1 + pi * w1, p2 + pi * w2, p3 + pi * w3
+            q0, q1, q2, q3 = q0 + qi * w0, q1 + qi * w1, q2 + qi * w2, q3 + qi * w3
+            s0, s1, s2, s3 = s0 + si * w0, s1 + si * w1, s2 + si * w2, s3 + si * w3
+            t0, t1, t2, t3 = t0 + ti * w0, t1 + ti * w1, t2 + ti * w2, t3 + ti * w3
+        out[r], out[r + 1], out[r + 2], out[r + 3] = p0, p1, p2, p3
+        out[rank + r], out[rank + r + 1], out[rank + r + 2], out[rank + r + 3] = q0, q1, q2, q3
+        r2, r3 = 2 * rank + r, 3 * rank + r
+        out[r2], out[r2 + 1], out[r2 + 2], out[r2 + 3] = s0, s1, s2, s3
+        out[r3], out[r3 + 1], out[r3 + 2], out[r3 + 3] = t0, t1, t2, t3
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _shrink_one(x: int, a: int, a_row: int, inputs: int, rank: int, h: int) -> None:
+    """``h[r] = x . A[r]`` for one token."""
+    p, out = _halves(x), _floats(h)
+    for r in range(0, rank, RANK_BLOCK):
+        a0, a1 = _halves(a + a_row * r), _halves(a + a_row * (r + 1))
+        a2, a3 = _halves(a + a_row * (r + 2)), _halves(a + a_row * (r + 3))
+        s0 = s1 = s2 = s3 = np.float32(0)
+        for i in range(inputs):
+            v = _widen(p[i])
+            s0, s1 = s0 + v * _widen(a0[i]), s1 + v * _widen(a1[i])
+            s2, s3 = s2 + v * _widen(a2[i]), s3 + v * _widen(a3[i])
+        out[r], out[r + 1], out[r + 2], out[r + 3] = s0, s1, s2, s3
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _expand_tile(b: int, b_row: int, count: int, rank: int, h: int, out: int) -> None:
+    """``out[k] = sum of h[r] * B[r, k]`` for one token and one tile of outputs, in float32."""
+    weights, total = _floats(h), _floats(out)
+    for r in range(0, rank, RANK_BLOCK):
+        b0, b1 = _halves(b + b_row * r), _halves(b + b_row * (r + 1))
+        b2, b3 = _halves(b + b_row * (r + 2)), _halves(b + b_row * (r + 3))
+        h0, h1, h2, h3 = weights[r], weights[r + 1], weights[r + 2], weights[r + 3]
+        if r == 0:
+            for k in range(count):
+                total[k] = h0 * _widen(b0[k]) + h1 * _widen(b1[k]) + h2 * _widen(b2[k]) + h3 * _widen(b3[k])
+        else:
+            for k in range(count):
+                total[k] += h0 * _widen(b0[k]) + h1 * _widen(b1[k]) + h2 * _widen(b2[k]) + h3 * _widen(b3[k])
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _expand_one(y: int, b: int, b_row: int, outputs: int, rank: int, h: int, tile: int) -> None:
+    """``y += h @ B.T`` for one token, rounded once."""
+    row, total = _halves(y), _floats(tile)
+    for start in range(0, outputs, _TILE):
+        count = min(_TILE, outputs - start)
+        _expand_tile(b + 2 * start, b_row, count, rank, h, tile)
+        for k in range(count):
+            row[start + k] = _narrow(_widen(row[start + k]) + total[k])
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _add_slice(call: int, part: int, y_offset: int, slot: int, first: int, last: int, scratch: int) -> None:
+    """One output slice of one group's tokens ``[first, last)``, counted in the groups' order."""
+    c, layer = _longs(call), _longs(part)
+    order_address, inputs = _longs(c[_GROUPS])[_ORDER], _longs(c[_LAYER])[_INPUTS]
+    order = _ints(order_address)
+    rank, outputs = _ints(layer[_RANKS])[slot], layer[_OUTPUTS]
+    a, a_row = layer[_A] + layer[_A_SLOT] * slot, layer[_A_ROW]
+    b, b_row = layer[_B] + layer[_B_SLOT] * slot, layer[_B_ROW]
+    x, x_row, y, y_row = c[_X], c[_X_ROW], c[_Y] + 2 * y_offset, c[_Y_ROW]
+    tile = scratch + 4 * 4 * _RANK_MAX
+    token = first
+    while rank > 0 and token < last:
+        block = 4 if token + 4 <= last else 1
+        if block == 4:
+            _shrink_four(x, x_row, order_address + 4 * token, a, a_row, inputs, rank, scratch)
+        else:
+            _shrink_one(x + x_row * order[token], a, a_row, inputs, rank, scratch)
+        for i in range(block):
+            _expand_one(y + y_row * order[token + i], b, b_row, outputs, rank, scratch + 4 * i * rank, tile)
+        token += block
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _add_span(call: int, first: int, last: int, thread: int) -> None:
+    """All slices of the grouped tokens ``[first, last)``, by one thread."""
+    c = _longs(call)
+    layer, groups = _longs(c[_LAYER]), _longs(c[_GROUPS])
+    starts, slots = _ints(groups[_STARTS]), _ints(groups[_SLOTS])
+    scratch = c[_SCRATCH] + c[_SCRATCH_ROW] * thread
+    for group in range(groups[_COUNT]):
+        begin, end = max(first, starts[group]), min(last, starts[group + 1])
+        y_offset = 0
+        for index in range(layer[_SLICES] if begin < end else 0):
+            part = c[_LAYER] + 8 * (_SLICE + _SLICE_FIELDS * index)
+            _add_slice(call, part, y_offset, slots[group], begin, end, scratch)
+            y_offset += _longs(part)[_OUTPUTS]
+
+
+@njit(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
+def _rank_of(a: int, a_row: int, rows: int, inputs: int) -> int:
+    """How many of A's rows are in use: those beyond it are zero, as is ``-0.0``."""
+    for rank in range(rows, 0, -1):
+        row = _halves(a + a_row * (rank - 1))
+        for i in range(inputs):
+            if row[i] & 0x7FFF:
+                return rank
+    return 0
+
+
+_thread = types.ExternalFunction("omp_get_thread_num", types.int32())
+_threads = types.ExternalFunction("omp_get_num_threads", types.int32())
+
+
+@cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
+def _alone(call: int) -> None:
+    _add_span(call, 0, _longs(call)[_TOKENS], 0)
+
+
+@cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
+def _in_team(call: int) -> None:
+    tokens, thread, threads = _longs(call)[_TOKENS], _thread(), _threads()
+    _add_span(call, tokens * thread // threads, tokens * (thread + 1) // threads, thread)
+
+
+class Groups:
+    """The tokens of one step by slot. Tokens of slot -1 are in no group."""
+
+    def __init__(self, slot_of_token: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        order = np.argsort(slot_of_token, kind="stable")
+        in_order = slot_of_token[order]
+        first = int(np.searchsorted(in_order, 0))
+        self.order = order[first:].astype(np.int32)
+        slots, begins = np.unique(in_order[first:], return_index=True)
+        self.slots = slots.astype(np.int32)
+        self.starts = np.append(begins, len(self.order)).astype(np.int32)
+        self.rows = len(slot_of_token)
+        self._table = np.array(
+            [len(slots), self.order.ctypes.data, self.starts.ctypes.data, self.slots.ctypes.data], dtype=np.int64
+        )
+        self.address = self._table.ctypes.data
+
+
+class Layer:
+    """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, whose
+    memory must lie rank by rank; ``with_ranks_apart`` makes such a B. Keeps the tensors alive.
+    """
+
+    def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
+        self.weights = (tuple(a), tuple(b))
+        slots, _, self.rank_max, self.inputs = a[0].shape
+        self.outputs = sum(each.shape[2] for each in b)
+        self.ranks = np.zeros((len(a), slots), dtype=np.int32)
+        table = [len(a), self.inputs]
+        for index, (down, up) in enumerate(zip(a, b, strict=True)):
+            table += [down.data_ptr(), 2 * down.stride(0), 2 * down.stride(2)]
+            table += [up.data_ptr(), 2 * up.stride(0), 2 * up.stride(3), up.shape[2], self.ranks[index].ctypes.data]
+        self._table = np.array(table, dtype=np.int64)
+        self.address = self._table.ctypes.data
+
+    def measure(self, slot: int) -> None:
+        """Look at what was put into a slot: rows of A beyond its rank are zero, and are not multiplied from now on."""
+        for index, down in enumerate(self.weights[0]):
+            rank = _rank_of(down[slot].data_ptr(), 2 * down.stride(2), self.rank_max, self.inputs)
+            self.ranks[index, slot] = -(-rank // RANK_BLOCK) * RANK_BLOCK
+
+
+def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
+    """A tensor equal to B (slots, 1, out, rank) whose memory has all outputs of one rank side by side."""
+    return b.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def suits(a: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernel can take weights of this type and rank."""
+    return all(
+        each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 and each.shape[2] <= _RANK_MAX for each in a
+    )
+
+
+class Kernel:
+    """The compiled code with its scratch memory. Called by one thread at a time, vLLM's worker."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._scratch = np.zeros((threads, 4 * _RANK_MAX + _TILE), dtype=np.float32)
+        self._call = np.zeros(9, dtype=np.int64)
+        self._call[_SCRATCH], self._call[_SCRATCH_ROW] = self._scratch.ctypes.data, self._scratch.strides[0]
+        self._call_address = self._call.ctypes.data
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_alone.address)
+        self._team = _team_of_pytorch() if threads > 1 else None
+
+    def add(self, layer: Layer, groups: Groups, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add the layer's LoRA product of x (tokens, in) to y (tokens, out), both bfloat16 with adjacent columns."""
+        tokens = len(groups.order)
+        if groups.rows > x.shape[0] or x.shape[0] != y.shape[0]:
+            raise ValueError(f"{groups.rows} tokens are mapped; x has {x.shape[0]} rows and y {y.shape[0]}")
+        if x.shape[1] != layer.inputs or y.shape[1] != layer.outputs or x.stride(1) != 1 or y.stride(1) != 1:
+            raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit the layer")
+        call = self._call
+        call[_X], call[_Y], call[_X_ROW], call[_Y_ROW] = x.data_ptr(), y.data_ptr(), 2 * x.stride(0), 2 * y.stride(0)
+        call[_LAYER], call[_GROUPS], call[_TOKENS] = layer.address, groups.address, tokens
+        macs = tokens * (layer.inputs + layer.outputs) * RANK_BLOCK * 2
+        if self._team is not None and macs > _TEAM_MACS:
+            self._team(_in_team.address, self._call_address, self._threads, 0)
+        else:
+            self._alone(self._call_address)
+
+
+def _team_of_pytorch() -> Callable[[int, int, int, int], None] | None:
+    """Run a function on the threads of the OpenMP that PyTorch has loaded, by GNU's entry point, which Intel's library
+    has too; None where there is neither.
+    """
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint, ctypes.c_uint]
+        function.restype = None
+    return function
