@@ -4,10 +4,68 @@ from pathlib import Path
 
 from pydantic import Field
 
-from core.settings import EngineKeySettings, RedisSettings, TelemetrySettings
+from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
 
 
-class ReplicaSettings(RedisSettings, EngineKeySettings, TelemetrySettings):
+class AdapterLifeSettings(Fragment):
+    """What the agent does for adapters beside serving them: revocations, canaries, prefetching, pins."""
+
+    residency_every_s: float = Field(default=0.25, gt=0, le=10, description="Between two looks at where adapters lie.")
+    door_timeout_s: float = Field(
+        default=10, gt=0, le=120, description="How long the engine's door may take to answer."
+    )
+    task_backoff_max_s: float = Field(
+        default=15, gt=0, le=300, description="Longest pause before a failed side task of the agent is repeated."
+    )
+    revocation_poll_s: float = Field(default=1, gt=0, le=10, description="Between two looks at what was revoked.")
+    revocation_drain_s: float = Field(
+        default=30, ge=0, le=600, description="How long requests of a revoked adapter may go on before they are ended."
+    )
+    revocations_at_once: int = Field(default=4, ge=1, le=64, description="Revoked adapters unloaded at the same time.")
+    revocation_retry_max_s: float = Field(
+        default=15, gt=0, le=600, description="Longest pause before an adapter that is still there is unloaded again."
+    )
+    revocation_boot_s: float = Field(
+        default=30, ge=0, le=600,
+        description="How long a starting replica waits for revoked adapters to leave its disk.",
+    )  # fmt: skip
+    revocation_receipt_ttl_s: int = Field(
+        default=1_209_600, ge=3600, description="How long a receipt waits in Redis to be collected."
+    )
+    canary_load_s: float = Field(
+        default=20,
+        gt=0,
+        le=600,
+        description="Longest loading of a canary's adapter; then its job is left to be asked again.",
+    )
+    canary_answer_s: float = Field(default=30, gt=0, le=600, description="Longest single answer in a canary run.")
+    canary_answer_tokens: int = Field(default=16, ge=4, le=128, description="Tokens of a canary's sample answer.")
+    canary_rounds_max: int = Field(
+        default=3, ge=1, le=10, description="Comparisons with the base when other requests' noise hides the difference."
+    )
+    prefetch_queue_max: int = Field(
+        default=64, ge=1, le=10_000, description="Adapters waiting to be prefetched; the oldest is dropped for a newer."
+    )
+    prefetch_pause_s: float = Field(default=0.2, ge=0, le=60, description="Pause after each prefetched adapter.")
+    prefetch_timeout_s: float = Field(default=60, gt=0, le=600, description="Longest prefetch of one adapter.")
+    prefetch_idle_s: float = Field(
+        default=300, ge=0, description="An adapter used within this time is never evicted from memory by a prefetch."
+    )
+    prefetch_useful_s: float = Field(
+        default=600, gt=0, description="A prefetched adapter that is not used within this time was prefetched in vain."
+    )
+    forecast_every_s: float = Field(
+        default=2, gt=0, le=60, description="Between two forecasts of what is asked for next."
+    )
+    forecast_horizon_s: float = Field(default=10, gt=0, le=600, description="How far ahead a forecast prefetches.")
+    forecast_visit_s: float = Field(
+        default=60, gt=0, description="Uses of an adapter closer together than this are one visit."
+    )
+    forecast_names_max: int = Field(default=10_000, ge=1, description="Adapters whose uses are remembered.")
+    pins_poll_s: float = Field(default=5, gt=0, le=60, description="Between two looks at what plans pin.")
+
+
+class ReplicaSettings(AdapterLifeSettings, RedisSettings, EngineKeySettings, TelemetrySettings):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 
     replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Name of this replica.")

@@ -1,0 +1,60 @@
+"""What the gateway tells replicas of their adapters' use: hints at a listing, and last uses after a request."""
+
+import time
+
+import msgspec
+import pytest
+
+from core import keys
+from core.contracts import PrefetchHint
+from tests.conftest import wait_until
+from tests.fixtures.published import newest_name
+from tests.integration.data_plane.conftest import chat
+
+
+@pytest.fixture(scope="module")
+def gateway_settings() -> dict[str, object]:
+    return {"heat_flush_s": 0.1, "heat_kept_max": 3, "listing_hint_again_s": 1.5, "listing_hint_adapters_max": 2}
+
+
+def hints(stack) -> list[PrefetchHint]:
+    entries = stack.client.xrange(keys.PREFETCH_HINTS)
+    return [msgspec.json.decode(fields[b"hint"], type=PrefetchHint) for _, fields in entries]
+
+
+def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(stack):
+    client = stack.tenant().sdk()  # whose own listings, without adapters, hint at nothing
+    assert hints(stack) == []
+    tenant, other = stack.tenant(), stack.tenant()
+    stack.publisher.adapter(other.id, "theirs")
+    made = [
+        stack.publisher.route(
+            msgspec.structs.replace(stack.publisher.adapter(tenant.id, f"bot-{number}"), created_at_ms=number)
+        )
+        for number in range(3)
+    ]
+    client = tenant.sdk()
+    wait_until(lambda: len(hints(stack)) == 2, what="two hints")
+    assert {hint.engine_name for hint in hints(stack)} == {newest_name(route) for route in made[1:]}
+    assert {(hint.tenant_id, hint.reason, hint.rank_class) for hint in hints(stack)} == {(tenant.id, "listing", 16)}
+    client.models.list()
+    time.sleep(0.3)
+    assert len(hints(stack)) == 2  # not again so soon
+    time.sleep(1.5)
+    client.models.list()
+    wait_until(lambda: len(hints(stack)) == 4, what="hints of a later listing")
+
+
+def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, tenant):
+    routes = [stack.publisher.adapter(tenant.id, f"bot-{number}") for number in range(4)]
+    client = tenant.sdk()
+    wait_until(lambda: len(client.models.list().data) == 5, what="four adapters to be listed")
+    began_ms = time.time_ns() // 1_000_000
+    chat(client, model="tiny-chat", max_tokens=1)  # a base model has no last use
+    for route in routes:
+        chat(client, model=route.name, max_tokens=1)
+        name = newest_name(route)
+        wait_until(lambda name=name: stack.client.zscore(keys.adapter_heat("tiny-chat"), name), what="a last use")
+    used = dict(stack.client.zrange(keys.adapter_heat("tiny-chat"), 0, -1, withscores=True))
+    assert set(used) == {newest_name(route).encode() for route in routes[1:]}
+    assert all(began_ms <= at_ms <= time.time_ns() // 1_000_000 for at_ms in used.values())
