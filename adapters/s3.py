@@ -7,11 +7,11 @@ decide what that means. Works on AWS and on anything that speaks its protocol wi
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
 
 from adapters.settings import StoreSettings
 from core.errors import NotFound, Unavailable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types_boto3_s3.client import S3Client  # a development dependency
 
 _DELETE_BATCH: Final = 1000  # the most that one DeleteObjects call takes
+_SERVER_ERROR: Final = 500
 _ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchBucket", "NoSuchUpload"})
 
 
@@ -30,6 +31,16 @@ class ObjectMissing(NotFound):
     default_code = "object_missing"
 
 
+class StoreUnavailable(Unavailable):
+    """S3 cannot do it now. ``kind``: nobody listens, it says 5xx, it fell silent or slow, or it refused the call."""
+
+    default_code = "store_unavailable"
+
+    def __init__(self, message: str, *, kind: Literal["unreachable", "failing", "silent", "slow", "refused"]) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class ObjectDamaged(Unavailable):
     """The object has another size or checksum than it must have."""
 
@@ -37,12 +48,26 @@ class ObjectDamaged(Unavailable):
 
 
 class Bucket:
-    """One bucket. Thread-safe; every call blocks, for at most the settings' timeouts times their attempts."""
+    """One bucket. Thread-safe; every call blocks, for at most the settings' timeouts times their attempts.
+
+    ``reader`` is a client for bodies: less patient, and without attempts of its own, since they would begin at the
+    first byte again.
+    """
 
     def __init__(self, s3: S3Settings, settings: StoreSettings) -> None:
         self.name = s3.s3_bucket
+        self.settings = settings
         self._region = s3.s3_region
         self.client = _client(s3, settings, s3.s3_endpoint)
+        public = s3.s3_public_endpoint  # only signs: URLs carry the host that tenants reach
+        self.signer = _client(s3, settings, public) if public else self.client
+        self.reader = _client(
+            s3,
+            settings.model_copy(
+                update={"store_read_timeout_s": settings.store_stall_timeout_s, "store_attempts_max": 1}
+            ),
+            s3.s3_endpoint,
+        )
 
     def ensure(self) -> None:
         """Create the bucket if it does not exist."""
@@ -88,9 +113,13 @@ def translated(key: str) -> Iterator[None]:
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") in _ABSENT:
             raise ObjectMissing(f"there is no {key}") from error
-        raise Unavailable(f"the object store refused a call on {key}", code="store_unavailable") from error
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= _SERVER_ERROR:
+            raise StoreUnavailable(f"the object store failed on {key}", kind="failing") from error
+        raise StoreUnavailable(f"the object store refused a call on {key}", kind="refused") from error
+    except (EndpointConnectionError, ConnectTimeoutError) as error:
+        raise StoreUnavailable("the object store cannot be reached", kind="unreachable") from error
     except BotoCoreError as error:
-        raise Unavailable(f"the object store did not answer for {key}", code="store_unavailable") from error
+        raise StoreUnavailable(f"the object store did not answer for {key}", kind="silent") from error
 
 
 def base64_of(sha256: str) -> str:

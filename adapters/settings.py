@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from adapters.multipart import PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX
 from adapters.safetensors_header import HeaderBounds
 from adapters.validation import Bounds
 from adapters.weights import WeightBounds
@@ -36,6 +37,13 @@ class UploadSettings(Fragment):
     upload_work_dir: Path | None = Field(
         default=None, description="Where uploads are unpacked; the system's default if unset."
     )
+    upload_part_bytes: int = Field(
+        default=16 * _MIB,
+        ge=PART_BYTES_MIN,
+        le=PART_BYTES_MAX,
+        description="Larger files are uploaded in parts of this size; of more where there would be too many.",
+    )
+    upload_parts_max: int = Field(default=1000, ge=1, le=PARTS_MAX, description="Parts one file is uploaded in.")
     upload_url_expires_s: int = Field(
         default=3600,
         ge=120,  # what is good for less than a minute is not given out
@@ -60,7 +68,20 @@ class StoreSettings(Fragment):
         default=4, ge=1, le=10, description="Attempts of one S3 call, the first among them."
     )
     store_connections_max: int = Field(
-        default=16, ge=1, le=256, description="Connections to S3 that one process holds."
+        default=16, ge=1, le=256, description="Connections to S3 that one process keeps open for reuse."
+    )
+    store_stall_timeout_s: float = Field(
+        default=5, gt=0, le=600, description="Between two reads of an object's body; then the rest is asked for again."
+    )
+    store_part_bytes: int = Field(
+        default=8 * _MIB, ge=64 * 1024, description="Larger objects are downloaded in ranges of this size."
+    )
+    store_parts_parallel: int = Field(default=4, ge=1, le=32, description="Ranges of one object side by side.")
+    store_slow_part_s: float = Field(
+        default=2,
+        gt=0,
+        le=600,
+        description="A range that takes longer than this and than four times its fellows is asked for again, once.",
     )
 
 
@@ -78,5 +99,32 @@ class CacheSettings(Fragment):
         ge=0,
         description="Below this much free disk a new adapter is refused rather than downloaded.",
     )
-    cache_downloads_max: int = Field(default=4, ge=1, le=64, description="Adapters downloaded at the same time.")
+    cache_age_max_s: float = Field(
+        default=7 * 86_400, gt=0, description="At a start, adapters unused for longer are dropped from the disk."
+    )
+    cache_quarantine_s: float = Field(
+        default=0, ge=0, le=30 * 86_400, description="How long a revoked adapter's files are kept, out of reach."
+    )
+    cache_downloads_max: int = Field(default=8, ge=1, le=64, description="Adapters downloaded at the same time.")
+    cache_tenant_downloads_max: int = Field(
+        default=3, ge=1, le=64, description="The same, of one tenant (of one adapter where the tenant is not known)."
+    )
+    cache_stall_s: float = Field(
+        default=1, gt=0, le=60, description="A download that received nothing for this long lends its slot to others."
+    )
+    cache_stalled_downloads_max: int = Field(
+        default=24, ge=0, le=256, description="Stalled downloads that may run beside the others."
+    )
+    cache_waiting_max: int = Field(
+        default=512, ge=1, le=100_000, description="Downloads that may wait for a slot; more are refused at once."
+    )
+    cache_tenant_waiting_max: int = Field(
+        default=128, ge=1, le=100_000, description="The same, of one tenant; at least what a burst of adapters needs."
+    )
     cache_download_timeout_s: float = Field(default=120, gt=0, le=3600, description="For one whole adapter.")
+    cache_retry_after_max_s: float = Field(
+        default=30, ge=1, le=3600, description="Longest Retry-After of an adapter that is still loading."
+    )
+    cache_circuit_open_s: float = Field(
+        default=1, gt=0, le=60, description="First pause in asking an S3 that is down; it doubles up to 30 s."
+    )

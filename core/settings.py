@@ -33,6 +33,9 @@ class S3Settings(Fragment):
     """Where uploads and adapters lie."""
 
     s3_endpoint: str | None = Field(default=None, description="Endpoint URL; empty for AWS itself.")
+    s3_public_endpoint: str | None = Field(
+        default=None, description="Endpoint URL in what tenants upload to, where theirs is another; empty for the same."
+    )
     s3_region: str = Field(default="us-east-1", description="Region used in signatures.")
     s3_bucket: str = Field(default="tenora", description="One bucket for uploads/ and adapters/.")
     s3_access_key: str = Field(default="", description="Access key id; empty uses the machine's own role.")

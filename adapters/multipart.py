@@ -1,0 +1,42 @@
+"""How a large file is cut into parts for a multipart upload: arithmetic alone, within what S3 allows.
+
+S3 takes parts of 5 MiB to 5 GiB, the last one any size, and at most 10,000 of them
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html). Who sends them is ``upload_store``.
+"""
+
+from typing import Final
+
+import msgspec
+
+MIB: Final = 1 << 20
+PART_BYTES_MIN: Final = 5 * MIB
+PART_BYTES_MAX: Final = 5 * 1024 * MIB
+PARTS_MAX: Final = 10_000
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a file. Numbers begin with 1."""
+
+    number: int
+    offset_bytes: int
+    size_bytes: int
+
+
+def part_bytes_for(size_bytes: int, *, part_bytes: int, parts_max: int) -> int | None:
+    """The size of the parts a file is sent in: ``part_bytes``, or as much more (in whole MiB) as ``parts_max`` parts
+    need. None for a file that goes in one piece. Raises ``ValueError`` where no part may be as large as that takes.
+    """
+    if size_bytes <= part_bytes:
+        return None
+    needed = -(-size_bytes // (parts_max * MIB)) * MIB
+    if needed > PART_BYTES_MAX:
+        raise ValueError(f"{size_bytes} bytes do not fit into {parts_max} parts of {PART_BYTES_MAX} bytes")
+    return max(part_bytes, needed)
+
+
+def parts_of(size_bytes: int, part_bytes: int) -> list[Part]:
+    """The parts of a file in order; all but the last have ``part_bytes``."""
+    return [
+        Part(number=number, offset_bytes=offset, size_bytes=min(part_bytes, size_bytes - offset))
+        for number, offset in enumerate(range(0, size_bytes, part_bytes), start=1)
+    ]
