@@ -1,9 +1,9 @@
 """Where tenants' files arrive: presigned PUTs for exactly the announced keys and sizes, whole or in parts, and their
 removal. Nothing here is ever read by an engine: ``ingest`` judges the files and ``store`` keeps what it made of them.
 
-Differences between servers that callers need not see: AWS checks a whole file against its signed SHA-256, others (rclone
-1.75) only that it was declared; parts carry their size alone. rclone keeps the parts of an open upload in memory or in
-one hidden file, so a restart of it forgets them (the upload is then gone and opened anew), takes no other content for a
+Differences between servers that callers need not see: AWS checks a whole file against its signed SHA-256, rclone 1.75
+only that it was declared; parts carry their size alone. rclone keeps the parts of an open upload in memory or in one
+hidden file, so a restart of it forgets them (the upload is then gone and opened anew), takes no other content for a
 part it has already written, and ends an upload whose completion it refuses. Ingestion hashes every file again.
 """
 
