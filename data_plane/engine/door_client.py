@@ -114,10 +114,10 @@ class Door:
         """Bring an adapter to a tier; returns when it is there."""
         return await self._ask("POST", "/prefetch", {"name": name, "tier": tier}, Prefetched, timeout_s)
 
-    async def unload(self, name: str, *, drain_s: float) -> Unloaded:
+    async def unload(self, name: str, *, drain_s: float, timeout_s: float) -> Unloaded:
         """End an adapter in every tier, after its running requests or after ``drain_s``. Its name stays refused."""
         body = {"name": name, "drain_s": drain_s}
-        return await self._ask("POST", "/unload", body, Unloaded, drain_s + self._timeout_s)
+        return await self._ask("POST", "/unload", body, Unloaded, timeout_s)
 
     async def refuse(self, names: list[str]) -> None:
         """The whole set of names to refuse from now on; others are served again."""
