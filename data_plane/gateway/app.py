@@ -12,7 +12,9 @@ from litestar.datastructures import State
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from core.ids import new_id
 from data_plane.gateway.admission import Admission
+from data_plane.gateway.beat import Beat
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
@@ -45,9 +47,11 @@ def create_app(settings: GatewaySettings) -> Litestar:
     heat = AdapterHeat(
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
+    beat = Beat(redis, snapshot, new_id("gw"), period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
     lifecycle = Lifecycle(
         settings,
         snapshot,
+        beat,
         counters,
         _admission(settings, replicas, reservations, settler),
         settler,
@@ -61,9 +65,11 @@ def create_app(settings: GatewaySettings) -> Litestar:
             # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
             with contextlib.suppress(RedisError, OSError):
                 await snapshot.load()
+                await beat.beat()
                 await replicas.refresh()
             followers = _start(
                 snapshot=snapshot.follow(),
+                beat=beat.follow(),
                 tokenizers=counters.follow(snapshot),
                 replicas=replicas.follow(),
                 leases=settler.follow_leases(),
@@ -75,11 +81,12 @@ def create_app(settings: GatewaySettings) -> Litestar:
             finally:
                 await settler.drain(settings.settlement_drain_s)
                 await _stop(followers)
+                await beat.stop()
                 counters.close()
                 await line.close()
 
     return Litestar(
-        route_handlers=Routes(lifecycle, snapshot, replicas, _listing_hints(settings, redis)).handlers(),
+        route_handlers=Routes(lifecycle, snapshot, beat, replicas, _listing_hints(settings, redis)).handlers(),
         lifespan=[lifespan],
         state=State({"settings": settings}),
         openapi_config=None,

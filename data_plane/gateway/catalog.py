@@ -39,6 +39,11 @@ class Target:
         served = self.adapter
         return self.base.id if served is None else served.route.engine_name(served.revision.id)
 
+    @property
+    def rank(self) -> int:
+        """Of the adapter's matrices; 0 for a base model."""
+        return 0 if self.adapter is None else self.adapter.revision.rank
+
 
 def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     """The tenant's own adapter by ``name``, ``name:alias`` or ``name@revision``, else a base model by id or Hub name.

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from data_plane.gateway.meter import Counts
+from data_plane.gateway.meter import AdapterLoad, Counts
 
 _CHOICE_KEYS: Final = ("index", "message", "text", "logprobs", "finish_reason", "stop_reason")
 _MESSAGE_KEYS: Final = ("role", "content", "tool_calls", "reasoning")
@@ -28,11 +28,20 @@ class Answer(msgspec.Struct):
 
 
 _decoder: Final = msgspec.json.Decoder(Answer)
+_load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 
 
 def decode(raw: bytes) -> Answer:
     """Raises msgspec.MsgspecError for anything that is not an answer."""
     return _decoder.decode(raw)
+
+
+def load(header: str | None) -> AdapterLoad | None:
+    """What a whole answer's header says of the adapter, as a stream's comment does; None where it says nothing."""
+    try:
+        return None if header is None else _load_decoder.decode(header)
+    except msgspec.MsgspecError:
+        return None
 
 
 def counts(answer: Answer, *, sequences: int) -> Counts:

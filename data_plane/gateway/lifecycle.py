@@ -16,6 +16,7 @@ from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import meter, metrics
 from data_plane.gateway.admission import Admission, Demand, Place
 from data_plane.gateway.authenticate import Caller, authenticate
+from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import Target, resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
@@ -41,6 +42,7 @@ class Prepared:
     call: Call
     target: Target
     prompt_tokens: int
+    read_at: float  # monotonic: when its last byte had come
 
 
 class Lifecycle:
@@ -50,6 +52,7 @@ class Lifecycle:
         self,
         settings: GatewaySettings,
         snapshot: Snapshot,
+        beat: Beat,
         counters: PromptCounters,
         admission: Admission,
         settler: Settler,
@@ -59,6 +62,7 @@ class Lifecycle:
         self._settings = settings
         self._heat = heat
         self._snapshot = snapshot
+        self._beat = beat
         self._counters = counters
         self._admission = admission
         self._settler = settler
@@ -77,13 +81,21 @@ class Lifecycle:
 
     async def prepare(self, kind: Kind, client: Client, request_id: str) -> Prepared:
         """Authenticate, read, check, resolve and count. Takes nothing from any limit."""
-        caller, tables = self.identify(client)
+        caller, _ = self.identify(client)
         raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
+        read_at = time.monotonic()
         call = parse_call(kind, raw, self._body_limits)
         session = session_key(client.request_headers, call)
-        target = resolve(tables, caller.tenant.tenant_id, call.model, draw=session or request_id)
+        target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
-        return Prepared(request_id, caller, call, target, await self._counters.count(target.base, call, len(raw)))
+        prompt_tokens = await self._counters.count(target.base, call, len(raw))
+        return Prepared(request_id, caller, call, target, prompt_tokens, read_at)
+
+    def _current(self) -> Tables:
+        """What is published now, by which a request is decided: not what was when its body began to come."""
+        self._beat.check()
+        assert self._snapshot.tables is not None, "a caller was found in it"
+        return self._snapshot.tables
 
     async def complete(self, kind: Kind, client: Client, request_id: str) -> None:
         """Serve one completion. Raises AppError for what could be told before the response began."""
@@ -99,7 +111,7 @@ class Lifecycle:
             engine_name=target.engine_name,
             sequences=call.n,
             sequence_tokens=prepared.prompt_tokens + max_tokens,
-            rank=0 if target.adapter is None else target.adapter.revision.rank,
+            rank=target.rank,
         )
         place = await self._admission.admit(demand)
         service = _Service(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
@@ -162,7 +174,10 @@ class _Service:
         self._relayed: Relayed | None = None
         self._dispatched = 0.0
         self._dispatched_at_ms = 0
+        self._first_token_ms: int | None = None
         self.headers = rate_headers(place.verdict, demand.limits)
+        if (served := prepared.target.adapter) is not None:
+            self.headers.append((b"x-tenora-revision", served.revision.id.encode()))
 
     async def run(self, body: bytes) -> Relayed:
         """Relay on the first replica, and on another if that one gives nothing at all."""
@@ -189,7 +204,7 @@ class _Service:
         relayed, hold = self._relayed, self._place.hold
         event = None
         if relayed is not None:
-            counts = relayed.counts
+            counts, ended = relayed.counts, time.monotonic()
             run = meter.Run(
                 request_id=self._demand.request_id,
                 replica_id=self._place.replica.id,
@@ -197,7 +212,10 @@ class _Service:
                 outcome=relayed.outcome,
                 started_at_ms=self._dispatched_at_ms,
                 settled_at_ms=clock.now_ms(),
-                duration_ms=round((time.monotonic() - self._dispatched) * 1000),
+                on_replica_ms=round((ended - self._dispatched) * 1000),
+                first_token_ms=self._first_token_ms,
+                duration_ms=round((ended - self._prepared.read_at) * 1000),
+                load=relayed.load,
             )
             event = meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
             meter.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=counts)
@@ -215,6 +233,7 @@ class _Service:
             call=prepared.call,
             request_id=prepared.request_id,
             engine_name=prepared.target.engine_name,
+            adapter=None if prepared.target.adapter is None else prepared.target.engine_name,
             shown_name=prepared.target.shown_name,
             body=body,
             replica=self._place.replica,
@@ -224,7 +243,10 @@ class _Service:
         )
 
     def _first_byte(self) -> None:
-        metrics.first_byte_seconds.observe(time.monotonic() - self._arrived)
+        now = time.monotonic()
+        metrics.first_byte_seconds.observe(now - self._arrived)
+        if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
+            self._first_token_ms = round((now - self._prepared.read_at) * 1000)
 
 
 def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core import kv_pages
-from core.contracts import Outcome, UsageEvent
+from core.contracts import Outcome, Tier, UsageEvent
 from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.catalog import Target
@@ -34,9 +36,21 @@ class Counts:
         return self.input_tokens + self.output_tokens
 
 
+class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of the adapter of one request: where it lay when the request came, for how long the request
+    waited for it, and for how long its loading held up the step that every running request shares.
+    """
+
+    tier: Tier
+    load_ms: int
+    stall_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Where and when a request ran; times in Unix milliseconds, the duration from the monotonic clock."""
+    """Where and when a request ran; times in Unix milliseconds, durations from the monotonic clock. ``first_token_ms``
+    and ``duration_ms`` begin when the request had been read; a replica had it for ``on_replica_ms``.
+    """
 
     request_id: str
     replica_id: str
@@ -44,7 +58,10 @@ class Run:
     outcome: Outcome
     started_at_ms: int
     settled_at_ms: int
+    on_replica_ms: int
+    first_token_ms: int | None
     duration_ms: int
+    load: AdapterLoad | None
 
 
 def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> UsageEvent:
@@ -64,9 +81,14 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
         cached_tokens=min(counts.cached_tokens, counts.input_tokens),
         output_tokens=counts.output_tokens,
         kv_page_ms=sum(
-            kv_pages.page_ms(counts.prompt_tokens + output, run.duration_ms, run.block_tokens)
+            kv_pages.page_ms(counts.prompt_tokens + output, run.on_replica_ms, run.block_tokens)
             for output in counts.outputs
         ),
+        first_token_ms=run.first_token_ms,
+        duration_ms=run.duration_ms,
+        adapter_tier=None if run.load is None else run.load.tier,
+        adapter_load_ms=0 if run.load is None else run.load.load_ms,
+        stall_ms=0 if run.load is None else run.load.stall_ms,
     )
 
 

@@ -29,4 +29,5 @@ settlements_lost = Counter(
 leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
 listing_hints = Counter("tenora_gateway_listing_hints", "Adapters hinted to replicas after a listing of models.")
 snapshot_generation = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
+beats = Counter("tenora_gateway_beats", "Heartbeats written.")
 snapshot_loads = Counter("tenora_gateway_snapshot_loads", "Times the whole snapshot was read.")

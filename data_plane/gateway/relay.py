@@ -20,7 +20,7 @@ from data_plane.gateway import completion, metrics
 from data_plane.gateway.body import ID_PREFIXES, Call
 from data_plane.gateway.client import Client
 from data_plane.gateway.errors import Headers
-from data_plane.gateway.meter import Counts
+from data_plane.gateway.meter import AdapterLoad, Counts
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.sse import DONE, Rewriter, StreamBroken
 from data_plane.gateway.upstream import ReplicaFailed, Upstream
@@ -30,11 +30,14 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What is relayed, where to, and when the whole request must have ended (loop time)."""
+    """What is relayed, where to, and when the whole request must have ended (loop time). ``adapter`` is the engine's
+    name again where that is an adapter's.
+    """
 
     call: Call
     request_id: str
     engine_name: str
+    adapter: str | None
     shown_name: str
     body: bytes
     replica: ReplicaStatus
@@ -55,10 +58,11 @@ class Relayed:
     ending: bytes = b""
     error: AppError | None = None
     cancelled: bool = False
+    load: AdapterLoad | None = None
 
 
 class Relay:
-    """Relays attempts. Raises ReplicaFailed or InvalidRequest, and only before the first byte."""
+    """Relays attempts. Raises ReplicaFailed, AdapterLoading or InvalidRequest, and only before the first byte."""
 
     def __init__(self, upstream: Upstream, limits: GatewaySettings) -> None:
         self._upstream = upstream
@@ -67,7 +71,9 @@ class Relay:
     async def run(self, client: Client, attempt: Attempt) -> Relayed:
         """Relay one attempt to its end."""
         exchange = _Stream if attempt.call.stream else _Whole
-        return await exchange(self._upstream, self._limits, client, attempt).run()
+        relaying = exchange(self._upstream, self._limits, client, attempt)
+        relayed = await relaying.run()
+        return relayed if relaying.load is None else replace(relayed, load=relaying.load)
 
 
 class _Exchange(ABC):
@@ -87,7 +93,9 @@ class _Exchange(ABC):
     async def run(self) -> Relayed:
         attempt = self._attempt
         self._opening = asyncio.create_task(
-            self._upstream.open(attempt.replica, attempt.call.kind, attempt.request_id, attempt.body)
+            self._upstream.open(
+                attempt.replica, attempt.call.kind, attempt.request_id, attempt.body, adapter=attempt.adapter
+            )
         )
         watcher = self._client.watch(self._on_gone)
         try:
@@ -163,6 +171,11 @@ class _Exchange(ABC):
     def _first_deadline(self) -> float:
         """Loop time by which something must have come."""
 
+    @property
+    @abstractmethod
+    def load(self) -> AdapterLoad | None:
+        """What the engine's door has said of the adapter."""
+
     @abstractmethod
     def _counts(self) -> Counts:
         """What the engine has counted so far."""
@@ -193,6 +206,10 @@ class _Stream(_Exchange):
 
     def _first_deadline(self) -> float:
         return min(self._loop.time() + self._limits.first_byte_s, self._attempt.deadline)
+
+    @property
+    def load(self) -> AdapterLoad | None:
+        return self._rewriter.load
 
     def _counts(self) -> Counts:
         return self._rewriter.counts()
@@ -229,9 +246,14 @@ class _Whole(_Exchange):
         super().__init__(upstream, limits, client, attempt)
         self._raw = bytearray()
         self._answer: completion.Answer | None = None
+        self._load: AdapterLoad | None = None
 
     def _first_deadline(self) -> float:
         return self._attempt.deadline  # nothing comes before everything
+
+    @property
+    def load(self) -> AdapterLoad | None:
+        return self._load
 
     def _counts(self) -> Counts:
         return Counts() if self._answer is None else completion.counts(self._answer, sequences=self._attempt.call.n)
@@ -258,6 +280,7 @@ class _Whole(_Exchange):
             if len(self._raw) > self._limits.response_max_bytes:
                 raise StreamBroken(f"the answer is larger than {self._limits.response_max_bytes} bytes")
         self._answer = completion.decode(bytes(self._raw))
+        self._load = completion.load(response.headers.get("x-tenora-load"))
 
 
 _STREAM_HEADERS: Headers = [

@@ -16,6 +16,7 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import AppError, NotFound
 from core.ids import new_id
 from data_plane.gateway import metrics
+from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import Kind
 from data_plane.gateway.catalog import describe, describe_one
 from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
@@ -37,10 +38,11 @@ class Routes:
     """Answers every path. ``handlers`` is what Litestar is given."""
 
     def __init__(
-        self, lifecycle: Lifecycle, snapshot: Snapshot, replicas: Replicas, listing_hints: ListingHints
+        self, lifecycle: Lifecycle, snapshot: Snapshot, beat: Beat, replicas: Replicas, listing_hints: ListingHints
     ) -> None:
         self._lifecycle = lifecycle
         self._snapshot = snapshot
+        self._beat = beat
         self._replicas = replicas
         self._listing_hints = listing_hints
         self._table: dict[str, tuple[str, Serve]] = {
@@ -123,8 +125,9 @@ class Routes:
 
     async def _ready(self, client: Client, _request_id: str) -> None:
         has_snapshot, has_redis = self._snapshot.tables is not None, self._replicas.reachable
-        state = {"ready": has_snapshot and has_redis, "snapshot": has_snapshot, "redis": has_redis}
-        await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if state["ready"] else 503)
+        ready = has_snapshot and has_redis and self._beat.current
+        state = {"ready": ready, "snapshot": has_snapshot, "redis": has_redis, "current": self._beat.current}
+        await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
 
     async def _nothing(self, client: Client, _request_id: str) -> None:
         raise NotFound(f"There is nothing at {client.path[:_SHOWN_CHARS]}.", code="unknown_url")

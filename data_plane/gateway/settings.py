@@ -111,4 +111,13 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     snapshot_block_ms: int = Field(
         default=1000, ge=10, le=10_000, description="How long one read of the change stream waits."
     )
+    beat_period_ms: int = Field(
+        default=1000, ge=10, le=10_000, description="How often a gateway process says by which snapshot it decides."
+    )
+    beat_lease_s: float = Field(
+        default=5,
+        ge=2,
+        le=60,
+        description="A process that has not said so for this long serves nothing, and nobody waits for it.",
+    )
     snapshot_batch_max: int = Field(default=500, ge=1, description="Changes taken in one read.")

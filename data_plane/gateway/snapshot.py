@@ -65,16 +65,19 @@ def _set(table: dict[str, Any], field: str, value: object) -> None:
 
 
 class Snapshot:
-    """The tables and the task that follows the stream. ``tables`` is None until the first load."""
+    """The tables and the task that follows the stream. ``tables`` is None until the first load; ``epoch`` and
+    ``generation`` say how far they are, and ``advanced`` is set whenever that changes.
+    """
 
     def __init__(self, redis: Redis, *, block_ms: int, batch_max: int) -> None:
         self._redis = redis
         self._block_ms = block_ms
         self._batch_max = batch_max
-        self._epoch = ""
+        self.epoch = ""
         self._last_id = "0-0"
         self.generation = -1
         self.tables: Tables | None = None
+        self.advanced = asyncio.Event()
 
     async def follow(self) -> None:
         """Load and keep current, for ever. Redis going away is logged once and waited out."""
@@ -113,10 +116,10 @@ class Snapshot:
                 except msgspec.MsgspecError as error:
                     _log.error("a published entity cannot be read", kind=kind, field=field.decode(), error=str(error))
         self._last_id = newest[0][0].decode() if newest else "0-0"
-        self._epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
-        metrics.snapshot_generation.set(self.generation)
+        self.epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
+        self._tell()
         metrics.snapshot_loads.inc()
-        _log.info("snapshot loaded", epoch=self._epoch, generation=self.generation, keys=len(tables.keys))
+        _log.info("snapshot loaded", epoch=self.epoch, generation=self.generation, keys=len(tables.keys))
         return True
 
     async def _load_after_gap(self) -> None:
@@ -137,7 +140,7 @@ class Snapshot:
         if not reply:
             published: list[Any] = await self._redis.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
             epoch, generation = published
-            if epoch is not None and (epoch.decode(), int(generation)) != (self._epoch, self.generation):
+            if epoch is not None and (epoch.decode(), int(generation)) != (self.epoch, self.generation):
                 raise Gap("the published generation is another")
             return
         streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply)
@@ -145,11 +148,15 @@ class Snapshot:
             for entry_id, entry in _flatten(entries):
                 self._apply(_change.decode(entry[b"change"]))
                 self._last_id = entry_id.decode()
+        self._tell()
+
+    def _tell(self) -> None:
         metrics.snapshot_generation.set(self.generation)
+        self.advanced.set()
 
     def _apply(self, change: SnapshotChange) -> None:
         assert self.tables is not None
-        if change.epoch != self._epoch:
+        if change.epoch != self.epoch:
             raise Gap("the snapshot was rebuilt")
         if change.generation <= self.generation:
             return  # the load had it already

@@ -4,13 +4,14 @@ Nearly every event differs from the one before only between `"choices":` and `,"
 parsed. An event that does not look exactly so is parsed and rebuilt from known keys.
 """
 
+import contextlib
 import re
 from typing import Any, Final
 
 import msgspec
 
 from data_plane.gateway.body import UsageShown
-from data_plane.gateway.meter import Counts
+from data_plane.gateway.meter import AdapterLoad, Counts
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
@@ -19,6 +20,8 @@ _USAGE_TAIL: Final = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)(?:,"[a-z_]+":null)*\}\}'
 )
 _ABORTED: Final = b'"finish_reason":"abort"'
+_LOAD_MARK: Final = b": tenora "
+_load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 _USAGE_KEYS: Final = (
     "prompt_tokens",
     "total_tokens",
@@ -59,6 +62,7 @@ class Rewriter:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._outputs: dict[int, int] = {}  # by choice index
+        self.load: AdapterLoad | None = None  # what the engine's door said of it
         self.final = False  # the engine's last word on usage has come
         self.done = False
         self.aborting = False  # we asked for the end, so an aborted choice is expected
@@ -100,8 +104,11 @@ class Rewriter:
 
     def _rebuild(self, event: bytes) -> bytes:
         """The slow way: parse, check, and write from known keys."""
-        if event.startswith(b":") or not event:
-            return b""  # a comment that keeps the connection alive
+        while event.startswith(b":"):
+            comment, _, event = event.partition(b"\n")
+            self._hear(comment)
+        if not event:
+            return b""
         if event == b"data: [DONE]":
             self.done = True
             return b""  # the caller's end is written once the request has settled
@@ -132,6 +139,12 @@ class Rewriter:
         elif self._usage_shown == "final":
             rebuilt["usage"] = None
         return b"data: " + msgspec.json.encode(rebuilt) + b"\n\n"
+
+    def _hear(self, comment: bytes) -> None:
+        """A comment keeps the connection alive, or is our door's word on the adapter. Callers see neither."""
+        if comment.startswith(_LOAD_MARK):
+            with contextlib.suppress(msgspec.MsgspecError):  # what it says is for information: nothing is billed by it
+                self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
 
     def _learn_head(self, event: bytes, chunk: dict[str, Any]) -> None:
         """Remember how this stream's events begin, if this one begins exactly as we would write it ourselves."""

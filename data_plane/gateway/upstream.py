@@ -10,15 +10,36 @@ import msgspec
 import structlog
 
 from core.contracts import ReplicaStatus
-from core.errors import BadGateway, InvalidRequest
+from core.errors import BadGateway, InvalidRequest, Unavailable
 from data_plane.gateway.body import ENGINE_PATHS, ID_PREFIXES, Kind
 
 _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
+_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 300.0
+
+
+class _Error(msgspec.Struct):
+    code: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
 
 
 class ReplicaFailed(BadGateway):
     """A replica gave nothing at all: another may be asked."""
+
+
+class AdapterLoading(Unavailable):
+    """The adapter is on its way into a replica, and had not come when the engine's patience ended. Asking another
+    replica would only begin the same again there.
+    """
+
+    default_code = "adapter_loading"
+
+    def __init__(self, retry_after_s: float) -> None:
+        message = f"The adapter is being loaded; try again in {retry_after_s:g} s."
+        super().__init__(message, retry_after_s=retry_after_s, retryable=True)
 
 
 class Upstream:
@@ -41,17 +62,24 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def open(self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes) -> aiohttp.ClientResponse:
-        """Send a request; its answer's headers have come when this returns. Raises ReplicaFailed or InvalidRequest."""
+    async def open(
+        self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None
+    ) -> aiohttp.ClientResponse:
+        """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
+        made resident first. Raises ReplicaFailed, AdapterLoading or InvalidRequest.
+        """
+        headers = {
+            "authorization": self._authorization,
+            "content-type": "application/json",
+            "x-request-id": request_id,
+        }
+        if adapter is not None:
+            headers["x-tenora-adapter"] = adapter
         try:
             response = await self._session.post(
                 replica.url + ENGINE_PATHS[kind],
                 data=body,
-                headers={
-                    "authorization": self._authorization,
-                    "content-type": "application/json",
-                    "x-request-id": request_id,
-                },
+                headers=headers,
                 timeout=self._timeout,
                 allow_redirects=False,
             )
@@ -61,10 +89,13 @@ class Upstream:
         if response.status == 200:
             return response
         try:
-            said = (await response.content.read(_ERROR_BYTES_MAX))[:500].decode(errors="replace")
+            raw = await response.content.read(_ERROR_BYTES_MAX)
         except aiohttp.ClientError:
-            said = ""
+            raw = b""
         response.close()
+        said = raw[:500].decode(errors="replace")
+        if response.status == 503 and _code(raw) == "adapter_loading":
+            raise AdapterLoading(_seconds(response.headers.get("retry-after")))
         _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
         # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
         if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
@@ -91,3 +122,17 @@ class Upstream:
                     _log.warning("replica refused an abort", replica=replica.id, status=response.status)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
+
+
+def _code(raw: bytes) -> str:
+    """The code of an error body as our door writes it; "" for anything else."""
+    try:
+        return msgspec.json.decode(raw, type=_ErrorBody).error.code
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _seconds(retry_after: str | None) -> float:
+    """A ``Retry-After`` in seconds, within bounds; the least where it says nothing sensible."""
+    given = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
+    return min(max(given, _RETRY_MIN_S), _RETRY_MAX_S)

@@ -14,7 +14,7 @@ from data_plane.gateway.catalog import Target, describe, describe_one, resolve
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.lifecycle import output_ceiling
 from data_plane.gateway.limits import Verdict, duration, quota_exceeded
-from data_plane.gateway.meter import Counts, Run, usage_event
+from data_plane.gateway.meter import AdapterLoad, Counts, Run, usage_event
 from data_plane.gateway.snapshot import Tables
 from tests.fixtures.published import AMPLE
 from tests.fixtures.tiny_tokenizer import tiny_route
@@ -202,10 +202,13 @@ def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
     caller = Caller(KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=()), built.tenants["tn_1"])
     run = Run(
         request_id="req_1", replica_id="rep_1", block_tokens=32, outcome="done",
-        started_at_ms=1, settled_at_ms=2, duration_ms=40,
+        started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7, duration_ms=50,
+        load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
     )  # fmt: skip
     event = usage_event(caller, Target("bot", tiny_route(), None), run, Counts(prompt, cached, outputs))
     assert event.input_tokens == prompt * len(outputs)
     assert event.output_tokens == sum(outputs)
     assert event.cached_tokens == min(cached, event.input_tokens)
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
+    assert (event.first_token_ms, event.duration_ms) == (7, 50)
+    assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

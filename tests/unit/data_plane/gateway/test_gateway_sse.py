@@ -165,3 +165,23 @@ def test_the_fast_way_is_taken():
     assert one._last_usage is None
     one.feed(chunk("b", 2))
     assert one._last_usage is not None
+
+
+@given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))
+def test_the_doors_word_on_an_adapter_is_read_and_not_passed_on(cut, terminator):
+    word = b': tenora {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
+    stream = chunk("a", 1) + b": ping\n\n" + final(1) + word + b"data: [DONE]\n\n"
+    one = rewriter()
+    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
+    assert one.done
+    assert one.load is not None
+    assert (one.load.tier, one.load.load_ms, one.load.stall_ms) == ("disk", 31, 4)
+    assert b"tenora" not in out
+    assert b"ping" not in out
+
+
+@pytest.mark.parametrize("word", [b"{}", b"nonsense", b'{"tier":"moon","load_ms":1,"stall_ms":1}', b"\xff"])
+def test_a_word_that_cannot_be_read_costs_nobody_an_answer(word):
+    one = rewriter()
+    one.feed(chunk("a", 1) + b": tenora " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
+    assert (one.load, one.done) == (None, True)
