@@ -103,6 +103,6 @@ def canary_jobs(base_model: str, rank_class: int) -> str:
     return f"tenora:canary:{base_model}:{rank_class}:jobs"
 
 
-def adapter_heat(base_model: str) -> str:
+def adapter_heat(base_model: str, rank_class: int) -> str:
     """Sorted set: engine name by the Unix millisecond of its last use, trimmed to the newest."""
-    return f"tenora:heat:{base_model}"
+    return f"tenora:heat:{base_model}:{rank_class}"

@@ -23,11 +23,11 @@ class AdapterHeat:
         self._flush_s = flush_s
         self._names_max = names_max
         self._kept_max = kept_max
-        self._used_at_ms: dict[tuple[str, str], int] = {}
+        self._used_at_ms: dict[tuple[str, int, str], int] = {}
 
-    def note(self, base_model: str, engine_name: str) -> None:
+    def note(self, base_model: str, rank_class: int, engine_name: str) -> None:
         """An adapter has served a request now."""
-        use = (base_model, engine_name)
+        use = (base_model, rank_class, engine_name)
         if use in self._used_at_ms or len(self._used_at_ms) < self._names_max:
             self._used_at_ms[use] = now_ms()
 
@@ -48,11 +48,11 @@ class AdapterHeat:
         gathered, self._used_at_ms = self._used_at_ms, {}
         if not gathered:
             return
-        by_base: dict[str, dict[str, int]] = {}
-        for (base_model, engine_name), at_ms in gathered.items():
-            by_base.setdefault(base_model, {})[engine_name] = at_ms
+        by_pool: dict[str, dict[str, int]] = {}
+        for (base_model, rank_class, engine_name), at_ms in gathered.items():
+            by_pool.setdefault(keys.adapter_heat(base_model, rank_class), {})[engine_name] = at_ms
         async with self._redis.pipeline(transaction=False) as pipe:
-            for base_model, uses in by_base.items():
-                pipe.zadd(keys.adapter_heat(base_model), dict(uses), gt=True)
-                pipe.zremrangebyrank(keys.adapter_heat(base_model), 0, -self._kept_max - 1)
+            for key, uses in by_pool.items():
+                pipe.zadd(key, dict(uses), gt=True)
+                pipe.zremrangebyrank(key, 0, -self._kept_max - 1)
             await pipe.execute()

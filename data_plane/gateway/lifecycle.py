@@ -122,7 +122,7 @@ class Lifecycle:
         finally:
             await self._settler.settle(service.settlement())
         if target.adapter is not None:
-            self._heat.note(target.base.id, target.engine_name)
+            self._heat.note(target.base.id, target.adapter.revision.rank_class, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 

@@ -98,7 +98,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
 
     heat_flush_s: float = Field(default=1, gt=0, le=60, description="How often last uses of adapters are written.")
     heat_names_max: int = Field(default=10_000, ge=1, description="Last uses gathered between two writes.")
-    heat_kept_max: int = Field(default=10_000, ge=1, description="Last uses kept in Redis for one base model.")
+    heat_kept_max: int = Field(default=10_000, ge=1, description="Last uses kept in Redis for one pool of replicas.")
     listing_hint_again_s: float = Field(
         default=300, gt=0, description="A key that lists the models gives replicas hints once in this time."
     )

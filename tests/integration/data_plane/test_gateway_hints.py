@@ -54,7 +54,7 @@ def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, ten
     for route in routes:
         chat(client, model=route.name, max_tokens=1)
         name = newest_name(route)
-        wait_until(lambda name=name: stack.client.zscore(keys.adapter_heat("tiny-chat"), name), what="a last use")
-    used = dict(stack.client.zrange(keys.adapter_heat("tiny-chat"), 0, -1, withscores=True))
+        wait_until(lambda name=name: stack.client.zscore(keys.adapter_heat("tiny-chat", 16), name), what="a last use")
+    used = dict(stack.client.zrange(keys.adapter_heat("tiny-chat", 16), 0, -1, withscores=True))
     assert set(used) == {newest_name(route).encode() for route in routes[1:]}
     assert all(began_ms <= at_ms <= time.time_ns() // 1_000_000 for at_ms in used.values())
