@@ -14,7 +14,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
-from data_plane.engine.cpu_lora_kernel import Groups, Kernel, Layer, suits, with_ranks_apart
+from data_plane.engine.cpu_lora_tables import Groups, Layer, suits, with_ranks_apart
 
 Group = tuple[int, slice | torch.Tensor]
 
@@ -45,6 +45,9 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
+        # Imported late: a worker of vLLM 0.32 looks into every loaded module when it starts, and stumbles over numba's.
+        from data_plane.engine.cpu_lora_kernel import Kernel
+
         self._kernel = Kernel(torch.get_num_threads())
         self._groups: Groups | None = None
         self._layers: dict[int, Layer] = {}
@@ -106,7 +109,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
     def _measure(self) -> None:
         for layer in self._layers.values():
             for slot in self._changed_slots:
-                layer.measure(slot)
+                self._kernel.measure(layer, slot)
         self._changed_slots.clear()
 
     def _apply_shrink(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:

@@ -7,9 +7,8 @@ a few tokens starts no thread. Blocks of four tokens and four ranks keep the sum
 High-Performance Matrix Multiplication" (Goto and van de Geijn, 2008).
 """
 
-# The three tables below are int64 arrays that the compiled code reads by address; each number is an index into one.
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -18,21 +17,35 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-RANK_BLOCK: Final = 4
-"""Ranks are multiplied in blocks of this many, so slots must have a multiple of it."""
+from data_plane.engine.cpu_lora_tables import (
+    GROUPS_COUNT,
+    GROUPS_ORDER,
+    GROUPS_SLOTS,
+    GROUPS_STARTS,
+    LAYER_FIELDS,
+    LAYER_INPUTS,
+    LAYER_SLICES,
+    RANK_BLOCK,
+    RANK_MAX,
+    SLICE_A,
+    SLICE_A_ROW,
+    SLICE_A_SLOT,
+    SLICE_B,
+    SLICE_B_ROW,
+    SLICE_B_SLOT,
+    SLICE_FIELDS,
+    SLICE_OUTPUTS,
+    SLICE_RANKS,
+    Groups,
+    Layer,
+)
 
-_TILE: Final = 256  # outputs summed in float32 before they are rounded: four tokens' worth stay in the L1 cache
-_RANK_MAX: Final = 512  # the largest that vLLM serves
+_TILE: Final = 256  # outputs summed in float32 before they are rounded: they stay in the L1 cache
 _TEAM_MACS: Final = 1 << 18  # below this much work, waking a second thread costs more than it saves
 _FAST: Final = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay what they are
-
-# One call: x, y, their row strides in bytes, the layer, the groups, scratch memory, its bytes per thread, tokens.
+# One call, as a table of int64: x, y, their rows in bytes, the layer, the groups, scratch memory, its bytes per thread,
+# grouped tokens.
 _X, _Y, _X_ROW, _Y_ROW, _LAYER, _GROUPS, _SCRATCH, _SCRATCH_ROW, _TOKENS = range(9)
-# One layer: slices, inputs; then for each slice A, its bytes per slot and row, B, the same, outputs, ranks by slot.
-_SLICES, _INPUTS, _SLICE = 0, 1, 2
-_A, _A_SLOT, _A_ROW, _B, _B_SLOT, _B_ROW, _OUTPUTS, _RANKS, _SLICE_FIELDS = range(9)
-# One step's groups: how many, token numbers in their order, where each group begins in it, each group's slot.
-_COUNT, _ORDER, _STARTS, _SLOTS = range(4)
 
 
 def _pointer(item: Any, llvm_type: ir.Type) -> Any:
@@ -150,13 +163,13 @@ def _expand_one(y: int, b: int, b_row: int, outputs: int, rank: int, h: int, til
 def _add_slice(call: int, part: int, y_offset: int, slot: int, first: int, last: int, scratch: int) -> None:
     """One output slice of one group's tokens ``[first, last)``, counted in the groups' order."""
     c, layer = _longs(call), _longs(part)
-    order_address, inputs = _longs(c[_GROUPS])[_ORDER], _longs(c[_LAYER])[_INPUTS]
+    order_address, inputs = _longs(c[_GROUPS])[GROUPS_ORDER], _longs(c[_LAYER])[LAYER_INPUTS]
     order = _ints(order_address)
-    rank, outputs = _ints(layer[_RANKS])[slot], layer[_OUTPUTS]
-    a, a_row = layer[_A] + layer[_A_SLOT] * slot, layer[_A_ROW]
-    b, b_row = layer[_B] + layer[_B_SLOT] * slot, layer[_B_ROW]
+    rank, outputs = _ints(layer[SLICE_RANKS])[slot], layer[SLICE_OUTPUTS]
+    a, a_row = layer[SLICE_A] + layer[SLICE_A_SLOT] * slot, layer[SLICE_A_ROW]
+    b, b_row = layer[SLICE_B] + layer[SLICE_B_SLOT] * slot, layer[SLICE_B_ROW]
     x, x_row, y, y_row = c[_X], c[_X_ROW], c[_Y] + 2 * y_offset, c[_Y_ROW]
-    tile = scratch + 4 * 4 * _RANK_MAX
+    tile = scratch + 4 * 4 * RANK_MAX
     token = first
     while rank > 0 and token < last:
         block = 4 if token + 4 <= last else 1
@@ -174,15 +187,15 @@ def _add_span(call: int, first: int, last: int, thread: int) -> None:
     """All slices of the grouped tokens ``[first, last)``, by one thread."""
     c = _longs(call)
     layer, groups = _longs(c[_LAYER]), _longs(c[_GROUPS])
-    starts, slots = _ints(groups[_STARTS]), _ints(groups[_SLOTS])
+    starts, slots = _ints(groups[GROUPS_STARTS]), _ints(groups[GROUPS_SLOTS])
     scratch = c[_SCRATCH] + c[_SCRATCH_ROW] * thread
-    for group in range(groups[_COUNT]):
+    for group in range(groups[GROUPS_COUNT]):
         begin, end = max(first, starts[group]), min(last, starts[group + 1])
         y_offset = 0
-        for index in range(layer[_SLICES] if begin < end else 0):
-            part = c[_LAYER] + 8 * (_SLICE + _SLICE_FIELDS * index)
+        for index in range(layer[LAYER_SLICES] if begin < end else 0):
+            part = c[_LAYER] + 8 * (LAYER_FIELDS + SLICE_FIELDS * index)
             _add_slice(call, part, y_offset, slots[group], begin, end, scratch)
-            y_offset += _longs(part)[_OUTPUTS]
+            y_offset += _longs(part)[SLICE_OUTPUTS]
 
 
 @njit(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
@@ -211,77 +224,29 @@ def _in_team(call: int) -> None:
     _add_span(call, tokens * thread // threads, tokens * (thread + 1) // threads, thread)
 
 
-class Groups:
-    """The tokens of one step by slot. Tokens of slot -1 are in no group."""
-
-    def __init__(self, slot_of_token: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        order = np.argsort(slot_of_token, kind="stable")
-        in_order = slot_of_token[order]
-        first = int(np.searchsorted(in_order, 0))
-        self.order = order[first:].astype(np.int32)
-        slots, begins = np.unique(in_order[first:], return_index=True)
-        self.slots = slots.astype(np.int32)
-        self.starts = np.append(begins, len(self.order)).astype(np.int32)
-        self.rows = len(slot_of_token)
-        self._table = np.array(
-            [len(slots), self.order.ctypes.data, self.starts.ctypes.data, self.slots.ctypes.data], dtype=np.int64
-        )
-        self.address = self._table.ctypes.data
-
-
-class Layer:
-    """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, whose
-    memory must lie rank by rank; ``with_ranks_apart`` makes such a B. Keeps the tensors alive.
-    """
-
-    def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
-        self.weights = (tuple(a), tuple(b))
-        slots, _, self.rank_max, self.inputs = a[0].shape
-        self.outputs = sum(each.shape[2] for each in b)
-        self.ranks = np.zeros((len(a), slots), dtype=np.int32)
-        table = [len(a), self.inputs]
-        for index, (down, up) in enumerate(zip(a, b, strict=True)):
-            table += [down.data_ptr(), 2 * down.stride(0), 2 * down.stride(2)]
-            table += [up.data_ptr(), 2 * up.stride(0), 2 * up.stride(3), up.shape[2], self.ranks[index].ctypes.data]
-        self._table = np.array(table, dtype=np.int64)
-        self.address = self._table.ctypes.data
-
-    def measure(self, slot: int) -> None:
-        """Look at what was put into a slot: rows of A beyond its rank are zero, and are not multiplied from now on."""
-        for index, down in enumerate(self.weights[0]):
-            rank = _rank_of(down[slot].data_ptr(), 2 * down.stride(2), self.rank_max, self.inputs)
-            self.ranks[index, slot] = -(-rank // RANK_BLOCK) * RANK_BLOCK
-
-
-def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
-    """A tensor equal to B (slots, 1, out, rank) whose memory has all outputs of one rank side by side."""
-    return b.transpose(2, 3).contiguous().transpose(2, 3)
-
-
-def suits(a: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernel can take weights of this type and rank."""
-    return all(
-        each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 and each.shape[2] <= _RANK_MAX for each in a
-    )
-
-
 class Kernel:
     """The compiled code with its scratch memory. Called by one thread at a time, vLLM's worker."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._scratch = np.zeros((threads, 4 * _RANK_MAX + _TILE), dtype=np.float32)
+        self._scratch = np.zeros((threads, 4 * RANK_MAX + _TILE), dtype=np.float32)
         self._call = np.zeros(9, dtype=np.int64)
         self._call[_SCRATCH], self._call[_SCRATCH_ROW] = self._scratch.ctypes.data, self._scratch.strides[0]
         self._call_address = self._call.ctypes.data
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_alone.address)
         self._team = _team_of_pytorch() if threads > 1 else None
 
+    def measure(self, layer: Layer, slot: int) -> None:
+        """Look at what was put into a slot: rows of A beyond its rank are zero, and are not multiplied from now on."""
+        for index, a in enumerate(layer.weights[0]):
+            rank = _rank_of(a[slot].data_ptr(), 2 * a.stride(2), layer.rank_max, layer.inputs)
+            layer.ranks[index, slot] = -(-rank // RANK_BLOCK) * RANK_BLOCK
+
     def add(self, layer: Layer, groups: Groups, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add the layer's LoRA product of x (tokens, in) to y (tokens, out), both bfloat16 with adjacent columns."""
         tokens = len(groups.order)
-        if groups.rows > x.shape[0] or x.shape[0] != y.shape[0]:
-            raise ValueError(f"{groups.rows} tokens are mapped; x has {x.shape[0]} rows and y {y.shape[0]}")
+        if groups.tokens > x.shape[0] or x.shape[0] != y.shape[0]:
+            raise ValueError(f"{groups.tokens} tokens are mapped; x has {x.shape[0]} rows and y {y.shape[0]}")
         if x.shape[1] != layer.inputs or y.shape[1] != layer.outputs or x.stride(1) != 1 or y.stride(1) != 1:
             raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit the layer")
         call = self._call

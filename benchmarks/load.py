@@ -1,0 +1,90 @@
+"""Streams completions and times them: one request, and a closed loop of as many at a time as asked. What is compared
+with what is each benchmark's own business.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One streamed answer: seconds to its first token and to its end, tokens by the engine's count."""
+
+    model: str
+    first_token_s: float
+    total_s: float
+    output_tokens: int
+
+
+async def stream(
+    session: aiohttp.ClientSession, url: str, key: str, *, model: str, prompt: str | Sequence[int], output_tokens: int
+) -> Answer:
+    """One completion of exactly ``output_tokens``. Raises aiohttp.ClientError, or RuntimeError for a short answer."""
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    started = time.perf_counter()
+    first, usage = 0.0, None
+    async with session.post(
+        f"{url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, raise_for_status=True
+    ) as response:
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            first = first or time.perf_counter() - started
+            usage = msgspec.json.decode(line[6:]).get("usage") or usage
+    if usage is None or usage["completion_tokens"] != output_tokens:
+        raise RuntimeError(f"{model} gave {usage}, not {output_tokens} tokens")
+    return Answer(model=model, first_token_s=first, total_s=time.perf_counter() - started, output_tokens=output_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a closed loop saw: all answers, and tokens a second over its whole length."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(answer.output_tokens for answer in self.answers) / self.seconds
+
+    def first_token_s(self, share: float) -> float:
+        """The TTFT that ``share`` of the answers were no slower than."""
+        return quantile([answer.first_token_s for answer in self.answers], share)
+
+
+async def closed_loop(
+    session: aiohttp.ClientSession,
+    url: str,
+    key: str,
+    requests: Sequence[tuple[str, Sequence[int]]],
+    *,
+    concurrency: int,
+    output_tokens: int,
+) -> Load:
+    """Send ``requests`` (model, prompt), never more than ``concurrency`` at a time, the next as soon as one ends."""
+    waiting = iter(requests)
+    answers: list[Answer] = []
+
+    async def client() -> None:
+        for model, prompt in waiting:
+            answers.append(await stream(session, url, key, model=model, prompt=prompt, output_tokens=output_tokens))
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(concurrency):
+            clients.create_task(client())
+    return Load(answers=answers, seconds=time.perf_counter() - started)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed; 0 when there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))] if ordered else 0.0

@@ -1,0 +1,74 @@
+"""What ``cpu_lora_kernel`` reads by address: a layer's weights and a step's groups of tokens, each as a table of int64.
+The names in capitals are indices into those tables. Nothing is compiled or multiplied here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+RANK_BLOCK: Final = 4
+"""Ranks are multiplied in blocks of this many, so slots must have a multiple of it."""
+
+RANK_MAX: Final = 512
+"""The largest rank that vLLM serves."""
+
+# A layer: how many output slices, inputs; then for each slice A, its bytes per slot and row, B, the same, outputs, and
+# the ranks in use by slot.
+LAYER_SLICES, LAYER_INPUTS, LAYER_FIELDS = 0, 1, 2
+SLICE_A, SLICE_A_SLOT, SLICE_A_ROW, SLICE_B, SLICE_B_SLOT, SLICE_B_ROW, SLICE_OUTPUTS, SLICE_RANKS = range(8)
+SLICE_FIELDS: Final = 8
+# A step's groups: how many, token numbers group by group, where each group begins among them, each group's slot.
+GROUPS_COUNT, GROUPS_ORDER, GROUPS_STARTS, GROUPS_SLOTS = range(4)
+
+
+class Groups:
+    """The tokens of one step by slot: ``order`` (tokens,), ``starts`` (groups + 1,), ``slots`` (groups,). Tokens of
+    slot -1 are in no group.
+    """
+
+    def __init__(self, slot_of_token: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        order = np.argsort(slot_of_token, kind="stable")
+        in_order = slot_of_token[order]
+        first = int(np.searchsorted(in_order, 0))
+        self.order = order[first:].astype(np.int32)
+        slots, begins = np.unique(in_order[first:], return_index=True)
+        self.slots = slots.astype(np.int32)
+        self.starts = np.append(begins, len(self.order)).astype(np.int32)
+        self.tokens = len(slot_of_token)
+        addresses = [each.ctypes.data for each in (self.order, self.starts, self.slots)]
+        self._table = np.array([len(slots), *addresses], dtype=np.int64)
+        self.address = self._table.ctypes.data
+
+
+class Layer:
+    """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, in
+    bfloat16, with B's memory rank by rank as ``with_ranks_apart`` makes it. Keeps the tensors alive.
+
+    ``ranks`` (slices, slots) is how many ranks are multiplied; whoever changes a slot measures it again.
+    """
+
+    def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
+        self.weights = (tuple(a), tuple(b))
+        slots, _, self.rank_max, self.inputs = a[0].shape
+        self.outputs = sum(each.shape[2] for each in b)
+        self.ranks = np.zeros((len(a), slots), dtype=np.int32)
+        table = [len(a), self.inputs]
+        for down, up, ranks in zip(a, b, self.ranks, strict=True):
+            table += [down.data_ptr(), 2 * down.stride(0), 2 * down.stride(2)]
+            table += [up.data_ptr(), 2 * up.stride(0), 2 * up.stride(3), up.shape[2], ranks.ctypes.data]
+        self._table = np.array(table, dtype=np.int64)
+        self.address = self._table.ctypes.data
+
+
+def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
+    """A tensor equal to B (slots, 1, out, rank) whose memory has all outputs of one rank side by side."""
+    return b.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def suits(a: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernel can take weights of this type and rank."""
+    return all(
+        each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 and each.shape[2] <= RANK_MAX for each in a
+    )
