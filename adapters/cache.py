@@ -1,40 +1,42 @@
 """Adapters on a replica's disk: fetched once, verified, kept within a byte budget, never taken from under an engine.
 
 vLLM re-reads the path of an adapter that fell out of its memory, in the middle of a step, and a missing file stops the
-engine for everyone. So a digest that was handed out stays until ``release`` or until its process is dead, also beyond
-the budget: then a warning and a metric say so, and only a disk that is nearly full refuses new downloads. Fails closed
-for an adapter that cannot be verified, and for that adapter alone.
+engine for everyone. So a digest that was handed out stays until its last holder's ``release`` or until its process is
+dead, also beyond the budget: then a warning and a metric say so, and only a disk that is nearly full refuses new ones.
+What is on the disk is served whatever S3 does. Fails closed for an adapter that cannot be verified, and for it alone.
 """
 
 import asyncio
-import threading
-import time
-from collections.abc import Iterator
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from adapters import metrics
-from adapters.disk import AdapterFolder, choose_victims
-from adapters.file_locks import LockTimeout, locked
+from adapters.cache_errors import AdapterLoading
+from adapters.circuit import Circuit
+from adapters.disk_tier import DiskTier
+from adapters.download_queue import DownloadQueue, QueueBounds, QueueFull
 from adapters.manifest import MANIFEST_FILE
-from adapters.pins import PinFile
+from adapters.s3 import ObjectDamaged, ObjectMissing, StoreUnavailable
 from adapters.settings import CacheSettings
-from adapters.store import AdapterStore, revision_prefix
-from core.errors import Unavailable
+from adapters.store import AdapterStore
+from adapters.transfer import Pace, Transfer, retry_after_s
+from core.errors import AppError
 
-_log: Final = structlog.get_logger()
-_FOLDER_LOCK_TIMEOUT_S: Final = 30  # held for renames and listings alone
 _CHECKERS: Final = 4  # threads that verify what is on the disk already
+_CIRCUIT_OPEN_MAX_S: Final = 30
 
 
-class CacheFull(Unavailable):
-    """The disk is nearly full of adapters that engines may still read."""
+class _Flight:
+    """One fetch that any number of callers wait for. It holds the digest itself until it has landed."""
 
-    default_code = "adapter_cache_full"
+    def __init__(self, digest: str, owner: str) -> None:
+        self.digest, self.owner = digest, owner
+        self.transfer = Transfer(digest)
+        self.waiters: Counter[str] = Counter()
+        self.holder = f"loading {id(self):x}"
+        self.task: asyncio.Task[Path]
 
 
 class DiskCache:
@@ -43,138 +45,189 @@ class DiskCache:
     def __init__(self, settings: CacheSettings, store: AdapterStore) -> None:
         self._settings = settings
         self._store = store
-        self._folder = AdapterFolder(settings.cache_dir.absolute())
-        self._pins = PinFile(self._folder.pins)
-        self._verified: set[str] = set()
-        self._flights: dict[str, asyncio.Task[Path]] = {}
-        self._folder_guard = threading.Lock()
+        self._tier = DiskTier(settings)
+        self._flights: dict[str, _Flight] = {}
+        self._pace = Pace()
+        self._circuit = Circuit(open_s=settings.cache_circuit_open_s, open_max_s=_CIRCUIT_OPEN_MAX_S)
+        self._queue = DownloadQueue(
+            QueueBounds(
+                running=settings.cache_downloads_max,
+                running_per_owner=settings.cache_tenant_downloads_max,
+                stalled=settings.cache_stalled_downloads_max,
+                stall_s=settings.cache_stall_s,
+                waiting=settings.cache_waiting_max,
+                waiting_per_owner=settings.cache_tenant_waiting_max,
+            )
+        )
         self._checkers = ThreadPoolExecutor(_CHECKERS, "adapter-check")
-        self._downloaders = ThreadPoolExecutor(settings.cache_downloads_max, "adapter-download")
+        self._downloaders = ThreadPoolExecutor(
+            settings.cache_downloads_max + settings.cache_stalled_downloads_max, "adapter-download"
+        )
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
 
-    async def fetch(self, digest: str) -> Path:
-        """The folder of an adapter's verified files, which stay there until ``release``.
+    async def fetch(
+        self, digest: str, *, holder: str = "", tenant: str | None = None, deadline_s: float | None = None
+    ) -> Path:
+        """The folder of an adapter's verified files, which stay there until ``release`` by the same ``holder``: the
+        engine's name for the adapter, since several names may share a digest.
 
-        Callers at the same time share one download; a caller that is cancelled does not cancel it. Raises
-        ``ObjectMissing`` for a digest that is not stored, ``Unavailable`` when S3 or the disk cannot give it.
+        Callers at the same time share one download; a caller that is cancelled does not cancel it. Downloads take turns
+        by ``tenant``, any string that stands for whose it is; without one, each ``holder`` has a line of its own.
+        After ``deadline_s`` raises ``AdapterLoading`` with an estimate, and the download goes on. Also raises
+        ``ObjectMissing`` for a digest that is not stored and ``Unavailable`` when S3 or the disk cannot give it.
         """
+        owner = holder if tenant is None else tenant
         if (flight := self._flights.get(digest)) is None:
-            flight = asyncio.create_task(self._fetch(digest))
-            self._flights[digest] = flight
-            flight.add_done_callback(lambda done: self._landed(digest, done))
-        return await asyncio.shield(flight)
-
-    def _landed(self, digest: str, flight: asyncio.Task[Path]) -> None:
-        del self._flights[digest]
-        if not flight.cancelled():
-            flight.exception()  # looked at, also when every caller was cancelled meanwhile
+            flight = self._start(digest, owner)
+        else:
+            self._queue.share(owner, flight.transfer)
+        flight.waiters[holder] += 1
+        try:
+            await asyncio.wait({flight.task}, timeout=deadline_s)
+            if not flight.task.done():
+                raise self._still_loading(flight.transfer)
+            return flight.task.result()
+        except AppError as error:
+            metrics.CACHE_REFUSALS.labels(error.code).inc()
+            raise
+        finally:
+            flight.waiters[holder] = max(0, flight.waiters[holder] - 1)
 
     @property
     def handed_out(self) -> frozenset[str]:
         """Digests this process holds."""
-        return self._pins.held
+        return self._tier.pins.held
 
-    def release(self, digest: str) -> None:
-        """The engine has forgotten this adapter in every tier: it may be evicted from now on."""
-        with self._folder_lock():
-            self._verified.discard(digest)
-            self._pins.remove(digest)
+    def release(self, digest: str, holder: str = "") -> None:
+        """The engine has forgotten this name in every tier: its files may be evicted from now on, unless another name
+        or process holds them. Returns at once; safe to repeat.
+        """
+        self._tier.pins.drop(digest, holder)
+        if not self._closed:
+            self._checkers.submit(self._tier.settle)
+
+    async def forget(self, digest: str, holder: str = "") -> frozenset[str]:
+        """``release``, stop a download that nobody else waits for, and remove the files, through the quarantine.
+
+        Returns who still holds the digest on this machine, under another name or in another process; empty when
+        nothing of it is left here. Safe to repeat. Raises ``Unavailable`` when the disk fails.
+        """
+        if (flight := self._flights.get(digest)) is not None:
+            flight.waiters.pop(holder, None)
+            if not +flight.waiters:
+                flight.transfer.stop.set()
+                self._queue.withdraw(flight.transfer)
+                await asyncio.wait({flight.task})
+        self._tier.pins.drop(digest, holder)
+        loop = asyncio.get_running_loop()
+        left = await loop.run_in_executor(self._checkers, self._tier.forget, digest)
+        if self._settings.cache_quarantine_s and self._sweep is None:
+            self._sweep = loop.call_later(self._settings.cache_quarantine_s + 1, self._sweep_quarantine)
+        return left
+
+    async def digests(self) -> frozenset[str]:
+        """Every adapter that lies on this disk, whoever holds it."""
+        return await asyncio.get_running_loop().run_in_executor(self._checkers, self._tier.digests)
 
     def close(self) -> None:
         """Release everything and stop the threads. Only for a process whose engine is gone."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for flight in self._flights.values():
+            flight.transfer.stop.set()
         self._checkers.shutdown(cancel_futures=True)
         self._downloaders.shutdown(cancel_futures=True)
-        self._pins.close()
+        self._tier.pins.close()
 
-    async def _fetch(self, digest: str) -> Path:
+    def _start(self, digest: str, owner: str) -> _Flight:
+        flight = _Flight(digest, owner)
+        flight.task = asyncio.create_task(self._fetch(flight))
+        self._flights[digest] = flight
+        flight.task.add_done_callback(lambda _: self._landed(flight))
+        return flight
+
+    def _landed(self, flight: _Flight) -> None:
+        """Runs before any caller goes on: those who still wait hold the digest now."""
+        del self._flights[flight.digest]
+        if not flight.task.cancelled() and flight.task.exception() is None:
+            for holder in +flight.waiters:
+                self._tier.pins.join(flight.digest, holder)
+        self._tier.pins.drop(flight.digest, flight.holder)
+
+    async def _fetch(self, flight: _Flight) -> Path:
         loop = asyncio.get_running_loop()
-        path = self._folder.path(digest)
-        if await loop.run_in_executor(self._checkers, self._take, digest):
-            metrics.CACHE_FETCHES.labels("hit").inc()
-            return path
+        path = self._tier.folder.path(flight.digest)
         try:
-            await loop.run_in_executor(self._downloaders, self._download, digest)
-        except Exception:
+            if await loop.run_in_executor(self._checkers, self._tier.take, flight.digest, flight.holder):
+                metrics.CACHE_FETCHES.labels("disk").inc()
+                return path
+            self._circuit.check()
+            async with self._queue.slot(flight.owner, flight.transfer):
+                self._circuit.admit()
+                await self._download_in_thread(flight)
+        except QueueFull as full:
             metrics.CACHE_FETCHES.labels("failed").inc()
+            raise self._too_many(flight.transfer, full) from full
+        except BaseException:
+            metrics.CACHE_FETCHES.labels("failed").inc()
+            flight.transfer.stop.set()  # also when this task is cancelled: no thread goes on for nobody
             raise
-        metrics.CACHE_FETCHES.labels("downloaded").inc()
+        metrics.CACHE_FETCHES.labels("store").inc()
         return path
 
-    def _take(self, digest: str) -> bool:
-        """Hold an adapter that is here and whole. It is pinned first, so that nobody evicts it while it is checked."""
-        with self._folder_lock():
-            if not self._folder.path(digest).is_dir():
-                return False
-            was_held = digest in self._pins.held
-            self._pins.add(digest)
-        if digest in self._verified or self._folder.is_whole(digest):
-            self._verified.add(digest)
-            self._folder.touch(digest)
-            return True
-        _log.warning("cached adapter is damaged; downloading it again", digest=digest)
-        if not was_held:
-            self.release(digest)
-        return False
+    async def _download_in_thread(self, flight: _Flight) -> None:
+        transfer = flight.transfer.begin(self._settings.cache_download_timeout_s)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._downloaders, self._download, flight)
+        except (ObjectMissing, ObjectDamaged):
+            self._circuit.succeeded()
+            raise
+        except StoreUnavailable as error:
+            if error.kind in ("unreachable", "failing"):
+                self._circuit.failed(flight.owner, unreachable=error.kind == "unreachable")
+            raise
+        else:
+            self._circuit.succeeded()
+            self._pace.learn(transfer.done_bytes, transfer.elapsed_s)
+        finally:
+            metrics.CIRCUIT_OPEN.set(self._circuit.is_open)
 
-    def _download(self, digest: str) -> None:
+    def _download(self, flight: _Flight) -> None:
+        digest, transfer = flight.digest, flight.transfer
         timeout_s = self._settings.cache_download_timeout_s
-        with metrics.DOWNLOAD_SECONDS.time():
-            try:
-                with locked(self._folder.lock(digest), timeout_s=timeout_s):
-                    if not self._take(digest):  # otherwise another process was faster
-                        self._download_locked(digest, time.monotonic() + timeout_s)
-            except LockTimeout as error:
-                raise Unavailable(f"another process is still downloading {digest}", code="store_timeout") from error
-            except OSError as error:
-                text = f"adapter {digest} cannot be written to the cache: {error.strerror}"
-                raise Unavailable(text, code="adapter_cache_failed") from error
-        self._make_room(0)  # downloads at the same time did not know of one another
+        with metrics.DOWNLOAD_SECONDS.time(), self._tier.receiving(digest, transfer, timeout_s=timeout_s) as incoming:
+            transfer.check()
+            if self._tier.take(digest, flight.holder):
+                return  # another process was faster
+            manifest = self._store.download_manifest(digest, incoming / MANIFEST_FILE, transfer)
+            transfer.total_bytes = manifest.size_bytes
+            self._tier.reserve(manifest, incoming)
+            for file in manifest.files:
+                self._store.download_file(digest, file, incoming / file.path, transfer)
+            transfer.check()
+            self._tier.install(incoming, digest, flight.holder)
+            metrics.DOWNLOAD_BYTES.inc(manifest.size_bytes)
 
-    def _download_locked(self, digest: str, deadline: float) -> None:
-        incoming = self._folder.fresh_incoming(digest)
-        manifest = self._store.download_manifest(
-            digest, incoming / MANIFEST_FILE, timeout_s=self._settings.cache_download_timeout_s
+    def _still_loading(self, transfer: Transfer) -> AdapterLoading:
+        eta_s = self._pace.eta_s(transfer, rounds_ahead=self._queue.rounds_ahead(transfer))
+        return AdapterLoading(
+            f"the adapter is being loaded, about {eta_s:.1f} s to go; send the request again then",
+            eta_s=eta_s,
+            retry_after_s=retry_after_s(eta_s, self._settings.cache_retry_after_max_s),
         )
-        self._make_room(manifest.size_bytes)
-        for file in manifest.files:
-            self._store.download(
-                revision_prefix(digest) + file.path,
-                incoming / file.path,
-                bytes_max=file.size_bytes,
-                sha256=file.sha256,
-                timeout_s=max(0.0, deadline - time.monotonic()),
-            )
-        with self._folder_lock():
-            self._pins.add(digest)
-            self._folder.install(incoming, digest)
-        self._verified.add(digest)
 
-    def _make_room(self, needed_bytes: int) -> None:
-        """Evict for ``needed_bytes`` more. Raises ``CacheFull`` when the disk would be nearly full after them."""
-        with self._folder_lock():
-            adapters = self._folder.list()
-            victims, excess_bytes = choose_victims(
-                adapters,
-                needed_bytes=needed_bytes,
-                budget_bytes=self._settings.cache_bytes,
-                protected=self._pins.everyone(),
-            )
-            for digest in victims:
-                self._folder.discard(digest)
-        self._folder.empty_trash()
-        metrics.CACHE_EVICTIONS.inc(len(victims))
-        metrics.CACHE_BYTES.set(sum(adapter.size_bytes for adapter in adapters if adapter.digest not in victims))
-        if excess_bytes and needed_bytes:
-            metrics.CACHE_OVER_BUDGET.inc()
-            _log.warning(
-                "adapter cache exceeds its budget: engines may still read all of it", excess_bytes=excess_bytes
-            )
-        if needed_bytes and self._folder.free_bytes() - needed_bytes < self._settings.cache_free_bytes_min:
-            raise CacheFull(
-                "the adapter cache's disk is nearly full; raise TENORA_CACHE_DIR's space or restart the replica"
-            )
+    def _too_many(self, transfer: Transfer, full: QueueFull) -> AdapterLoading:
+        line = self._settings.cache_tenant_waiting_max if full.of_owner else self._settings.cache_waiting_max
+        eta_s = self._pace.eta_s(transfer, rounds_ahead=line / self._settings.cache_downloads_max)
+        whose = "of this tenant " if full.of_owner else ""
+        return AdapterLoading(
+            f"{line} adapters {whose}wait to be loaded already; send the request again later",
+            eta_s=eta_s,
+            retry_after_s=retry_after_s(eta_s, self._settings.cache_retry_after_max_s),
+        )
 
-    @contextmanager
-    def _folder_lock(self) -> Iterator[None]:
-        """One process and one thread at a time looks at pins and renames."""
-        with self._folder_guard, locked(self._folder.locks / "folder", timeout_s=_FOLDER_LOCK_TIMEOUT_S):
-            yield
+    def _sweep_quarantine(self) -> None:
+        self._sweep = None
+        self._checkers.submit(self._tier.empty_quarantine)

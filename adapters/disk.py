@@ -1,57 +1,50 @@
-"""The folder of cached adapters as a budget sees it: what lies there, how large, how lately used, and what may go.
+"""The files of the adapter cache: where they lie, whether they are whole, and how they come and go without a gap.
 
-Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed, ``.pins/`` and
-``.locks/`` belong to ``adapters.pins`` and ``adapters.file_locks``. When to download is ``adapters.cache``.
+Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed, ``.quarantine/``
+what was revoked, ``.pins/`` and ``.locks/`` belong to ``adapters.pins`` and ``adapters.file_locks``. Who may do what is
+the business of ``adapters.disk_tier``. Nothing here trusts what it finds: others can write into the folder.
 """
 
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+import stat
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-import msgspec
+from adapters.disk_budget import CachedAdapter
+from adapters.manifest import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    AdapterManifest,
+    ManifestDamaged,
+    is_digest,
+    read_manifest,
+    sha256_of,
+)
 
-from adapters.manifest import MANIFEST_FILE, AdapterManifest, ManifestDamaged, is_digest, read_manifest, sha256_of
+Fingerprint = tuple[tuple[int, int, int], ...]
+"""Inode, size and modification time of each file: equal ones mean that nobody has touched the files between."""
 
-
-class CachedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter on the disk; ``used_at_ns`` is its last use in Unix nanoseconds."""
-
-    digest: str
-    size_bytes: int
-    used_at_ns: int
-
-
-def choose_victims(
-    adapters: Iterable[CachedAdapter], *, needed_bytes: int, budget_bytes: int, protected: AbstractSet[str]
-) -> tuple[list[str], int]:
-    """The least recently used digests to remove so that ``needed_bytes`` more fit the budget, and by how many bytes it
-    is exceeded even so. Protected ones are never among them.
-    """
-    found = sorted(adapters, key=lambda adapter: (adapter.used_at_ns, adapter.digest))
-    excess = sum(adapter.size_bytes for adapter in found) + needed_bytes - budget_bytes
-    victims = []
-    for adapter in found:
-        if excess <= 0:
-            break
-        if adapter.digest not in protected:
-            victims.append(adapter.digest)
-            excess -= adapter.size_bytes
-    return victims, max(0, excess)
+_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
 
 
 class AdapterFolder:
-    """The files. Every method may block on the disk; callers hold the locks they need."""
+    """The files. Every method may block on the disk and raise ``OSError``; callers hold the locks they need."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pins, self.locks = root / ".pins", root / ".locks"
-        self._incoming, self._trash = root / ".incoming", root / ".trash"
-        for folder in (root, self.pins, self.locks, self._incoming, self._trash):
+        self.incoming, self._trash, self._quarantine = root / ".incoming", root / ".trash", root / ".quarantine"
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Make the folders, also after somebody has removed them."""
+        for folder in (self.root, self.pins, self.locks, self.incoming, self._trash, self._quarantine):
             folder.mkdir(parents=True, exist_ok=True)
-        self.empty_trash()
 
     def path(self, digest: str) -> Path:
         """Where an adapter lies when it is here. Raises ``ValueError`` for what is no digest."""
@@ -65,29 +58,42 @@ class AdapterFolder:
 
     def fresh_incoming(self, digest: str) -> Path:
         """An empty folder to download into; what a crashed download left there is gone."""
-        folder = self._incoming / digest
+        folder = self.incoming / digest
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         return folder
 
     def read_manifest(self, digest: str) -> AdapterManifest | None:
-        """The manifest of a cached adapter; None when it is absent or damaged."""
+        """The manifest of a cached adapter; None when it is absent, damaged or cannot be read."""
         try:
             return read_manifest((self.path(digest) / MANIFEST_FILE).read_bytes(), digest)
-        except (FileNotFoundError, ManifestDamaged):
+        except (OSError, ManifestDamaged):
             return None
+
+    def fingerprint(self, digest: str) -> Fingerprint | None:
+        """What the adapter's files look like from outside; None when one is missing or no regular file."""
+        folder, marks = self.path(digest), []
+        for name in _FILES:
+            try:
+                status = os.lstat(folder / name)
+            except OSError:
+                return None
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            used = 0 if name == MANIFEST_FILE else status.st_mtime_ns  # ``touch`` moves the manifest's
+            marks.append((status.st_ino, status.st_size, used))
+        return tuple(marks)
 
     def is_whole(self, digest: str) -> bool:
         """Whether manifest and files are there with the right checksums. Reads all of it."""
-        manifest = self.read_manifest(digest)
-        if manifest is None:
+        if self.fingerprint(digest) is None or (manifest := self.read_manifest(digest)) is None:
             return False
         try:
             return all(
                 sha256_of(str(self.path(digest) / file.path)) == (file.size_bytes, file.sha256)
                 for file in manifest.files
             )
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def install(self, incoming: Path, digest: str) -> None:
@@ -96,11 +102,14 @@ class AdapterFolder:
         """
         _sync(incoming)
         target = self.path(digest)
-        if target.is_dir():
+        if target.is_dir() and not target.is_symlink():
             for file in sorted(incoming.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
+                if (target / file.name).is_dir() and not (target / file.name).is_symlink():
+                    shutil.rmtree(target / file.name)
                 file.replace(target / file.name)
             incoming.rmdir()
         else:
+            target.unlink(missing_ok=True)
             incoming.rename(target)
         _sync(self.root)
 
@@ -108,21 +117,26 @@ class AdapterFolder:
         """Note a use: the manifest's modification time survives restarts."""
         os.utime(self.path(digest) / MANIFEST_FILE)
 
+    def read_ahead(self, digest: str) -> None:
+        """Ask the kernel to have the weights in its page cache by the time an engine reads them."""
+        descriptor = os.open(self.path(digest) / WEIGHTS_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+    def digests(self) -> frozenset[str]:
+        """Every digest that has a folder here."""
+        with os.scandir(self.root) as entries:
+            return frozenset(entry.name for entry in entries if is_digest(entry.name) and entry.is_dir())
+
     def list(self) -> list[CachedAdapter]:
         """Every adapter here. One without a readable manifest counts as used never."""
-        found = []
-        for folder in self.root.iterdir():
-            if is_digest(folder.name) and folder.is_dir():
-                sizes = {file.name: file.stat() for file in folder.iterdir()}
-                manifest = sizes.get(MANIFEST_FILE)
-                found.append(
-                    CachedAdapter(
-                        digest=folder.name,
-                        size_bytes=sum(status.st_size for status in sizes.values()),
-                        used_at_ns=manifest.st_mtime_ns if manifest else 0,
-                    )
-                )
-        return found
+        return [_measure(self.root / digest) for digest in sorted(self.digests())]
+
+    def incoming_bytes(self) -> int:
+        """What running downloads will occupy: their files have their full size from the start."""
+        return sum(_measure(folder).size_bytes for folder in self.incoming.iterdir())
 
     def discard(self, digest: str) -> None:
         """Take an adapter away at once; ``empty_trash`` frees its bytes."""
@@ -133,9 +147,42 @@ class AdapterFolder:
         for folder in self._trash.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
 
+    def quarantine(self, digest: str) -> None:
+        """Put an adapter where no path of an engine leads, readable by nobody but root."""
+        aside = self._quarantine / f"{digest}-{time.time_ns()}"
+        try:
+            self.path(digest).rename(aside)
+        except FileNotFoundError:
+            return
+        aside.chmod(0)
+
+    def empty_quarantine(self, older_than_s: float) -> None:
+        """Remove for good what has been in quarantine for so long."""
+        before_ns = time.time_ns() - int(older_than_s * 1e9)
+        for folder in self._quarantine.iterdir():
+            put_there_ns = folder.name.rpartition("-")[2]
+            if not put_there_ns.isdecimal() or int(put_there_ns) <= before_ns:
+                with suppress(FileNotFoundError):  # another process was faster
+                    folder.chmod(0o700)
+                shutil.rmtree(folder, ignore_errors=True)
+
     def free_bytes(self) -> int:
         """What the file system can still take."""
         return shutil.disk_usage(self.root).free
+
+
+def _measure(folder: Path) -> CachedAdapter:
+    """Size and last use. What vanishes while it is looked at counts as nothing."""
+    size_bytes, used_at_ns = 0, 0
+    try:
+        for file in os.scandir(folder):
+            status = file.stat(follow_symlinks=False)
+            size_bytes += status.st_size
+            if file.name == MANIFEST_FILE:
+                used_at_ns = status.st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return CachedAdapter(digest=folder.name, size_bytes=size_bytes, used_at_ns=used_at_ns)
 
 
 def _sync(folder: Path) -> None:

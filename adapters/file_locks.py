@@ -1,7 +1,11 @@
-"""Advisory locks on files, between the processes of one machine. A lock is gone when its holder dies."""
+"""Advisory locks on files, between the processes of one machine. A lock is gone when its holder dies.
+
+The folder of the locks may be removed under us: it is made again, and a lock on a file that is gone counts no more.
+"""
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,38 +20,49 @@ class LockTimeout(TimeoutError):
 
 
 @contextmanager
-def locked(path: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold ``path`` exclusively within the block. Raises ``LockTimeout``. The file is removed again afterwards, so that
-    there are never more of them than locks held.
+def locked(path: Path, *, timeout_s: float, stop: threading.Event | None = None) -> Iterator[None]:
+    """Hold ``path`` exclusively within the block. Raises ``LockTimeout``, also when ``stop`` is set meanwhile. The file
+    is removed again afterwards, so that there are never more of them than locks held.
     """
     deadline = time.monotonic() + timeout_s
+    pause = stop or threading.Event()
     while (descriptor := try_lock(path)) is None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or pause.wait(_POLL_S):
             raise LockTimeout(f"{path.name} was locked for {timeout_s:g} s")
-        time.sleep(_POLL_S)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if is_same(descriptor, path):  # not another's, who made it anew after ours had been removed
+            path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def try_lock(path: Path) -> int | None:
     """A descriptor that holds ``path`` exclusively until it is closed, or None while another process does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
-    if _is_same(descriptor, path):
+    if is_same(descriptor, path):
         return descriptor
     os.close(descriptor)  # its holder removed the file between our open and our lock
     return None
 
 
-def _is_same(descriptor: int, path: Path) -> bool:
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o600)
+
+
+def is_same(descriptor: int, path: Path) -> bool:
+    """Whether an open file still is what others find under ``path``."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

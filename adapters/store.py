@@ -4,7 +4,6 @@ A revision lies under its digest, so the same one of two tenants is stored once.
 """
 
 import hashlib
-import time
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,15 @@ from adapters.manifest import (
     MANIFEST_FILE,
     AdapterManifest,
     ManifestDamaged,
+    ManifestFile,
     is_digest,
     read_manifest,
     sha256_of,
 )
-from adapters.s3 import Bucket, ObjectDamaged, base64_of, translated
-from core.errors import Unavailable
+from adapters.object_reader import ObjectReader, with_attempts
+from adapters.ranges import RangePlan, download_ranges
+from adapters.s3 import Bucket, ObjectDamaged, StoreUnavailable, base64_of, translated
+from adapters.transfer import Transfer
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -35,29 +37,70 @@ class AdapterStore:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
+        self._reader = ObjectReader(bucket)
+        self._plan = RangePlan(
+            part_bytes=bucket.settings.store_part_bytes,
+            parallel=bucket.settings.store_parts_parallel,
+            attempts_max=bucket.settings.store_attempts_max,
+            slow_s=bucket.settings.store_slow_part_s,
+        )
 
     def download(
         self, key: str, path: Path, *, bytes_max: int, sha256: str | None = None, timeout_s: float | None = None
     ) -> int:
-        """Write an object to ``path`` and return its size. Raises ``ObjectMissing``; ``ObjectDamaged`` when it is
-        longer than ``bytes_max`` or has another checksum; ``Unavailable`` when S3 fails or ``timeout_s`` is over.
+        """Write an object of unknown size to ``path`` and return its size. Raises ``ObjectMissing``; ``ObjectDamaged``
+        when it is longer than ``bytes_max`` or has another checksum; ``Unavailable`` when S3 fails or time is up.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        hasher, size = hashlib.sha256(), 0
-        with translated(key), path.open("wb") as out:
-            body = self.bucket.client.get_object(Bucket=self.bucket.name, Key=key)["Body"]
-            with body:
-                for chunk in body.iter_chunks(_CHUNK_BYTES):
-                    size += len(chunk)
-                    if size > bytes_max:
-                        raise ObjectDamaged(f"{key} is longer than the {bytes_max} bytes it may have")
-                    if deadline is not None and time.monotonic() > deadline:
-                        raise Unavailable(f"{key} could not be downloaded within {timeout_s:g} s", code="store_timeout")
-                    hasher.update(chunk)
-                    out.write(chunk)
-        if sha256 is not None and hasher.hexdigest() != sha256:
-            raise ObjectDamaged(f"{key} has SHA-256 {hasher.hexdigest()}, not {sha256}")
+        return self._download(Transfer(key).begin(timeout_s), key, path, bytes_max=bytes_max, sha256=sha256)
+
+    def download_file(self, digest: str, file: ManifestFile, path: Path, transfer: Transfer) -> None:
+        """Write one file of a stored revision to ``path``, large ones in parallel ranges. Raises as
+        ``adapters.ranges.download_ranges`` does.
+        """
+        download_ranges(
+            self._reader,
+            revision_prefix(digest) + file.path,
+            path,
+            size_bytes=file.size_bytes,
+            sha256=file.sha256,
+            plan=self._plan,
+            transfer=transfer,
+        )
+
+    def download_manifest(self, digest: str, path: Path, transfer: Transfer | None = None) -> AdapterManifest:
+        """The manifest of a stored revision, also written to ``path``. Raises ``ObjectMissing``, ``ObjectDamaged``,
+        ``Unavailable``.
+        """
+        key = revision_prefix(digest) + MANIFEST_FILE
+        self._download(transfer or Transfer(key).begin(), key, path, bytes_max=MANIFEST_BYTES_MAX)
+        try:
+            return read_manifest(path.read_bytes(), digest)
+        except ManifestDamaged as error:
+            raise ObjectDamaged(str(error)) from error
+
+    def _download(self, transfer: Transfer, key: str, path: Path, *, bytes_max: int, sha256: str | None = None) -> int:
+        size, found = with_attempts(
+            transfer, self._plan.attempts_max, lambda: self._copy(transfer, key, path, bytes_max)
+        )
+        if sha256 is not None and found != sha256:
+            raise ObjectDamaged(f"{key} has SHA-256 {found}, not {sha256}")
         return size
+
+    def _copy(self, transfer: Transfer, key: str, path: Path, bytes_max: int) -> tuple[int, str]:
+        """Size and SHA-256 of what came."""
+        hasher, size = hashlib.sha256(), 0
+        with path.open("wb") as out, self._reader.open(key) as body:
+            if body.total_bytes > bytes_max:
+                raise ObjectDamaged(f"{key} is longer than the {bytes_max} bytes it may have")
+            while chunk := body.read(_CHUNK_BYTES):
+                transfer.check()
+                transfer.touch()
+                hasher.update(chunk)
+                out.write(chunk)
+                size += len(chunk)
+        if size != body.total_bytes:
+            raise StoreUnavailable(f"{key} ended before its last byte", kind="silent")
+        return size, hasher.hexdigest()
 
     def has_revision(self, digest: str) -> bool:
         """Whether the revision is stored whole: its manifest is written last."""
@@ -81,14 +124,6 @@ class AdapterStore:
         with translated(prefix + MANIFEST_FILE):
             self.bucket.client.put_object(Bucket=self.bucket.name, Key=prefix + MANIFEST_FILE, Body=manifest.to_json())
         return digest
-
-    def download_manifest(self, digest: str, path: Path, *, timeout_s: float | None = None) -> AdapterManifest:
-        """The manifest of a stored revision, also written to ``path``. Raises ``ObjectMissing``, ``ObjectDamaged``."""
-        self.download(revision_prefix(digest) + MANIFEST_FILE, path, bytes_max=MANIFEST_BYTES_MAX, timeout_s=timeout_s)
-        try:
-            return read_manifest(path.read_bytes(), digest)
-        except ManifestDamaged as error:
-            raise ObjectDamaged(str(error)) from error
 
     def remove_revision(self, digest: str) -> int:
         """Delete a stored revision, its manifest first so that it is never found in part; returns how many objects

@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from adapters.cache import CacheFull, DiskCache
+from adapters.cache import DiskCache
+from adapters.cache_errors import CacheFull
 from adapters.manifest import MANIFEST_FILE, read_manifest, sha256_of
 from adapters.s3 import Bucket, ObjectDamaged, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
@@ -28,12 +29,19 @@ class CountingStore(AdapterStore):
         self.held_back: str | None = None
         self.asked, self.gate = threading.Event(), threading.Event()
 
-    def download(self, key, path, **bounds):
+    def download_manifest(self, digest, *arguments):
+        self.note(revision_prefix(digest) + MANIFEST_FILE)
+        return super().download_manifest(digest, *arguments)
+
+    def download_file(self, digest, file, *arguments):
+        self.note(revision_prefix(digest) + file.path)
+        return super().download_file(digest, file, *arguments)
+
+    def note(self, key):
         self.gets.append(key)
         if self.held_back is not None and key.startswith(self.held_back):
             self.asked.set()
             assert self.gate.wait(20)
-        return super().download(key, path, **bounds)
 
     def weights_downloaded(self) -> int:
         return sum(key.endswith(WEIGHTS) for key in self.gets)
