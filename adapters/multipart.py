@@ -24,13 +24,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_bytes_for(size_bytes: int, *, part_bytes: int, parts_max: int) -> int | None:
     """The size of the parts a file is sent in: ``part_bytes``, or as much more (in whole MiB) as ``parts_max`` parts
-    need. None for a file that goes in one piece. Raises ``ValueError`` where no part may be as large as that takes.
+    need. None for a file that goes in one piece. Plans allow so few bytes that no part grows beyond what S3 takes.
     """
     if size_bytes <= part_bytes:
         return None
     needed = -(-size_bytes // (parts_max * MIB)) * MIB
-    if needed > PART_BYTES_MAX:
-        raise ValueError(f"{size_bytes} bytes do not fit into {parts_max} parts of {PART_BYTES_MAX} bytes")
     return max(part_bytes, needed)
 
 

@@ -19,7 +19,9 @@ from control_plane.health import healthz, readyz
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
-from control_plane.registry.api import Adapters, Revisions, admin_base_models
+from control_plane.registry.api import Adapters, admin_base_models
+from control_plane.registry.revisions_api import Revisions
+from control_plane.registry.uploads import Uploads
 from control_plane.request_context import RequestContext
 from control_plane.settings import ControlSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
@@ -29,10 +31,12 @@ from core import db
 
 def create_app(settings: ControlSettings) -> Litestar:
     """The application. It connects to nothing before its first request, and closes what it opened when it stops."""
+    engine, bucket = db.connect(settings.postgres), Bucket(settings.s3, settings.store)
     resources = Resources(
-        engine=db.connect(settings.postgres),
+        engine=engine,
         redis=open_redis(settings.redis.redis_url),
-        uploads=UploadStore(Bucket(settings.s3, settings.store)),
+        bucket=bucket,
+        uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
         pepper=Pepper(value=settings.keys.key_pepper.get_secret_value().encode()),
         web=settings.web,
         upload=settings.upload,

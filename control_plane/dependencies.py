@@ -9,10 +9,11 @@ from litestar.params import HeaderParameter
 from redis import Redis
 from sqlalchemy import Engine
 
+from adapters.s3 import Bucket
 from adapters.settings import UploadSettings
-from adapters.upload_store import UploadStore
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once, digest_of
+from control_plane.registry.uploads import Uploads
 from control_plane.settings import WebSettings
 
 _IdempotencyKey = Annotated[
@@ -40,7 +41,8 @@ class Resources:
 
     engine: Engine
     redis: Redis
-    uploads: UploadStore
+    bucket: Bucket
+    uploads: Uploads
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
@@ -55,7 +57,10 @@ def providers(resources: Resources) -> dict[str, Provide]:
     def redis() -> Redis:
         return resources.redis
 
-    def uploads() -> UploadStore:
+    def objects() -> Bucket:  # not "bucket": reports take that as a query parameter
+        return resources.bucket
+
+    def uploads() -> Uploads:
         return resources.uploads
 
     def pepper() -> Pepper:
@@ -80,5 +85,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
             request_sha256=await digest_of(request),
         )
 
-    plain = {function.__name__: function for function in (engine, redis, uploads, pepper, web, upload, principal)}
+    plain = {
+        function.__name__: function for function in (engine, redis, objects, uploads, pepper, web, upload, principal)
+    }
     return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {"once": Provide(once)}

@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from redis import Redis
 from sqlalchemy import Engine, text
 
-from adapters.upload_store import UploadStore
+from adapters.s3 import Bucket
 
 State = Literal["ok", "unavailable"]
 
@@ -37,7 +37,7 @@ def healthz() -> Liveness:
 
 @get("/readyz", sync_to_thread=True, tags=["health"], security=[])
 def readyz(
-    engine: NamedDependency[Engine], redis: NamedDependency[Redis], uploads: NamedDependency[UploadStore]
+    engine: NamedDependency[Engine], redis: NamedDependency[Redis], objects: NamedDependency[Bucket]
 ) -> Response[Readiness]:
     """Whether everything it needs answers too; 503 when something does not."""
 
@@ -48,7 +48,7 @@ def readyz(
     ready = Readiness(
         postgres=_state("postgres", ask_postgres),
         redis=_state("redis", redis.ping),
-        s3=_state("s3", lambda: uploads.head("uploads/readyz")),
+        s3=_state("s3", lambda: objects.head("uploads/readyz")),
     )
     good = ready == Readiness(postgres="ok", redis="ok", s3="ok")
     return Response(ready, status_code=200 if good else 503)

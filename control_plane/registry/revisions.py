@@ -3,17 +3,19 @@
 No S3 call is made here: signing a URL needs none, and who completes a revision has looked at its objects before.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import cast
 
-from sqlalchemy import func
+from sqlalchemy import func, update
 from sqlmodel import Session, col, select
 
+from adapters.multipart import part_bytes_for
+from adapters.settings import UploadSettings
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.registry import adapters, announce
+from control_plane.registry.announce import FileUpload
 from control_plane.registry.models import Adapter, Revision, UploadFile
-from control_plane.registry.schemas import AnnouncedFile, NewRevision, ReportView, RevisionView, Status
+from control_plane.registry.schemas import NewRevision, ReportView, RevisionView, Status
 from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
 from core import clock
@@ -21,7 +23,14 @@ from core.errors import Conflict, Forbidden, NotFound
 
 
 def announce_revision(
-    session: Session, new: NewRevision, *, tenant_id: str, name: str, actor: str, settings: WebSettings
+    session: Session,
+    new: NewRevision,
+    *,
+    tenant_id: str,
+    name: str,
+    actor: str,
+    settings: WebSettings,
+    upload: UploadSettings,
 ) -> RevisionView:
     """A revision that waits for its files, if names, sizes and numbers are within what the plan allows."""
     tenant = tenants.lock(session, tenant_id)
@@ -33,7 +42,15 @@ def announce_revision(
     session.add(row)
     session.flush()
     session.add_all(
-        UploadFile(revision_id=row.id, path=file.path, size_bytes=file.size_bytes, sha256=file.sha256)
+        UploadFile(
+            revision_id=row.id,
+            path=file.path,
+            size_bytes=file.size_bytes,
+            sha256=file.sha256,
+            part_bytes=part_bytes_for(
+                file.size_bytes, part_bytes=upload.upload_part_bytes, parts_max=upload.upload_parts_max
+            ),
+        )
         for file in new.files
     )
     audit.record(session, actor=actor, action="revision.announced", target=row.id, tenant_id=tenant_id)
@@ -54,28 +71,35 @@ def list_revisions(
     return page_of(session, mine, col(Revision.id), lambda row: _view(row, name), cursor=cursor, limit=limit)
 
 
-def announced_files(session: Session, revision_id: str) -> list[AnnouncedFile]:
+def announced_files(session: Session, revision_id: str) -> list[FileUpload]:
     """What a revision announced, in the order of the paths. The caller knows the revision to be the tenant's."""
     rows = session.exec(select(UploadFile).where(UploadFile.revision_id == revision_id).order_by(col(UploadFile.path)))
-    return [AnnouncedFile(path=row.path, size_bytes=row.size_bytes, sha256=row.sha256) for row in rows]
+    return [
+        FileUpload(
+            path=row.path,
+            size_bytes=row.size_bytes,
+            sha256=row.sha256,
+            part_bytes=row.part_bytes,
+            s3_upload_id=row.s3_upload_id,
+        )
+        for row in rows
+    ]
 
 
-def missing_of(files: Sequence[AnnouncedFile], sizes: Iterable[int | None]) -> Conflict | None:
-    """What stands in the way of completing, given the size of each file's object, or None where there is none."""
-    for file, size_bytes in zip(files, sizes, strict=True):
-        if size_bytes is None:
-            return Conflict(
-                f"{file.path}: was not uploaded; PUT it to its URL, then complete again.",
-                code="artifact_missing",
-                param=file.path,
-            )
-        if size_bytes != file.size_bytes:
-            return Conflict(
-                f"{file.path}: {size_bytes} bytes were uploaded, {file.size_bytes} were announced; upload it again.",
-                code="artifact_size_mismatch",
-                param=file.path,
-            )
-    return None
+def keep_upload_id(
+    session: Session, revision_id: str, path: str, upload_id: str, *, instead_of: str | None
+) -> str | None:
+    """Make ``upload_id`` the file's open multipart upload, unless another took the place of ``instead_of`` before;
+    returns the one that is kept, or None where the revision is past uploading.
+    """
+    row = session.get_one(Revision, revision_id, with_for_update=True)
+    if row.status != "uploading":
+        return None
+    file = session.get_one(UploadFile, (revision_id, path))
+    if file.s3_upload_id == instead_of:
+        file.s3_upload_id = upload_id
+        session.add(file)
+    return file.s3_upload_id
 
 
 def complete(session: Session, *, tenant_id: str, name: str, revision_id: str, actor: str) -> RevisionView:
@@ -85,6 +109,7 @@ def complete(session: Session, *, tenant_id: str, name: str, revision_id: str, a
         row.status = "validating"
         row.completed_at = clock.now()
         session.add(row)
+        session.execute(update(UploadFile).where(col(UploadFile.revision_id) == row.id).values(s3_upload_id=None))
         audit.record(session, actor=actor, action="revision.completed", target=row.id, tenant_id=tenant_id)
     return _view(row, name)
 

@@ -56,18 +56,32 @@ class NewRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     files: Annotated[list[AnnouncedFile], msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class UploadView(msgspec.Struct, frozen=True, kw_only=True):
-    """How to send one file: this method to this URL with exactly these headers."""
+class PartView(msgspec.Struct, frozen=True, kw_only=True):
+    """How to send one part of a large file: these bytes of it to this URL with exactly these headers."""
 
-    path: str
-    method: str
+    number: int
+    offset_bytes: int
+    size_bytes: int
     url: str
     headers: dict[str, str]
 
 
+class UploadView(msgspec.Struct, frozen=True, kw_only=True):
+    """How to send one file: whole to ``url`` with exactly these headers, or, where there is no ``url``, each of its
+    ``parts`` to the part's own, in any order and side by side.
+    """
+
+    path: str
+    method: str
+    size_bytes: int
+    url: str | None
+    headers: dict[str, str]
+    parts: list[PartView]
+
+
 class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """An announced revision. The URLs are good until ``uploads_expire_at``, to within two seconds; there are none once
-    the revision is past uploading or its URLs are about to expire.
+    """A revision and what is to be sent for it. The URLs are good until ``uploads_expire_at``, to within two seconds;
+    there are none once the revision is past uploading or its URLs are about to expire.
     """
 
     id: str
