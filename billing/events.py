@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
+from billing.settings import EVENT_DURATION_MS_MAX, EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
 from core.contracts import UsageEvent
 
 RefusalCode = Literal["undecodable", "impossible", "unpriced", "conflict", "unstorable"]
@@ -43,8 +43,12 @@ def _problem(event: UsageEvent) -> str | None:
         "kv_page_ms": EVENT_KV_PAGE_MS_MAX,
         "started_at_ms": _UNIX_MS_MAX,
         "settled_at_ms": _UNIX_MS_MAX,
+        "first_token_ms": EVENT_DURATION_MS_MAX,
+        "duration_ms": EVENT_DURATION_MS_MAX,
+        "adapter_load_ms": EVENT_DURATION_MS_MAX,
+        "stall_ms": EVENT_DURATION_MS_MAX,
     }
     for name, limit in limits.items():
-        if not 0 <= (value := getattr(event, name)) <= limit:
+        if not 0 <= (value := getattr(event, name) or 0) <= limit:
             return f"{name} is {value}; it lies between 0 and {limit}"
     return None

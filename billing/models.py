@@ -104,6 +104,11 @@ class UsageRecord(SQLModel, table=True):
             " AND amount_nanos = input_nanos + cached_input_nanos + output_nanos + kv_nanos",
             name="amount_is_sum_of_parts",
         ),
+        sa.CheckConstraint(
+            "first_token_ms >= 0 AND duration_ms >= 0 AND adapter_load_ms >= 0 AND stall_ms >= 0",
+            name="durations_possible",
+        ),
+        sa.CheckConstraint("adapter_tier IN ('slot', 'memory', 'disk', 'store')", name="tier_known"),
         sa.Index("ix_usage_records_tenant_id_settled_at", "tenant_id", "settled_at"),
         sa.Index(
             "ix_usage_records_unbilled", "tenant_id", "settled_at", postgresql_where=sa.text("invoice_id IS NULL")
@@ -124,6 +129,11 @@ class UsageRecord(SQLModel, table=True):
     cached_tokens: int = Field(sa_type=sa.BigInteger)
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int = Field(sa_type=sa.BigInteger)
+    first_token_ms: int | None = Field(default=None, sa_type=sa.BigInteger)
+    duration_ms: int = Field(sa_type=sa.BigInteger)
+    adapter_tier: str | None = None
+    adapter_load_ms: int = Field(sa_type=sa.BigInteger)
+    stall_ms: int = Field(sa_type=sa.BigInteger)
     price_version_id: str = Field(foreign_key="price_versions.id")
     input_nanos: int = Field(sa_type=sa.BigInteger)
     cached_input_nanos: int = Field(sa_type=sa.BigInteger)

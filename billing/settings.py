@@ -13,6 +13,7 @@ INVOICES_PAGE_MAX: Final = 1_000
 PRICE_NANOS_MAX: Final = 1_000_000_000  # one dollar a token; keeps every product of one request below 2**63
 EVENT_TOKENS_MAX: Final = 1_000_000_000
 EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000
+EVENT_DURATION_MS_MAX: Final = 1_000_000_000  # eleven days, far above what a gateway lets a request run
 
 
 class BillingSettings(Fragment):

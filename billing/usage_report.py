@@ -1,7 +1,7 @@
 """What a tenant used, read from the usage records. Reports never change anything, and never look past one tenant."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import SQLCoreOperations
@@ -10,8 +10,13 @@ from sqlmodel import Session, col, select
 from billing.models import UsageRecord
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
-from billing.views import Bucket, GroupBy, UsageBucket
+from billing.views import Bucket, GroupBy, Service, UsageBucket
+from core.contracts import Outcome, Tier
 from core.errors import InvalidRequest
+
+_PERCENTILES: Final = {"p50": 50, "p99": 99}
+_OUTCOMES: Final = get_args(Outcome)
+_TIERS: Final = get_args(Tier)
 
 
 def usage(
@@ -34,6 +39,8 @@ def usage(
             groups = [col(UsageRecord.base_model), col(UsageRecord.adapter_id)]
         case "base_model":
             groups = [col(UsageRecord.base_model)]
+        case "revision":
+            groups = [col(UsageRecord.base_model), col(UsageRecord.adapter_id), col(UsageRecord.revision_id)]
         case "key":
             groups = [col(UsageRecord.key_id)]
         case None:
@@ -48,6 +55,7 @@ def usage(
             _total(UsageRecord.output_tokens).label("output_tokens"),
             _total(UsageRecord.kv_page_ms).label("kv_page_ms"),
             _total(UsageRecord.amount_nanos).label("amount_nanos"),
+            *(_service_columns() if group_by == "revision" else ()),
         )
         .where(
             col(UsageRecord.tenant_id) == tenant_id,
@@ -65,7 +73,7 @@ def usage(
             "or no group_by.",
             param="group_by",
         )
-    return [UsageBucket(**row) for row in rows]
+    return [_bucket(dict(row)) for row in rows]
 
 
 def month_tokens(session: Session, tenant_id: str, name: str) -> int:
@@ -87,6 +95,41 @@ def _checked(period: Period, bucket: Bucket) -> Period:
             param="bucket",
         )
     return period
+
+
+def _service_columns() -> list[sa.Label[Any]]:  # columns of several types
+    """What ``Service`` is made of, by names that begin with its field's."""
+    done = col(UsageRecord.outcome) == "done"
+    first_token, duration = col(UsageRecord.first_token_ms), col(UsageRecord.duration_ms)
+    columns: list[sa.Label[Any]] = [_total(UsageRecord.stall_ms).label("service.stall_ms")]
+    for name, percent in _PERCENTILES.items():
+        percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: one that was measured
+        columns += [
+            percentile.within_group(first_token).label(f"service.first_token_ms_{name}"),
+            percentile.within_group(duration).filter(done).label(f"service.duration_ms_{name}"),
+        ]
+    for field, column, values in (
+        ("outcomes", UsageRecord.outcome, _OUTCOMES),
+        ("tiers", UsageRecord.adapter_tier, _TIERS),
+    ):
+        columns += [sa.func.count().filter(col(column) == value).label(f"service.{field}.{value}") for value in values]
+    return columns
+
+
+def _bucket(row: dict[str, Any]) -> UsageBucket:  # columns of several types
+    plain = {name: value for name, value in row.items() if not name.startswith("service.")}
+    said = {name.removeprefix("service."): value for name, value in row.items() if name.startswith("service.")}
+    if not said:
+        return UsageBucket(**plain)
+    return UsageBucket(
+        **plain,
+        service=Service(
+            stall_ms=said["stall_ms"],
+            outcomes={name: said[f"outcomes.{name}"] for name in _OUTCOMES if said[f"outcomes.{name}"]},
+            tiers={name: said[f"tiers.{name}"] for name in _TIERS if said[f"tiers.{name}"]},
+            **{name: value for name, value in said.items() if name.rpartition("_")[2] in _PERCENTILES},
+        ),
+    )
 
 
 def _total(column: int) -> sa.ColumnElement[int]:

@@ -9,7 +9,7 @@ from core.contracts import Prices
 
 LineKind = Literal["input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 Bucket = Literal["1m", "1h", "1d"]
-GroupBy = Literal["adapter", "base_model", "key"]
+GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
 
 class PriceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +22,25 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests were served, as their callers felt it. The percentiles are in milliseconds from when a request had
+    been read: to its first token (of streamed ones), and to its end (of those with outcome done). ``outcomes`` counts
+    requests by how they ended, ``tiers`` by where the adapter lay when they came, as far as its engine said.
+    """
+
+    first_token_ms_p50: int | None
+    first_token_ms_p99: int | None
+    duration_ms_p50: int | None
+    duration_ms_p99: int | None
+    stall_ms: int
+    outcomes: dict[str, int]
+    tiers: dict[str, int]
+
+
 class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage settled in ``[start, start + bucket)``. Of the last three, only what was grouped by is set;
+    """Usage settled in ``[start, start + bucket)``. Of the ids, only what was grouped by is set;
     ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones.
+    ``service`` is there when grouped by revision.
     """
 
     start: datetime
@@ -37,6 +53,8 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
     adapter_id: str | None = None
     base_model: str | None = None
     key_id: str | None = None
+    revision_id: str | None = None
+    service: Service | None = None
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):

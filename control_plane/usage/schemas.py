@@ -5,6 +5,7 @@ from datetime import datetime
 
 import msgspec
 
+from billing.views import Service
 from core.contracts import Limits
 
 
@@ -34,8 +35,9 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One bucket of usage, and of one group where it was grouped. ``adapter`` is the adapter's name and
-    ``adapter_id`` is "" for the base model itself. ``input_tokens`` includes ``cached_tokens``.
+    """One bucket of usage, and of one group where it was grouped. ``adapter`` is the adapter's name;
+    ``adapter_id`` and ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens``.
+    ``service`` says how requests were served, where they are grouped by revision.
     """
 
     start: datetime
@@ -49,6 +51,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapter: str | None = None
     base_model: str | None = None
     key_id: str | None = None
+    revision: str | None = None
+    service: Service | None = None
 
 
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):

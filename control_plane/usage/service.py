@@ -31,14 +31,14 @@ def report(
         raise InvalidRequest(f"start: a query may cover {days_max} days; ask for less at a time.", param="start")
     found = billing.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
     names = {}
-    if group_by == "adapter":
+    if group_by in ("adapter", "revision"):
         ids = {row.adapter_id for row in found if row.adapter_id is not None}
         names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
     return UsageView(start=start, end=end, data=[_row(row, group_by, names) for row in found])
 
 
 def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:
-    by_adapter = group_by == "adapter"
+    by_adapter = group_by in ("adapter", "revision")
     return UsageRow(
         start=bucket.start,
         requests=bucket.requests,
@@ -51,4 +51,6 @@ def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -
         adapter=names.get(bucket.adapter_id or "") if by_adapter else None,
         base_model=bucket.base_model,
         key_id=bucket.key_id,
+        revision=(bucket.revision_id or "") if group_by == "revision" else None,
+        service=bucket.service,
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from billing import service
 from billing.periods import EPOCH
 from billing.rating import rate
+from billing.views import Service
 from core import keys
 from core.contracts import EngineCounters, Prices
 from core.db import unit_of_work
@@ -59,6 +60,43 @@ def test_the_end_of_a_report_is_exclusive(stage, noon):
     stage.bill(stage.event(tenant, settled_at_ms=ms(noon)), stage.event(tenant, settled_at_ms=ms(noon) + 60_000))
     (bucket,) = report(stage, tenant, noon, noon + timedelta(minutes=1), "1m")
     assert bucket.requests == 1
+
+
+def test_a_revision_is_judged_by_how_it_served(stage, noon):
+    tenant = stage.tenant()
+
+    def served(revision: str, **more):
+        at = ms(noon)
+        return stage.event(tenant, settled_at_ms=at, adapter_id="ad_1", revision_id=revision, **more)
+
+    stage.bill(
+        *(served("rev_a", first_token_ms=10 * n, duration_ms=100 * n, adapter_tier="slot") for n in range(1, 101)),
+        served("rev_a", outcome="client_gone", first_token_ms=None, duration_ms=99_999),
+        served("rev_b", first_token_ms=None, duration_ms=70, adapter_tier="store", adapter_load_ms=500, stall_ms=12),
+        served("rev_b", outcome="replica_gone", duration_ms=3, stall_ms=1),
+        served("rev_c", outcome="timeout"),
+        stage.event(stage.tenant(), settled_at_ms=ms(noon), adapter_id="ad_1", revision_id="rev_a", duration_ms=1),
+    )
+    rows = report(stage, tenant, noon, noon + timedelta(hours=1), "1h", "revision")
+    judged = {row.revision_id: row.service for row in rows}
+    assert judged == {
+        "rev_a": Service(
+            first_token_ms_p50=500, first_token_ms_p99=990, duration_ms_p50=5_000, duration_ms_p99=9_900, stall_ms=0,
+            outcomes={"done": 100, "client_gone": 1}, tiers={"slot": 100},
+        ),
+        "rev_b": Service(
+            first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=70, duration_ms_p99=70, stall_ms=13,
+            outcomes={"done": 1, "replica_gone": 1}, tiers={"store": 1},
+        ),
+        "rev_c": Service(
+            first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=None, duration_ms_p99=None, stall_ms=0,
+            outcomes={"timeout": 1}, tiers={},
+        ),
+    }  # fmt: skip
+    assert {row.revision_id: row.requests for row in rows} == {"rev_a": 101, "rev_b": 2, "rev_c": 1}
+    assert all(row.adapter_id == "ad_1" for row in rows)
+    (plain,) = report(stage, tenant, noon, noon + timedelta(hours=1), "1h")
+    assert (plain.service, plain.requests) == (None, 104)
 
 
 def test_usage_is_grouped_by_adapter_model_or_key(stage, noon):

@@ -98,6 +98,12 @@ def test_usage_is_billed_and_reconciled_to_the_token(api, base, meter, redis):
     assert sum(row["kv_page_seconds"] for row in total) == 19.0
     grouped = tenant.http.get("/api/v1/usage", params={"group_by": "adapter", "bucket": "1d"}).json()["data"]
     assert {(row["adapter_id"], row.get("adapter")) for row in grouped} == {(adapter["id"], "router"), ("", None)}
+    judged = tenant.http.get("/api/v1/usage", params={"group_by": "revision", "bucket": "1d"}).json()["data"]
+    assert {(row["revision"], row["adapter_id"], row.get("adapter"), row["requests"]) for row in judged} == {
+        ("", adapter["id"], "router", 1),
+        ("", "", None, 1),
+    }
+    assert all(row["service"]["outcomes"] == {"done": 1} for row in judged)
     before = api.admin.get("/api/v1/admin/reconciliation").json()
     assert (before["ledger_tokens"], before["invoiced_tokens"]) == (315, 0)
     closed = api.admin.post("/api/v1/admin/billing/close", json={"until": "now"})
