@@ -4,7 +4,6 @@ Called by the control plane's worker, outside any transaction. Idempotent: a cra
 a manifest, which nobody reads. What counts as a good adapter is ``adapters.validation``.
 """
 
-import tempfile
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -22,6 +21,7 @@ from adapters.upload_store import upload_key
 from adapters.validate import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.validation import UploadLimits
 from adapters.verdict import Problem, Report, Verdict, rejected
+from adapters.work_folder import work_folder
 
 
 class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +68,7 @@ def _ingest(
     declared = judge_declared(files, request.limits)
     if declared.problems:
         return declared
-    with tempfile.TemporaryDirectory(prefix="tenora-upload-", dir=settings.upload_work_dir) as folder:
-        work = Path(folder)
+    with work_folder(settings.upload_work_dir) as work:
         (work / UPLOAD_FOLDER).mkdir()
         report = Report()
         for file in files:

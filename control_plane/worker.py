@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from adapters.s3 import Bucket
 from adapters.store import AdapterStore
 from adapters.upload_store import UploadStore
+from adapters.work_folder import remove_abandoned
 from control_plane import metrics
 from control_plane.connections import open_redis
 from control_plane.idempotency import service as idempotency
@@ -86,6 +87,7 @@ def run(settings: ControlSettings) -> int:
     for thread in threads:
         thread.start()
     structlog.get_logger().info("worker started", loops=[thread.name for thread in threads])
+    remove_abandoned(settings.upload.upload_work_dir)
     stop.wait()
     deadline = time.monotonic() + settings.worker.worker_stop_s
     for thread in threads:

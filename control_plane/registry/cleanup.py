@@ -1,4 +1,5 @@
-"""Removes what uploads leave behind: announcements never completed, and the objects of revisions that are decided.
+"""Removes what uploads leave behind: announcements never completed, the objects and open multipart uploads of revisions
+that are decided, and multipart uploads that no row knows.
 
 A tenant's files go only once every presigned URL for them has expired, since ``uploads`` signs none beyond one lifetime
 after the announcement. Only a PUT that began before and is still running then can leave an object, which nobody reads.
@@ -6,12 +7,14 @@ after the announcement. Only a PUT that began before and is still running then c
 
 from datetime import timedelta
 
+import structlog
 from sqlalchemy import Engine, func
 from sqlmodel import Session, col, select
 
 from adapters.upload_store import UploadStore
 from control_plane.registry import validation
 from control_plane.registry.models import Revision
+from core import clock
 from core.db import unit_of_work
 
 
@@ -28,7 +31,9 @@ class UploadCleanup:
         self._batch_max = batch_max
 
     def step(self) -> bool:
-        """Reject what expired, then remove the objects of decided revisions; whether there may be more."""
+        """Reject what expired, remove the objects of decided revisions, and give up multipart uploads older than any
+        announcement that may still be completed; whether there may be more.
+        """
         with unit_of_work(self._engine) as session:
             expired = validation.reject_expired(session, expires_s=self._upload_expires_s, limit=self._batch_max)
         with unit_of_work(self._engine) as session:
@@ -37,7 +42,11 @@ class UploadCleanup:
             self._store.remove(revision_id)
             with unit_of_work(self._engine) as session:
                 session.get_one(Revision, revision_id).uploads_removed_at = session.exec(select(func.now())).one()
-        return max(expired, len(decided)) == self._batch_max
+        before = clock.now() - timedelta(seconds=self._upload_expires_s)
+        abandoned = self._store.abort_abandoned(before, limit=self._batch_max)
+        if abandoned:
+            structlog.get_logger().info("multipart uploads given up", uploads=abandoned)
+        return max(expired, len(decided), abandoned) == self._batch_max
 
     def _decided(self, session: Session) -> list[str]:
         past_urls = func.now() - timedelta(seconds=self._url_expires_s)

@@ -1,0 +1,73 @@
+"""The temporary folder an upload is unpacked and judged in, and the removal of those whose process was killed.
+
+A folder is its owner's as long as that process holds a lock on it; the kernel gives the lock back when it dies.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+_PREFIX: Final = "tenora-upload-"
+
+
+@contextmanager
+def work_folder(parent: Path | None) -> Iterator[Path]:
+    """An empty folder under ``parent`` (the system's own place for such if None), gone after the block."""
+    folder, lock = _locked_folder(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path | None) -> int:
+    """Remove what this user's processes left behind under ``parent`` when they were killed; returns how many folders.
+    Those of living processes, of other users (but for root), and links are left alone. Fails open: what cannot be
+    removed stays.
+    """
+    removed = 0
+    for folder in sorted((parent or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*")):
+        lock = _try_lock(folder)
+        if lock is None:
+            continue
+        try:
+            if os.geteuid() in (0, os.fstat(lock).st_uid):  # root gives its folders to the validating child's user
+                shutil.rmtree(folder, ignore_errors=True)
+                removed += not folder.exists()
+        finally:
+            os.close(lock)
+    if removed:
+        structlog.get_logger().info("abandoned uploads removed", folders=removed)
+    return removed
+
+
+def _locked_folder(parent: Path | None) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = _try_lock(folder)
+        if lock is not None and folder.exists():
+            return folder, lock
+        if lock is not None:  # a sweeper took it for abandoned between our two calls
+            os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder until it is closed; None where another process does, or it is no folder."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # gone, a link, a file, or not ours to look into
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
