@@ -4,6 +4,7 @@ Read from an ordinary Hugging Face checkpoint directory, from JSON and tensor he
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ import msgspec
 from adapters.safetensors_header import HeaderBounds, read_header
 from adapters.verdict import Refused
 from core.errors import Unprocessable
+from core.kv_pages import PAGE_TOKENS
 
 RANK_MAX: Final = 512
 """The largest rank vLLM 0.32 can serve (``MaxLoRARanks`` in its config)."""
@@ -21,12 +23,14 @@ LINEAR_KINDS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_
 _LINEAR: Final = re.compile(rf"(?P<module>.+\.layers\.\d+\..*?(?:{'|'.join(LINEAR_KINDS)}))\.weight")
 _CHECKPOINT_BOUNDS: Final = HeaderBounds(header_bytes=64 << 20, tensors=1 << 20)
 _JSON_BYTES_MAX: Final = 64 << 20
+_BFLOAT16_BYTES: Final = 2
 
 
 class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A base model. ``modules`` maps a full module name, as in ``model.layers.0.self_attn.q_proj``, to its
     (in_features, out_features); only modules in it may carry LoRA weights. ``context_tokens`` and ``rank_max`` are what
-    its replicas serve, which may be less than the checkpoint could.
+    its replicas serve, which may be less than the checkpoint could. ``rank_classes`` are its pools' largest ranks,
+    ascending up to ``rank_max``; none means one pool of ``rank_max``.
     """
 
     id: str
@@ -39,6 +43,12 @@ class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str | None
     eos_token: str | None
     rank_max: int = RANK_MAX
+    rank_classes: tuple[int, ...] = ()
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The largest rank of each pool, ascending; never empty."""
+        return self.rank_classes or (self.rank_max,)
 
 
 def describe(directory: Path, *, id: str, hub_name: str) -> BaseModelSpec:  # noqa: A002 - the spec's own field name
@@ -67,6 +77,26 @@ def layer_of(module: str) -> int:
     """The number of the decoder layer a module of ``BaseModelSpec.modules`` belongs to."""
     parts = module.split(".")
     return int(parts[parts.index("layers") + 1])
+
+
+def class_of(rank: int, classes: Sequence[int]) -> int | None:
+    """The cheapest rank class that serves an adapter of this rank: a slot grows with its pool's largest rank."""
+    return min((largest for largest in classes if largest >= rank), default=None)
+
+
+def slot_bytes(spec: BaseModelSpec, rank_class: int) -> int:
+    """Memory that one LoRA slot takes in an engine of this class, whether it is filled or not: vLLM 0.32 allots A and B
+    of the full rank for every linear module (``lora/layers``, ``create_lora_weights``), two bytes a number.
+    """
+    return sum((inputs + outputs) * rank_class * _BFLOAT16_BYTES for inputs, outputs in spec.modules.values())
+
+
+def kv_page_bytes(spec: BaseModelSpec) -> int:
+    """Memory of one KV page (16 tokens) in a bfloat16 cache. Keys and values are as wide as what makes them. Zero for
+    a model whose cache cannot be told from its modules.
+    """
+    widths = (outputs for module, (_, outputs) in spec.modules.items() if kind_of(module) in ("k_proj", "v_proj"))
+    return sum(widths) * _BFLOAT16_BYTES * PAGE_TOKENS
 
 
 def _linear_modules(directory: Path) -> dict[str, tuple[int, int]]:

@@ -22,6 +22,15 @@ class WebSettings(Fragment):
     upload_files_max: int = Field(default=16, ge=2, le=100, description="Files one revision may announce.")
     uploads_open_max: int = Field(default=20, ge=1, description="Revisions a tenant may have uploading or validating.")
     revisions_max: int = Field(default=500, ge=1, description="Revisions one adapter may have.")
+    aliases_max: int = Field(default=20, ge=1, le=1000, description="Aliases one adapter may have.")
+    alias_revisions_max: int = Field(default=10, ge=1, le=100, description="Revisions one alias may share out to.")
+    alias_weights_max: int = Field(
+        default=1_000_000, ge=1, le=1 << 31, description="What the weights of one alias may come to together."
+    )
+    acknowledge_wait_ms: int = Field(
+        default=2000, ge=0, le=30_000, description="How long an alias's move is waited for at every gateway."
+    )
+    acknowledge_poll_ms: int = Field(default=20, ge=5, le=1000, description="How often that is looked at.")
     usage_days_max: int = Field(default=92, ge=1, description="Longest span one usage query may cover.")
 
 
@@ -40,6 +49,33 @@ class WorkerSettings(Fragment):
     )
     validation_backoff_s: int = Field(
         default=5, ge=1, description="Pause before an upload is tried again when S3 failed."
+    )
+    canary_required: bool = Field(
+        default=True, description="Whether a replica must run a revision before it is ready; off only without replicas."
+    )
+    canary_poll_ms: int = Field(default=200, ge=10, description="How often canary runs are asked for and collected.")
+    canary_batch_max: int = Field(default=50, ge=1, le=1000, description="Canary results and waiting revisions a step.")
+    canary_timeout_s: int = Field(default=30, ge=1, description="A canary run not answered by then is asked for again.")
+    canary_attempts_max: int = Field(
+        default=3,
+        ge=1,
+        description="Unanswered canary runs, with a fitting replica ready, before a revision is rejected.",
+    )
+    canary_jobs_per_replica: int = Field(
+        default=2, ge=1, le=100, description="Canary runs asked of a pool at once, for each of its ready replicas."
+    )
+    revocation_poll_ms: int = Field(default=500, ge=50, description="How often replicas' receipts are collected.")
+    revocation_batch_max: int = Field(default=200, ge=1, le=5000, description="Revocations looked at in one go.")
+    revocation_settle_s: int = Field(
+        default=5,
+        ge=0,
+        description="No replica must have been awaited for this long; longer than statuses take to return.",
+    )
+    revocation_quarantine_s: int = Field(
+        default=86_400, ge=0, description="How long a deleted adapter's stored files stay after no replica has it."
+    )
+    revocation_keep_s: int = Field(
+        default=604_800, ge=60, description="How long replicas are told of a deletion; their caches must not be older."
     )
     upload_expires_s: int = Field(
         default=86_400, ge=60, description="An upload not completed this long after its announcement is given up."

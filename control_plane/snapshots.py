@@ -1,4 +1,6 @@
-"""The four kinds of snapshot that gateways follow, each put together from its room. ``publishing`` carries them."""
+"""What is published: four kinds of snapshot that gateways follow and two that replicas read, each put together from its
+room. ``publishing`` carries them.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from sqlmodel import Session
 
 from control_plane.api_keys import service as api_keys
 from control_plane.publishing.projection import Projection, Projections, Published, published
-from control_plane.registry import adapters, base_models
+from control_plane.registry import adapters, base_models, pins, revocations
 from control_plane.tenants import service as tenants
 
 
@@ -27,6 +29,14 @@ def projections() -> Projections:
             every=lambda session: ((field, published(value)) for field, value in adapters.all_routes(session)),
         ),
         "base_models": Projection(one=_base_model, every=_base_models),
+        "revocations": Projection(
+            one=lambda session, field: published(revocations.revocation(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in revocations.all_revocations(session)),
+        ),
+        "pins": Projection(
+            one=lambda session, field: published(pins.pin(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in pins.all_pins(session)),
+        ),
     }
 
 

@@ -22,7 +22,10 @@ from control_plane import metrics
 from control_plane.connections import open_redis
 from control_plane.idempotency import service as idempotency
 from control_plane.publishing.relay import Relay
+from control_plane.registry.canary_exchange import CanaryExchange
 from control_plane.registry.cleanup import UploadCleanup
+from control_plane.registry.receipts import ReceiptCollector
+from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validator import Validator
 from control_plane.settings import ControlSettings
 from control_plane.snapshots import projections
@@ -57,12 +60,20 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
             idempotency.forget_expired(session, worker.idempotency_expires_s)
         return False
 
+    redis = open_redis(settings.redis.redis_url)
+    canaries = CanaryExchange(engine, redis, worker)
+    receipts = ReceiptCollector(engine, redis, worker)
+    removal = StoredRemoval(engine, AdapterStore(bucket), worker)
     return [
         Loop(name="relay", step=relay.step, idle_s=worker.relay_poll_ms / 1000),
         *(
             Loop(name=f"validation-{slot}", step=validator.step, idle_s=worker.validation_poll_ms / 1000)
             for slot in range(worker.validation_slots)
         ),
+        Loop(name="canary", step=canaries.step, idle_s=worker.canary_poll_ms / 1000),
+        Loop(name="revocations", step=receipts.step, idle_s=worker.revocation_poll_ms / 1000),
+        Loop(name="revocations-kept", step=receipts.revisit, idle_s=worker.cleanup_poll_s),
+        Loop(name="removal", step=removal.step, idle_s=worker.cleanup_poll_s),
         Loop(name="cleanup", step=cleanup.step, idle_s=worker.cleanup_poll_s),
         Loop(name="idempotency", step=forget_responses, idle_s=worker.cleanup_poll_s),
     ]

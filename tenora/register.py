@@ -23,6 +23,7 @@ def register(settings: StackSettings) -> None:
         spec,
         context_tokens=min(spec.context_tokens, serves.engine_context_tokens),
         rank_max=serves.engine_rank_max,
+        rank_classes=(serves.engine_rank_max,),
     )
     body = msgspec.json.encode(served)
     response = httpx.post(

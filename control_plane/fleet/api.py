@@ -9,7 +9,7 @@ from sqlmodel import Session
 from control_plane.api_keys.authenticate import Principal
 from control_plane.audit import service as audit
 from control_plane.fleet import service
-from control_plane.fleet.schemas import ReplicaView
+from control_plane.fleet.schemas import ReplicaView, ResidencyView
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page
 
@@ -24,6 +24,11 @@ class AdminReplicas(Controller):
     def list_replicas(self, redis: NamedDependency[Redis]) -> Page[ReplicaView]:
         """Every live replica, by id, on one page."""
         return Page(data=service.list_replicas(redis))
+
+    @get("/{replica_id:str}/residency", sync_to_thread=True)
+    def get_residency(self, replica_id: FromPath[str], redis: NamedDependency[Redis]) -> ResidencyView:
+        """Which adapters lie in which tier of a replica, by its engine's own account."""
+        return service.residency(redis, replica_id)
 
     @post("/{replica_id:str}/drain", sync_to_thread=True, status_code=202)
     def drain_replica(

@@ -8,9 +8,9 @@ from typing import cast
 import msgspec
 from redis import Redis
 
-from control_plane.fleet.schemas import ReplicaView
+from control_plane.fleet.schemas import ReplicaView, ResidencyView
 from core import clock, keys
-from core.contracts import ReplicaStatus
+from core.contracts import ReplicaStatus, Residency
 from core.errors import NotFound
 
 _REPLICAS_MAX = 10_000
@@ -18,17 +18,41 @@ _REPLICAS_MAX = 10_000
 
 def list_replicas(redis: Redis) -> list[ReplicaView]:
     """Every replica whose status has not expired, by id."""
+    alive = statuses(redis)
+    if not alive:
+        return []
+    drains = cast("list[bytes | None]", redis.mget([keys.replica_drain(status.id) for status in alive]))
+    return [_view(status, drain is not None) for status, drain in zip(alive, drains, strict=True)]
+
+
+def statuses(redis: Redis) -> list[ReplicaStatus]:
+    """What every live agent last reported, by id."""
     ids = sorted(
         replica_id.decode() for replica_id in cast("list[bytes]", redis.zrange(keys.REPLICAS, 0, _REPLICAS_MAX - 1))
     )
     if not ids:
         return []
-    wanted = [keys.replica(replica_id) for replica_id in ids] + [keys.replica_drain(replica_id) for replica_id in ids]
-    values = cast("list[bytes | None]", redis.mget(wanted))
-    statuses, drains = values[: len(ids)], values[len(ids) :]
-    return [
-        _view(status, drain is not None) for status, drain in zip(statuses, drains, strict=True) if status is not None
-    ]
+    encoded = cast("list[bytes | None]", redis.mget([keys.replica(replica_id) for replica_id in ids]))
+    return [msgspec.json.decode(status, type=ReplicaStatus) for status in encoded if status is not None]
+
+
+def residency(redis: Redis, replica_id: str) -> ResidencyView:
+    """Where adapters lie on a live replica, by its engine's own account; NotFound for one that publishes none."""
+    encoded = cast("bytes | None", redis.get(keys.replica_residency(replica_id)))
+    if encoded is None:
+        raise NotFound(
+            "replica: none with this id publishes where adapters lie; GET /api/v1/admin/replicas lists those alive.",
+            code="replica_not_found",
+        )
+    found = msgspec.json.decode(encoded, type=Residency)
+    return ResidencyView(
+        replica=found.replica_id,
+        boot_id=found.boot_id,
+        version=found.version,
+        slots=list(found.slots),
+        memory=list(found.memory),
+        disk=list(found.disk),
+    )
 
 
 def drain(redis: Redis, replica_id: str) -> ReplicaView:
@@ -39,11 +63,10 @@ def drain(redis: Redis, replica_id: str) -> ReplicaView:
             "replica: none with this id is alive; GET /api/v1/admin/replicas lists them.", code="replica_not_found"
         )
     redis.set(keys.replica_drain(replica_id), "1")
-    return _view(status, drain_requested=True)
+    return _view(msgspec.json.decode(status, type=ReplicaStatus), drain_requested=True)
 
 
-def _view(status: bytes, drain_requested: bool) -> ReplicaView:
-    replica = msgspec.json.decode(status, type=ReplicaStatus)
+def _view(replica: ReplicaStatus, drain_requested: bool) -> ReplicaView:
     return ReplicaView(
         id=replica.id,
         base_model=replica.base_model,
@@ -53,6 +76,9 @@ def _view(status: bytes, drain_requested: bool) -> ReplicaView:
         pages_total=replica.pages_total,
         pages_free=replica.pages_free,
         slots=replica.slots,
+        rank_max=replica.rank_max,
+        memory_adapters=replica.memory_adapters,
+        residency_version=replica.residency_version,
         running_requests=replica.running_requests,
         waiting_requests=replica.waiting_requests,
         resident=list(replica.resident),

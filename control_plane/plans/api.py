@@ -11,6 +11,7 @@ from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.plans import service
 from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
+from control_plane.registry import pins
 from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 
@@ -48,7 +49,7 @@ class AdminPlans(Controller):
 
         def add(session: Session) -> PlanVersionView:
             version = service.add_version(session, plan_id, data.limits, data.prices, actor=principal.key_id)
-            tenants.publish_tenants_on(session, plan_id)
+            pins.refresh_tenants(session, tenants.publish_tenants_on(session, plan_id))
             return version
 
         return once.run(add)

@@ -13,13 +13,16 @@ Window = Annotated[int, msgspec.Meta(gt=0, le=16_777_216)]
 Concurrency = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
 AdapterCount = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
 Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
+PinnedAdapters = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
 Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``core.contracts.Limits`` as it comes in: every number positive and bounded. ``adapter_bytes`` is per upload."""
+    """``core.contracts.Limits`` as it comes in: every number bounded, and all but ``pinned_adapters`` positive:
+    those are kept in replicas' host memory. ``adapter_bytes`` is per upload.
+    """
 
     requests_per_minute: Rate
     tokens_per_minute: Rate
@@ -31,6 +34,7 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     adapters: AdapterCount
     adapter_rank: Rank
     adapter_bytes: AdapterBytes
+    pinned_adapters: PinnedAdapters = 0
 
 
 class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from control_plane.publishing.projection import Published
 from core import keys
 from core.contracts import SnapshotChange, SnapshotKind
 
-KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters")
+KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins")
 _STAGING_EXPIRES_S = 600
 
 

@@ -14,7 +14,6 @@ from sqlmodel.sql.expression import Select
 
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
-from control_plane.publishing.service import publish_change
 from control_plane.registry import base_models
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.registry.schemas import AdapterView, NewAdapter
@@ -82,17 +81,6 @@ def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit
     """The tenant's adapters, newest first."""
     mine = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
     return page_of(session, mine, col(Adapter.id), lambda row: _view(session, row), cursor=cursor, limit=limit)
-
-
-def delete(session: Session, *, tenant_id: str, name: str, actor: str) -> None:
-    """Stop routing to an adapter and free its name. Its usage and its audit trail stay."""
-    row = find(session, tenant_id=tenant_id, name=name, lock=True)
-    row.deleted_at = clock.now()
-    session.add(row)
-    publish_change(session, "adapters", field_of(row))
-    audit.record(
-        session, actor=actor, action="adapter.deleted", target=row.id, tenant_id=tenant_id, details={"name": name}
-    )
 
 
 def count(session: Session, tenant_id: str) -> int:
@@ -192,5 +180,8 @@ def _view(session: Session, row: Adapter) -> AdapterView:
         name=row.name,
         base_model=row.base_model,
         revision=newest.id if newest else None,
+        rank=newest.rank if newest else None,
+        rank_class=newest.rank_class if newest else None,
+        pinned=row.pinned,
         created_at=row.created_at,
     )

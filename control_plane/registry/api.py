@@ -1,14 +1,15 @@
 """Routes of the registry: an admin's over base models, and a tenant's over its adapters and their revisions."""
 
-from litestar import Controller, Response, delete, get, post
+from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import adapters, base_models
+from control_plane.registry import adapters, base_models, rank_classes
 from control_plane.registry.schemas import (
     AdapterView,
     BaseModelView,
@@ -35,7 +36,13 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
             self, data: JSONBody[NewBaseModel], once: NamedDependency[Once], principal: NamedDependency[Principal]
         ) -> Response[BaseModelView]:
             """Register a base model. The same spec again changes nothing; another under its id is refused."""
-            return once.run(lambda session: base_models.register(session, data, actor=principal.key_id))
+
+            def register(session: Session) -> BaseModelView:
+                view = base_models.register(session, data, actor=principal.key_id)
+                rank_classes.reclassify(session, view.id)
+                return view
+
+            return once.run(register)
 
         @get(sync_to_thread=True)
         def list_base_models(
@@ -82,11 +89,3 @@ class Adapters(Controller):
         """One adapter."""
         with unit_of_work(engine) as session:
             return adapters.get(session, tenant_id=principal.own_tenant_id, name=name)
-
-    @delete("/{name:str}", sync_to_thread=True, opt=_WRITE)
-    def delete_adapter(
-        self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
-    ) -> None:
-        """Stop serving an adapter and free its name. Requests in work finish; its usage stays on record."""
-        with unit_of_work(engine) as session:
-            adapters.delete(session, tenant_id=principal.own_tenant_id, name=name, actor=principal.key_id)

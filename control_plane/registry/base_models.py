@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from adapters.base_model import BaseModelSpec
+from adapters.base_model import RANK_MAX, BaseModelSpec
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.publishing.service import publish_change
@@ -24,11 +24,12 @@ _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _DIMENSION_MAX: Final = 1 << 24
 _MODULES_MAX: Final = 100_000
+_RANK_CLASSES_MAX: Final = 16
 
 
 def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
-    """Add a base model, or change what its replicas serve of it: context and rank. The same spec again is no change;
-    another model under the same id is a Conflict.
+    """Add a base model, or change what its replicas serve of it: context and ranks. The same spec again is no change;
+    another model under the same id is a Conflict. After new rank classes, see ``rank_classes.reclassify``.
     """
     _check(new)
     full = BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__})
@@ -38,7 +39,11 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
     if known is not None:
         if known.spec_sha256 == spec_sha256:
             return _view(known)
-        served = {"context_tokens": full.context_tokens, "rank_max": full.rank_max}
+        served = {
+            "context_tokens": full.context_tokens,
+            "rank_max": full.rank_max,
+            "rank_classes": full.rank_classes,
+        }
         if msgspec.structs.replace(_spec(known), **served) == full:
             known.context_tokens = full.context_tokens
             known.spec_zlib, known.spec_sha256 = zlib.compress(spec), spec_sha256
@@ -153,10 +158,28 @@ def _check(new: NewBaseModel) -> None:
             raise InvalidRequest(
                 f"modules: {module[:100]!r} has a size outside 1 to {_DIMENSION_MAX}.", param="modules"
             )
+    _check_ranks(new)
     try:
         msgspec.json.decode(new.tokenizer_json, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"tokenizer_json: not a tokenizer.json: {error}.", param="tokenizer_json") from error
+
+
+def _check_ranks(new: NewBaseModel) -> None:
+    if not 0 < new.rank_max <= RANK_MAX:
+        raise InvalidRequest(f"rank_max: must be between 1 and {RANK_MAX}.", param="rank_max")
+    classes = new.rank_classes
+    if list(classes) != sorted(set(classes)) or not all(0 < each <= RANK_MAX for each in classes):
+        raise InvalidRequest(
+            f"rank_classes: give each pool's largest rank once, ascending, between 1 and {RANK_MAX}.",
+            param="rank_classes",
+        )
+    if len(classes) > _RANK_CLASSES_MAX:
+        raise InvalidRequest(f"rank_classes: at most {_RANK_CLASSES_MAX} pools.", param="rank_classes")
+    if classes and classes[-1] != new.rank_max:
+        raise InvalidRequest(
+            f"rank_max: must be the largest of rank_classes, which is {classes[-1]}.", param="rank_max"
+        )
 
 
 def _view(row: BaseModel) -> BaseModelView:

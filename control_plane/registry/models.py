@@ -83,7 +83,7 @@ class Revision(SQLModel, table=True):
     size_bytes: int = Field(sa_type=BigInteger)
     digest: str | None = Field(default=None, sa_type=Text)
     checked_digest: str | None = Field(
-        default=None, sa_type=Text, description="Of a revision that validation accepted and a replica is to run."
+        default=None, sa_type=Text, index=True, description="Of what validation accepted and stored, ready or not."
     )
     rank: int | None = Field(default=None)
     rank_class: int | None = Field(default=None, description="Largest rank of the pool that serves it.")

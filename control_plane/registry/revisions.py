@@ -142,14 +142,28 @@ def _refuse_above(settings: WebSettings, session: Session, adapter: Adapter) -> 
 
 
 def _view(row: Revision, name: str) -> RevisionView:
+    checked = row.checked_digest is not None
     return RevisionView(
         id=row.id,
         adapter=name,
         status=cast("Status", row.status),
+        stage=("canary" if checked else "checking") if row.status == "validating" else None,
+        rank=row.rank,
+        rank_class=row.rank_class,
         sha256=row.digest,
         size_bytes=row.size_bytes,
-        report=ReportView(**row.report) if row.report is not None else None,
+        report=_report(row),
         created_at=row.created_at,
         completed_at=row.completed_at,
         decided_at=row.decided_at,
     )
+
+
+def _report(row: Revision) -> ReportView | None:
+    """The verdict's report, with the canary's run in it, or with a note of what that run waits for."""
+    if row.report is None:
+        return None
+    canary = row.canary or {}
+    if waiting := canary.get("waiting"):
+        return ReportView(problems=row.report["problems"], notes=[*row.report["notes"], waiting])
+    return ReportView(problems=row.report["problems"], notes=row.report["notes"], canary=canary or None)

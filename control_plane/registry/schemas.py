@@ -33,13 +33,41 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter. ``revision`` is the newest ready one, which ``model="<name>"`` means; null until there is one."""
+    """An adapter. ``revision`` is the newest ready one, with its rank and the rank class that serves it; all three are
+    null until there is one. ``pinned``: kept in replicas' host memory, as far as the plan pays for it.
+    """
 
     id: str
     name: str
     base_model: str
     revision: str | None
+    rank: int | None
+    rank_class: int | None
+    pinned: bool
     created_at: datetime
+
+
+class AdapterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes; a field left out stays as it is."""
+
+    pinned: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool of a base model by its largest rank. A slot takes ``slot_bytes``, filled or not: memory that would hold
+    ``kv_pages_per_slot`` KV pages (null where a page's size is not known). The totals are over the slots of the live
+    replicas. One that is not ``registered`` is served by replicas, but no revision is placed in it.
+    """
+
+    rank: int
+    registered: bool
+    slot_bytes: int
+    kv_pages_per_slot: int | None
+    replicas: int
+    slots: int
+    slots_bytes: int
+    kv_pages_of_slots: int | None
+    adapters: int
 
 
 class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,18 +119,26 @@ class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """What validation said: each problem has code, message, file and where."""
+    """What was found: each problem has code, message, file and where. ``canary`` is what a replica's run of it gave:
+    a prompt, what base and adapter answered, the largest difference in log-probability (nats), and the time to load.
+    """
 
     problems: list[dict[str, Any]]
     notes: list[str]
+    canary: dict[str, Any] | None = None
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision. ``sha256`` is the digest of what engines load, once ready; ``report`` is there once decided."""
+    """A revision. ``sha256`` is the digest of what engines load, once ready. ``stage`` says what a validating one waits
+    for: its files are checked, then a replica runs it. ``report`` is there from the second on, complete once decided.
+    """
 
     id: str
     adapter: str
     status: Status
+    stage: Literal["checking", "canary"] | None
+    rank: int | None
+    rank_class: int | None
     sha256: str | None
     size_bytes: int
     report: ReportView | None

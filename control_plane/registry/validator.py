@@ -12,12 +12,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.ingest import ingest
 from adapters.settings import UploadSettings
 from adapters.store import AdapterStore
+from adapters.verdict import Verdict
 from control_plane import metrics
-from control_plane.registry import validation
+from control_plane.registry import stored, validation
+from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validation import Job
 from control_plane.settings import WorkerSettings
 from core.db import unit_of_work
 from core.errors import Unavailable
+
+
+class StoredMeanwhile(Unavailable):
+    """The object was stored and removed at the same time: it is not whole, and has to be stored again."""
 
 
 class Validator:
@@ -28,6 +34,7 @@ class Validator:
         self._store = store
         self._upload = upload
         self._worker = worker
+        self._removal = StoredRemoval(engine, store, worker)
 
     def step(self) -> bool:
         """Validate the revision that has waited longest; whether there was one."""
@@ -50,16 +57,35 @@ class Validator:
                     limits=job.limits,
                     settings=self._upload,
                 )
+                recorded = self._record(job, verdict)
         except Unavailable as error:
-            log.warning("validation could not begin", error=error.message)
+            log.warning("validation is put off", error=error.message)
             with unit_of_work(self._engine) as session:
-                validation.hand_back(session, job, pause_s=self._worker.validation_backoff_s)
+                validation.hand_back(
+                    session,
+                    job,
+                    pause_s=self._worker.validation_backoff_s,
+                    counted=isinstance(error, StoredMeanwhile),
+                )
             return True
-        with unit_of_work(self._engine) as session:
-            recorded = validation.record(session, job, verdict)
+        if verdict.digest is not None and not recorded:
+            self._removal.remove_unrecorded(verdict.digest)
         metrics.VALIDATION_SECONDS.observe(time.monotonic() - started)
         log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
         return True
+
+    def _record(self, job: Job, verdict: Verdict) -> bool:
+        """Record under the digest's lock, and only what is stored whole: ``removal`` may have been at work on it."""
+        if verdict.manifest is None or not verdict.accepted:
+            with unit_of_work(self._engine) as session:
+                return validation.record(session, job, verdict, canary_required=self._worker.canary_required)
+        digest = verdict.manifest.digest
+        with stored.digest_lock(self._engine, digest):
+            if not stored.is_whole(self._store, verdict.manifest):
+                self._store.remove_revision(digest)  # or nobody would ever store it again
+                raise StoredMeanwhile(f"{digest} was removed while it was stored; it is stored again")
+            with unit_of_work(self._engine) as session:
+                return validation.record(session, job, verdict, canary_required=self._worker.canary_required)
 
     @contextmanager
     def _lease_kept(self, job: Job) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Routes of tenants: an admin's over all of them, and a tenant's over itself."""
 
+import msgspec
 from litestar import Controller, Response, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -12,6 +13,7 @@ from control_plane.api_keys.schemas import ApiKeyCreated, NewApiKey
 from control_plane.dependencies import Pepper
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.registry import pins, revocations
 from control_plane.tenants import service
 from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
 from core.api_keys import ALL_SCOPES
@@ -53,9 +55,15 @@ class AdminTenants(Controller):
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
     ) -> TenantView:
-        """Change a tenant's name, plan, status (active or suspended) or limit overrides; fields left out stay."""
+        """Change a tenant's name, plan, status (active or suspended) or limit overrides; fields left out stay. While it
+        is suspended, replicas hold none of its adapters.
+        """
         with unit_of_work(engine) as session:
-            return service.change(session, tenant_id, data, actor=principal.key_id)
+            tenant = service.change(session, tenant_id, data, actor=principal.key_id)
+            if data.status is not msgspec.UNSET:
+                revocations.follow_tenant(session, tenant_id, suspended=tenant.status == "suspended")
+            pins.refresh_tenants(session, [tenant_id])
+            return tenant
 
     @post("/{tenant_id:str}/api-keys", sync_to_thread=True)
     def create_tenant_api_key(

@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from control_plane.plans.schemas import AdapterBytes, AdapterCount, Concurrency, Rank, Rate, Tokens, Window
+from control_plane.plans.schemas import (
+    AdapterBytes,
+    AdapterCount,
+    Concurrency,
+    PinnedAdapters,
+    Rank,
+    Rate,
+    Tokens,
+    Window,
+)
 from core.contracts import Limits
 
 TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -33,6 +42,7 @@ class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adapters: AdapterCount | msgspec.UnsetType | None = msgspec.UNSET
     adapter_rank: Rank | msgspec.UnsetType | None = msgspec.UNSET
     adapter_bytes: AdapterBytes | msgspec.UnsetType | None = msgspec.UNSET
+    pinned_adapters: PinnedAdapters | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

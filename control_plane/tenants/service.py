@@ -98,9 +98,11 @@ def status(session: Session, tenant_id: str) -> Status:
     return cast("Status", _find(session, tenant_id).status)
 
 
-def publish_tenants_on(session: Session, plan_id: str) -> None:
-    """Have every tenant on this plan published again, after the plan got a new version."""
-    publish_changes(session, "tenants", session.exec(select(Tenant.id).where(Tenant.plan_id == plan_id)))
+def publish_tenants_on(session: Session, plan_id: str) -> list[str]:
+    """Have every tenant on this plan published again, after the plan got a new version; returns their ids."""
+    tenant_ids = list(session.exec(select(Tenant.id).where(Tenant.plan_id == plan_id)))
+    publish_changes(session, "tenants", tenant_ids)
+    return tenant_ids
 
 
 def grant(session: Session, tenant_id: str) -> TenantGrant | None:

@@ -19,6 +19,8 @@ def upgrade() -> None:
     op.add_column("adapters", sa.Column("pinned", sa.Boolean(), nullable=False, server_default=sa.false()))
     op.alter_column("adapters", "pinned", server_default=None)
     op.add_column("revisions", sa.Column("checked_digest", sa.Text()))
+    op.execute("UPDATE revisions SET checked_digest = digest WHERE digest IS NOT NULL")
+    op.create_index("ix_revisions_checked_digest", "revisions", ["checked_digest"])
     op.add_column("revisions", sa.Column("rank", sa.Integer()))
     op.add_column("revisions", sa.Column("rank_class", sa.Integer()))
     op.add_column("revisions", sa.Column("canary", JSONB()))
@@ -75,6 +77,7 @@ def downgrade() -> None:
     op.drop_table("aliases")
     for column in ("part_bytes", "s3_upload_id"):
         op.drop_column("upload_files", column)
+    op.drop_index("ix_revisions_checked_digest", table_name="revisions")
     for column in (
         "stored_removed_at",
         "canary_asked_at",
