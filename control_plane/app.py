@@ -12,6 +12,7 @@ from control_plane.api_keys.authenticate import Authenticator
 from control_plane.api_keys.guards import admin_key, tenant_key
 from control_plane.bodies import StrictRequest
 from control_plane.connections import open_redis
+from control_plane.cors import cors_rules
 from control_plane.dependencies import Pepper, Resources, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
@@ -20,7 +21,10 @@ from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
 from control_plane.registry.api import Adapters, admin_base_models
+from control_plane.registry.pins_api import AdapterChanges
+from control_plane.registry.rank_classes_api import AdminRankClasses
 from control_plane.registry.revisions_api import Revisions
+from control_plane.registry.revocations_api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.registry.uploads import Uploads
 from control_plane.request_context import RequestContext
 from control_plane.settings import ControlSettings
@@ -49,14 +53,27 @@ def create_app(settings: ControlSettings) -> Litestar:
             AdminTenants,
             AdminPlans,
             admin_base_models(settings.web.control_base_model_bytes_max),
+            AdminRankClasses,
             AdminReplicas,
+            AdminRevocations,
             AdminBilling,
         ],
     )
     tenant = Router(
         path="/api/v1",
         guards=[tenant_key(authenticator)],
-        route_handlers=[OwnTenant, OwnQuota, ApiKeys, Adapters, Revisions, OwnUsage, OwnInvoices],
+        route_handlers=[
+            OwnTenant,
+            OwnQuota,
+            ApiKeys,
+            Adapters,
+            AdapterChanges,
+            AdapterDeletion,
+            Revisions,
+            OwnRevocations,
+            OwnUsage,
+            OwnInvoices,
+        ],
     )
 
     @asynccontextmanager
@@ -72,6 +89,7 @@ def create_app(settings: ControlSettings) -> Litestar:
         request_class=StrictRequest,
         request_max_body_size=settings.web.control_body_bytes_max,
         lifespan=[lifespan],
+        cors_config=cors_rules(settings.web.control_cors_origins),
         logging_config=None,  # core.telemetry has set logging up, and errors.py logs what is unexpected
         openapi_config=describe_api(),
     )
