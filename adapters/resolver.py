@@ -1,8 +1,8 @@
 """How vLLM finds an adapter it does not know: by our own immutable names, through the disk cache.
 
-The only importer of vllm. Used in the API server process alone: that is where unknown names are resolved
-(``vllm/entrypoints/openai/models/serving.py`` of 0.32, ``resolve_lora``). Fails closed: a name of another shape, an
-absent revision or one that cannot be verified is never loaded.
+Used in the API server process alone: that is where unknown names are resolved (``resolve_lora`` in vLLM 0.32's
+``entrypoints/openai/models/serving.py``), after the engine's door has made them warm. Fails closed: a name of another
+shape, an absent revision or one that cannot be verified is never loaded.
 """
 
 import re
@@ -32,7 +32,7 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
     """Resolves ``<adapter id>@<digest>`` to the folder of that digest, for adapters of one base model."""
 
     def __init__(self, cache: DiskCache, base_model: str) -> None:
-        self._cache = cache
+        self.cache = cache
         self._base_model = base_model
 
     async def resolve_lora(
@@ -49,7 +49,7 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
         if match is None:
             return None
         try:
-            path = await self._cache.fetch(match["digest"])
+            path = await self.cache.fetch(match["digest"], holder=lora_name)
         except ObjectMissing:
             _log.warning("no such revision in the store", adapter=lora_name)
             return None
@@ -70,3 +70,12 @@ def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: Cache
     disk = DiskCache(cache, AdapterStore(Bucket(s3, store)))
     LoRAResolverRegistry.register_resolver(REGISTERED_NAME, TenoraResolver(disk, base_model))
     return disk
+
+
+def registered_cache() -> DiskCache:
+    """The cache of the registered resolver, for whoever else in this process brings adapters in or takes them out.
+
+    Raises ``KeyError`` where none was registered: not in a replica.
+    """
+    cache: DiskCache = LoRAResolverRegistry.get_resolver(REGISTERED_NAME).cache
+    return cache

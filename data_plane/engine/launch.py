@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from adapters.base_model import LINEAR_KINDS
-from data_plane.engine.plugin import ACTIVATION, BASE_MODEL
-from data_plane.engine.settings import ReplicaSettings
+from data_plane.engine.plugin import ACTIVATION
+from data_plane.engine.settings import DoorSettings, ReplicaSettings
 
 
 def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
@@ -28,7 +28,8 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
         "--max-lora-rank",
         str(settings.engine_rank_max),
     ]
-    argv += ["--max-cpu-loras", str(max(settings.engine_slots, settings.engine_memory_adapters))]
+    argv += ["--max-cpu-loras", str(settings.memory_adapters)]
+    argv += ["--worker-extension-cls", "data_plane.engine.worker_tiers.WorkerCalls"]
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--middleware", "data_plane.engine.front.EngineDoor"]
@@ -37,12 +38,18 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     return argv
 
 
+def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
+    """What the plugin, the door and the worker read again, each in a process of its own."""
+    chosen = settings.model_dump(mode="json", include=set(DoorSettings.model_fields) - {"engine_key"})
+    return {f"TENORA_{name}".upper(): str(value) for name, value in chosen.items()}
+
+
 def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) -> dict[str, str]:
     """``environ`` plus what vLLM and the plugin need. The engine key is never on a command line."""
     env = {
         **environ,
         ACTIVATION: device,
-        BASE_MODEL: settings.base_model,
+        **_shared_settings(settings),
         "VLLM_API_KEY": settings.engine_key.get_secret_value(),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
         "VLLM_PLUGINS": "tenora",

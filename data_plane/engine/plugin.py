@@ -1,13 +1,16 @@
-"""What vLLM loads in each of its processes (entry point group ``vllm.general_plugins``): our adapter resolver and, on
-the CPU, our LoRA arithmetic. Outside a replica it does nothing, so a plain vLLM in the same environment is untouched.
+"""What vLLM loads in each of its processes (entry point group ``vllm.general_plugins``): our adapter resolver in the
+API server, our adapter tiers in the worker and, on the CPU, our LoRA arithmetic. Outside a replica it does nothing, so
+that a plain vLLM in the same environment is untouched.
 """
 
 import multiprocessing
 import os
+import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from core.settings import S3Settings
+from data_plane.engine.settings import TierSettings
 
 SUPPORTED_VLLM: Final = ("0.32.0",)
 """Versions whose internals the plugin was written for and tested on. Others are refused, never guessed at."""
@@ -48,8 +51,19 @@ def register() -> None:
         from adapters import resolver
         from adapters.settings import CacheSettings, StoreSettings
 
+        prepare_run_dir(TierSettings())
         resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
+    else:
+        from data_plane.engine import worker_tiers
+
+        worker_tiers.install()
     if device == "cpu":
         from data_plane.engine import cpu_lora
 
         cpu_lora.install()
+
+
+def prepare_run_dir(settings: TierSettings) -> None:
+    """An empty run folder for this engine, closed to other users: whoever can reach its socket can load adapters."""
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+    settings.run_dir.mkdir(mode=0o700, parents=True)

@@ -15,7 +15,7 @@ class AdapterLifeSettings(Fragment):
         default=10, gt=0, le=120, description="How long the engine's door may take to answer."
     )
     task_backoff_max_s: float = Field(
-        default=15, gt=0, le=300, description="Longest pause before a failed side task of the agent is repeated."
+        default=5, gt=0, le=300, description="Longest pause before a failed side task of the agent is repeated."
     )
     revocation_poll_s: float = Field(default=1, gt=0, le=10, description="Between two looks at what was revoked.")
     revocation_drain_s: float = Field(
@@ -47,6 +47,9 @@ class AdapterLifeSettings(Fragment):
         default=64, ge=1, le=10_000, description="Adapters waiting to be prefetched; the oldest is dropped for a newer."
     )
     prefetch_pause_s: float = Field(default=0.2, ge=0, le=60, description="Pause after each prefetched adapter.")
+    prefetch_again_s: float = Field(
+        default=30, ge=0, le=3600, description="What was prefetched, or could not be, is not tried again for so long."
+    )
     prefetch_timeout_s: float = Field(default=60, gt=0, le=600, description="Longest prefetch of one adapter.")
     prefetch_idle_s: float = Field(
         default=300, ge=0, description="An adapter used within this time is never evicted from memory by a prefetch."
@@ -65,20 +68,65 @@ class AdapterLifeSettings(Fragment):
     pins_poll_s: float = Field(default=5, gt=0, le=60, description="Between two looks at what plans pin.")
 
 
-class ReplicaSettings(AdapterLifeSettings, RedisSettings, EngineKeySettings, TelemetrySettings):
-    """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
+class TierSettings(Fragment):
+    """What the agent, the door and the worker of one replica agree on; the agent hands it to its engine."""
 
     replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Name of this replica.")
+    engine_run_dir: Path = Field(
+        default=Path(".tenora/run"), description="Folder in which each replica keeps its socket and residency table."
+    )
+    engine_slots: int = Field(default=8, ge=1, le=256, description="Adapters that one batch can mix (vLLM max_loras).")
+    engine_memory_adapters: int = Field(
+        default=64, ge=1, le=10_000, description="Adapters kept in host memory (vLLM max_cpu_loras)."
+    )
+    engine_loader_threads: int = Field(
+        default=1, ge=1, le=16, description="Adapters read from the disk at the same time, beside the steps."
+    )
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder of this replica alone."""
+        return self.engine_run_dir.absolute() / self.replica_id
+
+    @property
+    def memory_adapters(self) -> int:
+        """Adapters that fit host memory: vLLM wants no fewer than slots."""
+        return max(self.engine_slots, self.engine_memory_adapters)
+
+
+class DoorSettings(TierSettings, EngineKeySettings):
+    """How the engine's door brings adapters in and takes them out."""
+
     base_model: str = Field(default="smollm2-135m-instruct", description="Id of the base model it serves.")
+    door_load_deadline_s: float = Field(
+        default=20,
+        gt=0,
+        le=600,
+        description="Longest wait of a request for its adapter; then `adapter_loading`, and the loading goes on.",
+    )
+    door_loads_max: int = Field(
+        default=64, ge=1, le=10_000, description="Adapters that one engine brings in at the same time."
+    )
+    door_body_bytes_max: int = Field(
+        default=8 << 20, ge=1024, description="Body of a request without `x-tenora-adapter`, read to find its model."
+    )
+    door_abort_s: float = Field(
+        default=10, gt=0, le=120, description="How long aborted requests may take to end before an unload goes on."
+    )
+    door_forget_every_s: float = Field(
+        default=5, gt=0, le=600, description="Between two looks at which adapters the front end may forget."
+    )
+    door_names_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned or revoked adapters.")
+
+
+class ReplicaSettings(AdapterLifeSettings, DoorSettings, RedisSettings, TelemetrySettings):
+    """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
+
     model_path: Path = Field(description="Folder of the base model's checkpoint.")
     engine_host: str = Field(
         default="127.0.0.1", description="Address the engine listens on: loopback or a private network."
     )
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's own API.")
-    engine_slots: int = Field(default=8, ge=1, le=256, description="Adapters that one batch can mix (vLLM max_loras).")
-    engine_memory_adapters: int = Field(
-        default=64, ge=1, le=10_000, description="Adapters kept in host memory (vLLM max_cpu_loras)."
-    )
     engine_rank_max: int = Field(
         default=16, description="Largest rank served; vLLM allows 1, 8, 16, 32, 64, 128, 256, 320, 512."
     )
