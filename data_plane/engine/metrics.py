@@ -17,6 +17,17 @@ TASK_FAILURES: Final = Counter(
 
 RESIDENT: Final = Gauge("tenora_replica_resident_adapters", "Adapters by the tier they lie in.", ["tier"])
 RESIDENCY_CHANGES: Final = Counter("tenora_replica_residency_changes_total", "Published changes of the residency map.")
+LOAD_SECONDS: Final = Histogram(
+    "tenora_replica_load_seconds", "Time to bring one adapter up, by the tier it came to.", ["to"], buckets=_SECONDS
+)
+STALL_SECONDS: Final = Histogram(
+    "tenora_replica_stall_seconds",
+    "The part of loads for which every running request waited, by the tier the adapter came to.",
+    ["to"],
+    buckets=_SECONDS,
+)
+LOADS_UNSEEN: Final = Counter("tenora_replica_loads_unseen_total", "Loads that came too fast for the agent to time.")
+EVICTIONS: Final = Counter("tenora_replica_evictions_total", "Adapters that left a tier for others.", ["tier"])
 
 PREFETCHES: Final = Counter(
     "tenora_replica_prefetches_total",
@@ -25,7 +36,7 @@ PREFETCHES: Final = Counter(
 )
 PREFETCHES_SKIPPED: Final = Counter(
     "tenora_replica_prefetches_skipped_total",
-    "Prefetches not done, by why: resident, elsewhere, busy, failed.",
+    "Prefetches not done, by why.",
     ["why"],
 )
 PREFETCH_JUDGED: Final = Counter(

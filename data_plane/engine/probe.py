@@ -24,6 +24,19 @@ class EngineMetrics:
     block_tokens: int
 
 
+class ProbeTokens:
+    """Tokens that the agent's own requests cost: probes and canaries. They are nobody's, and billed to nobody."""
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.generation = 0
+
+    def add(self, prompt: int, generation: int) -> None:
+        """Count one answer."""
+        self.prompt += prompt
+        self.generation += generation
+
+
 def parse_metrics(text: str) -> EngineMetrics:
     """Read vLLM's Prometheus page. A page without the KV cache's size raises KeyError: the engine is not up yet."""
     values: dict[str, float] = {}
@@ -75,11 +88,3 @@ class Engine:
             f"{self.url}/metrics", timeout=self._scrape_timeout, raise_for_status=True
         ) as response:
             return parse_metrics(await response.text())
-
-    async def resident_adapters(self) -> tuple[str, ...]:
-        """Names of the adapters the engine's front end has loaded."""
-        async with self._session.get(
-            f"{self.url}/v1/models", headers=self._headers, timeout=self._scrape_timeout, raise_for_status=True
-        ) as response:
-            models = (await response.json())["data"]
-        return tuple(sorted(model["id"] for model in models if model.get("parent")))

@@ -11,13 +11,16 @@ from redis.asyncio import Redis
 
 from core import keys
 from core.contracts import SnapshotKind
+from core.errors import Unavailable
 
 _log = structlog.get_logger()
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class NothingPublished(Exception):
+class NothingPublished(Unavailable):
     """Redis holds no snapshot: nothing was ever published, or it was lost and will soon be published again."""
+
+    default_code = "nothing_published"
 
 
 class PublishedHash(Generic[T]):

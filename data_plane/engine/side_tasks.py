@@ -6,13 +6,17 @@ None of them can end another or the heartbeat; what a step does is its own file'
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import aiohttp
 import structlog
+from redis.exceptions import RedisError
 
+from core.errors import AppError
 from data_plane.engine import metrics
 
 _log = structlog.get_logger()
 _BACKOFF_FIRST_S = 0.25
 _CANCEL_AGAIN_S = 0.5
+_EXPECTED = (AppError, RedisError, OSError, aiohttp.ClientError)  # said in a line; others are defects, with traceback
 
 Step = Callable[[], Awaitable[None]]
 
@@ -48,5 +52,12 @@ class SideTasks:
                 failures += 1
                 metrics.TASK_FAILURES.labels(name).inc()
                 pause_s = min(self._backoff_max_s, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 16))
-                _log.warning("side task failed", task=name, failures=failures, error=repr(error), exc_info=error)
+                expected = isinstance(error, _EXPECTED)
+                _log.warning(
+                    "side task failed",
+                    task=name,
+                    failures=failures,
+                    error=repr(error),
+                    exc_info=None if expected else error,
+                )
             await asyncio.sleep(pause_s)

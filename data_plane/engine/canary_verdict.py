@@ -1,0 +1,80 @@
+"""What a canary run says of an adapter: a pure judgement over what base and adapter answered to the same prompts.
+
+An adapter passes when all its numbers are finite and its log-probabilities differ from the base's by more than the
+engine's own noise. An adapter that changes nothing (B = 0) differs by exactly 0 on an idle engine; requests in the same
+batch change the order of bfloat16 sums and move log-probabilities by about 0.01, also of the base against itself.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+DIFFERENCE_MIN: Final = 1e-3
+"""In nats. Below this, two answers are the same; fine-tunes that were trained at all move far more than 0.1."""
+
+NOISE_FACTOR: Final = 3.0
+"""An adapter's difference must be so many times that of the base against itself."""
+
+BEYOND_DOUBT: Final = 0.5
+"""In nats. No noise comes near it, so the base need not be asked again to know how loud the noise is."""
+
+_NO_LOGPROB: Final = -9999.0  # vLLM's stand-in for minus infinity (vllm/entrypoints/openai/chat_completion, 0.32)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One generated token, and the log-probabilities of the likeliest ones, itself among them."""
+
+    token: str
+    logprobs: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one model said to one prompt."""
+
+    text: str
+    steps: tuple[Step, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number is one, and none stands for minus infinity."""
+        return bool(self.steps) and all(
+            math.isfinite(logprob) and logprob > _NO_LOGPROB
+            for step in self.steps
+            for logprob in step.logprobs.values()
+        )
+
+
+def difference(one: Sequence[Answer], other: Sequence[Answer]) -> float:
+    """The largest difference of a token's log-probability, in nats, while the answers to a prompt agree and at the
+    token where they part. A token that only one side ranks counts by how far it is above the other's last rank.
+    """
+    largest = 0.0
+    for first, second in zip(one, other, strict=True):
+        for here, there in zip(first.steps, second.steps, strict=False):
+            largest = max(largest, _step_difference(here.logprobs, there.logprobs))
+            if here.token != there.token:
+                break
+    return largest
+
+
+def _step_difference(one: dict[str, float], other: dict[str, float]) -> float:
+    shared = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
+    above = [
+        max(0.0, ranks[token] - min(others.values()))
+        for ranks, others in ((one, other), (other, one))
+        for token in ranks.keys() - others.keys()
+    ]
+    return max(shared + above, default=0.0)
+
+
+def is_plain(found: float, noise: float) -> bool:
+    """Whether a difference is more than the noise, so that the adapter certainly does something."""
+    return found > max(DIFFERENCE_MIN, NOISE_FACTOR * noise)
+
+
+def is_nothing(found: float) -> bool:
+    """Whether a difference is so small that no noise can have hidden a real one."""
+    return found <= DIFFERENCE_MIN

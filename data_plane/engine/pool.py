@@ -1,0 +1,61 @@
+"""The replicas of one base model as one of them sees the others: which of them should have an adapter before anybody
+asks for it. Gateways place requests by ``data_plane.gateway.placement``, which agrees on the cheapest class.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from core import keys
+from core.contracts import ReplicaStatus
+
+_log = structlog.get_logger()
+_decoder = msgspec.json.Decoder(ReplicaStatus)
+
+
+def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
+    """Whether adapters of this class are placed on this replica: it is of the smallest class alive that takes them."""
+    fitting = [other.rank_max for other in live if other.rank_max >= rank_class]
+    return replica.rank_max >= rank_class and replica.rank_max <= min(fitting, default=replica.rank_max)
+
+
+def rendezvous(name: str, replica_ids: Iterable[str]) -> str | None:
+    """The one replica that everybody agrees on for this name (highest random weight, Thaler and Ravishankar 1996): when
+    replicas come and go, only the names of those move.
+    """
+    return max(replica_ids, key=lambda each: hashlib.sha256(f"{each}\0{name}".encode()).digest(), default=None)
+
+
+class Pool:
+    """The live replicas of a base model, read again once the last list is older than ``fresh_s``."""
+
+    def __init__(self, redis: Redis, base_model: str, *, fresh_s: float) -> None:
+        self._redis = redis
+        self._base_model = base_model
+        self._fresh_s = fresh_s
+        self._read_at = float("-inf")
+        self._live: list[ReplicaStatus] = []
+
+    async def live(self) -> list[ReplicaStatus]:
+        """Those that are ready. Raises redis.RedisError."""
+        if time.monotonic() - self._read_at >= self._fresh_s:
+            names = [name.decode() for name in cast("list[bytes]", await self._redis.zrange(keys.REPLICAS, 0, -1))]
+            wanted = [keys.replica(name) for name in names]
+            values = cast("list[bytes | None]", await self._redis.mget(wanted)) if wanted else []
+            statuses = [status for value in values if value is not None and (status := _status(value)) is not None]
+            self._live = [each for each in statuses if each.base_model == self._base_model and each.state == "ready"]
+            self._read_at = time.monotonic()
+        return self._live
+
+
+def _status(value: bytes) -> ReplicaStatus | None:
+    try:
+        return _decoder.decode(value)
+    except msgspec.MsgspecError as error:
+        _log.error("a replica's status cannot be read", error=str(error))
+        return None
