@@ -21,6 +21,8 @@ from core.strict_json import JsonRefused, parse, shorten
 CONFIG_BYTES_MAX: Final = 64 * 1024  # 560 literal module names of an 80-layer model are 25 KB
 _DEPTH: Final = 8
 _ALPHA_MAX: Final = 65_536
+_ALPHA_MIN: Final = 1 / 65_536  # below it an update would vanish in bfloat16
+_AGAIN: Final = "write it again with PEFT's save_pretrained"
 _PEFT_MODULE: Final = re.compile(r"transformers(?:\.[a-z0-9_]+)*")
 
 # Inits that leave the base model's weights alone, so that the saved adapter is a plain LoRA (PEFTHelper's own list).
@@ -62,15 +64,16 @@ def judge_config(
     every base model of the platform; ``rank_max`` is the plan's.
     """
     if len(text) > CONFIG_BYTES_MAX:
-        _refuse(report, "config_too_large", f"has {len(text)} bytes; {CONFIG_BYTES_MAX} are allowed")
+        _refuse(report, "config_too_large", f"has more than the {CONFIG_BYTES_MAX} bytes that are allowed; {_AGAIN}")
         return None
     try:
         config = parse(text, depth_max=_DEPTH)
     except JsonRefused as error:
-        _refuse(report, "config_invalid", f"{error}")
+        where = None if error.key is None else shorten(error.key).strip('"')
+        _refuse(report, "config_invalid", f"{error}; {_AGAIN}", where)
         return None
     if not isinstance(config, dict):
-        _refuse(report, "config_invalid", "must be a JSON object")
+        _refuse(report, "config_invalid", f"must be a JSON object; {_AGAIN}")
         return None
     problems_before = report.count
     _judge_method(config, report)
@@ -91,8 +94,8 @@ def _judge_method(config: dict[str, object], report: Report) -> None:
     if config.get("peft_type") is None:
         _refuse(report, "config_invalid", 'peft_type is missing; "LORA" is the one that is served', "peft_type")
     for field, plain in _OTHER_METHODS.items():
-        value = config.get(field)
-        if not says_nothing(value) and value != plain:
+        value = config.get(field, plain)
+        if value != plain and (plain == "none" or not says_nothing(value)):  # vLLM wants the word, and no null for it
             cure = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
             _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {cure}", field)
     task = config.get("task_type")
@@ -120,9 +123,9 @@ def _judge_other_fields(config: dict[str, object], report: Report) -> None:
     for field in config.keys() - _READ - _TRAINING_ONLY - _OTHER_METHODS.keys():
         value = config[field]
         if not says_nothing(value) and value != _DEFAULTS.get(field):
-            name = shorten(field).strip('"')
+            name, cure = shorten(field).strip('"'), "train without it, or remove it if it had no effect"
             _refuse(
-                report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; remove it", name
+                report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; {cure}", name
             )
 
 
@@ -156,8 +159,8 @@ def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str
 
 
 def _read_alpha(value: object, report: Report) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _ALPHA_MAX:
-        cure = f"it must be a number above 0 and at most {_ALPHA_MAX}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _ALPHA_MIN <= value <= _ALPHA_MAX:
+        cure = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
         _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {cure}", "lora_alpha")
         return None
     return int(value) if value == int(value) else value

@@ -62,7 +62,7 @@ def judge_names(paths: Iterable[str], report: Report) -> None:
         if name not in names:
             report.refuse("file_missing", f"is missing; a PEFT adapter is {CONFIG_FILE} and {WEIGHTS_FILE}", file=name)
     for name in sorted({name for name in names if names.count(name) > 1}):
-        report.refuse("file_not_allowed", "is declared twice", file=shorten(name).strip('"'))
+        report.refuse("file_not_allowed", "is declared twice; name it once", file=shorten(name).strip('"'))
     for name in sorted(set(names) - set(REQUIRED_FILES)):
         _judge_extra(name, report)
 

@@ -24,6 +24,8 @@ _LENGTH_BYTES: Final = 8
 _DEPTH: Final = 3  # {name: {shape: [..]}}
 _DIMENSIONS_MAX: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+(?:[.\-][A-Za-z0-9_]+)*")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_AGAIN: Final = "save the file again"
 
 
 class HeaderBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,9 @@ def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
     with path.open("rb") as stream:
         prefix = stream.read(_LENGTH_BYTES)
         if len(prefix) < _LENGTH_BYTES:
-            raise _refused("header_truncated", file, f"has {size} bytes, fewer than the header's length field")
+            raise _refused(
+                "header_truncated", file, f"has {size} bytes, fewer than the header's length field; upload it again"
+            )
         length = int.from_bytes(prefix, "little")
         if length > bounds.header_bytes:
             raise _refused(
@@ -73,11 +77,11 @@ def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
 def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
     """The tensors that the header ``text`` of a file of ``file_bytes`` bytes describes. Raises ``Refused``."""
     if not text.startswith(b"{"):
-        raise _refused("header_invalid", file, "has a header that does not begin with '{'")
+        raise _refused("header_invalid", file, f"has a header that does not begin with '{{'; {_AGAIN}")
     try:
         header = parse(text, depth_max=_DEPTH)
     except JsonRefused as error:
-        raise _refused("header_invalid", file, f"has a header we refuse: {error}") from None
+        raise _refused("header_invalid", file, f"has a header we refuse: {error}; {_AGAIN}") from None
     assert isinstance(header, dict), "it begins with a brace"
     _check_metadata(header.pop("__metadata__", None), file)
     if len(header) > bounds.tensors:
@@ -93,9 +97,15 @@ def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: st
 
 def _check_metadata(metadata: object, file: str) -> None:
     if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+        isinstance(metadata, dict) and all(_is_text(text) for pair in metadata.items() for text in pair)
     ):
-        raise _refused("header_invalid", file, "has a __metadata__ that does not map strings to strings")
+        text = f"has a __metadata__ that does not map texts to texts; {_AGAIN}"
+        raise _refused("header_invalid", file, text)
+
+
+def _is_text(value: object) -> bool:
+    """Half a surrogate pair is a string to Python, and an error to the library."""
+    return isinstance(value, str) and _SURROGATE.search(value) is None
 
 
 def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds, file: str) -> Tensor:
@@ -107,7 +117,9 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
             f"at most {bounds.name_characters} characters",
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _refused("header_invalid", file, f"{name} must have exactly dtype, shape and data_offsets", name)
+        raise _refused(
+            "header_invalid", file, f"{name} must have exactly dtype, shape and data_offsets; {_AGAIN}", name
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _refused(
@@ -118,7 +130,12 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
             "shape_mismatch", file, f"{name} has the shape {shorten(shape)}, which is none; save it again", name
         )
     if not _are_naturals(offsets) or len(offsets) != 2:
-        raise _refused("offsets_invalid", file, f"{name} has the offsets {shorten(offsets)}; two are needed", name)
+        raise _refused(
+            "offsets_invalid",
+            file,
+            f"{name} has the offsets {shorten(offsets)}; two whole numbers are needed; {_AGAIN}",
+            name,
+        )
     begin, end = offsets
     declared = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != declared:
@@ -142,7 +159,7 @@ def _check_offsets(tensors: list[Tensor], data_begin: int, file_bytes: int, file
     for tensor in tensors:
         if tensor.begin != position:
             kind = "overlaps the tensor before it" if tensor.begin < position else "leaves a hole before it"
-            raise _refused("offsets_invalid", file, f"{tensor.name} {kind}; save the file again", tensor.name)
+            raise _refused("offsets_invalid", file, f"{tensor.name} {kind}; {_AGAIN}", tensor.name)
         position = tensor.end
     if position != file_bytes:
         what = "bytes behind its last tensor" if position < file_bytes else "fewer bytes than its tensors need"

@@ -13,6 +13,7 @@ from adapters.verdict import Code, Report
 from core.strict_json import shorten
 
 _TARGETS_MAX: Final = 4096
+_AS_IN: Final = 'write a list of literal module names, such as ["q_proj", "v_proj"]'
 _TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")
 
 
@@ -24,7 +25,7 @@ def read_targets(config: dict[str, object], base: BaseModelSpec, report: Report)
     layers = _read_layers(config, report)
     if not targets:
         if report.count == problems_before:
-            _refuse(report, "config_invalid", "target_modules names no module", "target_modules")
+            _refuse(report, "config_invalid", f"target_modules names no module; {_AS_IN}", "target_modules")
         return frozenset()
     known = {suffix for module in base.modules for suffix in _suffixes(module)}
     for target in sorted(targets - known):
@@ -49,7 +50,7 @@ def _read_literals(config: dict[str, object], field: str, report: Report) -> fro
         names = [name for name in value if isinstance(name, str) and len(name) <= 256 and _TARGET.fullmatch(name)]
         if len(names) == len(value):
             return frozenset(names)
-    cure = 'it must be a list of literal module names, such as ["q_proj", "v_proj"]; patterns are not read'
+    cure = f"patterns are not read; {_AS_IN}"
     _refuse(report, "config_invalid", f"{field} is {shorten(value)}; {cure}", field)
     return frozenset()
 
@@ -72,7 +73,7 @@ def _read_layers(config: dict[str, object], report: Report) -> frozenset[int] | 
         _refuse(
             report,
             "config_invalid",
-            f"layers_to_transform is {shorten(value)}; a list of layer numbers",
+            f"layers_to_transform is {shorten(value)}; write a list of layer numbers",
             "layers_to_transform",
         )
     return layers

@@ -104,7 +104,7 @@ def _judge_agreement(found: Iterable[str], config: AdapterConfig, report: Report
     """The tensors are exactly those of the targeted modules. PEFT itself writes nothing else."""
     modules = set(found)
     if not modules:
-        _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model")
+        _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model; save the adapter again")
         return
     for module in sorted(modules - config.modules):
         cure = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"

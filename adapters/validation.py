@@ -11,7 +11,7 @@ import msgspec
 
 from adapters.base_model import BaseModelSpec
 from adapters.config_rules import CONFIG_BYTES_MAX, AdapterConfig, judge_config
-from adapters.file_rules import judge_first_bytes, judge_names
+from adapters.file_rules import REQUIRED_FILES, judge_first_bytes, judge_names
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
 from adapters.safetensors_header import HeaderBounds, Tensor, read_header
 from adapters.tensor_rules import Pair, judge_tensors
@@ -84,7 +84,10 @@ def _judge_kinds(folder: Path, limits: UploadLimits, report: Report) -> None:
                 "file_not_allowed", "is not a regular file; upload the adapter's two files alone", file=path.name
             )
         else:
-            total += path.stat().st_size
+            size = path.stat().st_size
+            total += size
+            if size == 0 and path.name in REQUIRED_FILES:
+                report.refuse("file_empty", "is empty; upload it again", file=path.name)
     if total > limits.bytes_max:
         text = f'has {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
         report.refuse("upload_too_large", text, file=WEIGHTS_FILE)

@@ -39,7 +39,11 @@ def parse(text: bytes, *, depth_max: int) -> object:
         _bound_depth(text, depth_max)
     try:
         value = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_NotANumber, parse_float=_float
+            text.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_NotANumber,
+            parse_float=_float,
+            parse_int=_integer if b"-0" in text else None,
         )
         _refuse_wrong_number(value, None)
     except JsonRefused:
@@ -48,8 +52,10 @@ def parse(text: bytes, *, depth_max: int) -> object:
         raise JsonRefused(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise JsonRefused(f"not JSON: {error.msg} at character {error.pos}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise JsonRefused(f"not JSON that can be read: {error}") from None
+    except ValueError:
+        raise JsonRefused("a number has thousands of digits") from None
+    except RecursionError:
+        raise JsonRefused("nested too deep") from None
     return value
 
 
@@ -75,6 +81,11 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _float(digits: str) -> float | _NotANumber:
     number = float(digits)
     return number if math.isfinite(number) else _NotANumber(shorten(digits))
+
+
+def _integer(digits: str) -> int | float:
+    """Minus zero is no integer, to other readers of JSON as well."""
+    return -0.0 if digits == "-0" else int(digits)
 
 
 def _refuse_wrong_number(value: object, key: str | None) -> None:

@@ -1,0 +1,97 @@
+"""Judges folders in the confined child and measures it: a small process of its own, since a child's peak memory is
+never counted below that of the process that started it.
+
+``python -m tests.corpus.uploads.meter``: one JSON line {"work", "memory_bytes", "timeout_s"} in, one line out with the
+verdict, wall and processor seconds, and the largest resident size that the child reached.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters.confine import validate_confined
+from adapters.settings import UploadSettings
+from adapters.validate import REQUEST_FILE, ValidationRequest
+from adapters.verdict import Verdict
+
+ROOT = Path(__file__).parents[3]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one upload got, and what it cost."""
+
+    verdict: Verdict
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+def _measure(work: Path, settings: UploadSettings) -> Measured:
+    request = msgspec.json.decode((work / REQUEST_FILE).read_bytes(), type=ValidationRequest)
+    started = time.monotonic()
+    verdict = validate_confined(work, request, settings)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Measured(
+        verdict=verdict,
+        wall_s=time.monotonic() - started,
+        cpu_s=used.ru_utime + used.ru_stime,
+        peak_bytes=used.ru_maxrss * 1024,
+    )
+
+
+def _answer(asked: dict[str, Any]) -> None:
+    """In a process of its own, whose children are one validation's."""
+    if (process := os.fork()) == 0:
+        settings = UploadSettings(
+            upload_memory_bytes_max=asked["memory_bytes"], upload_validation_timeout_s=asked["timeout_s"]
+        )
+        measured = _measure(Path(asked["work"]), settings)
+        sys.stdout.buffer.write(msgspec.json.encode(measured) + b"\n")
+        sys.stdout.buffer.flush()
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    assert status == 0, f"the measuring process ended with {status}"
+
+
+class Meter:
+    """The caller's side."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def judge(self, work: Path, request: ValidationRequest, *, memory_bytes: int, timeout_s: float) -> Measured:
+        """What becomes of ``work/upload``."""
+        (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
+        asked = {"work": str(work), "memory_bytes": memory_bytes, "timeout_s": timeout_s}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return msgspec.json.decode(self._process.stdout.readline(), type=Measured)
+
+
+@contextmanager
+def running_meter() -> Iterator[Meter]:
+    """A meter until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.corpus.uploads.meter"], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield Meter(process)
+    finally:
+        process.communicate(timeout=30)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        _answer(json.loads(line))
