@@ -5,11 +5,12 @@ decide what that means. Works on AWS and on anything that speaks its protocol wi
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3.session
+import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
 
@@ -19,7 +20,11 @@ from core.settings import S3Settings
 
 if TYPE_CHECKING:
     from types_boto3_s3.client import S3Client  # a development dependency
+    from types_boto3_s3.type_defs import CORSRuleTypeDef
 
+_UPLOAD_HEADERS: Final = ("content-type", "x-amz-checksum-sha256")
+# How servers say that they know no CORS rules; rclone takes the call for another CreateBucket.
+_NO_CORS: Final = frozenset({"NotImplemented", "MethodNotAllowed", "BucketAlreadyExists", "BucketAlreadyOwnedByYou"})
 _DELETE_BATCH: Final = 1000  # the most that one DeleteObjects call takes
 _SERVER_ERROR: Final = 500
 _ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchBucket", "NoSuchUpload"})
@@ -57,11 +62,14 @@ class Bucket:
     def __init__(self, s3: S3Settings, settings: StoreSettings) -> None:
         self.name = s3.s3_bucket
         self.settings = settings
+        self.checksum_header = s3.s3_checksum_header
         self._region = s3.s3_region
-        self.client = _client(s3, settings, s3.s3_endpoint)
+        session = boto3.session.Session()  # shared: it reads S3's description once for all clients
+        self.client = _client(session, s3, settings, s3.s3_endpoint)
         public = s3.s3_public_endpoint  # only signs: URLs carry the host that tenants reach
-        self.signer = _client(s3, settings, public) if public else self.client
+        self.signer = _client(session, s3, settings, public) if public else self.client
         self.reader = _client(
+            session,
             s3,
             settings.model_copy(
                 update={"store_read_timeout_s": settings.store_stall_timeout_s, "store_attempts_max": 1}
@@ -69,8 +77,10 @@ class Bucket:
             s3.s3_endpoint,
         )
 
-    def ensure(self) -> None:
-        """Create the bucket if it does not exist."""
+    def ensure(self, cors_origins: Sequence[str] = ()) -> None:
+        """Create the bucket if it does not exist, and let pages of these origins PUT to presigned URLs. The log tells
+        of a server without such rules (rclone: its flag ``--allow-origin`` does the same).
+        """
         try:
             with translated(self.name):
                 self.client.head_bucket(Bucket=self.name)
@@ -78,6 +88,24 @@ class Bucket:
             place: Any = {"CreateBucketConfiguration": {"LocationConstraint": self._region}}
             with translated(self.name):
                 self.client.create_bucket(Bucket=self.name, **({} if self._region == "us-east-1" else place))
+        if cors_origins:
+            self._allow(cors_origins)
+
+    def _allow(self, origins: Sequence[str]) -> None:
+        rule: CORSRuleTypeDef = {
+            "AllowedOrigins": list(origins),
+            "AllowedMethods": ["PUT"],
+            "AllowedHeaders": list(_UPLOAD_HEADERS),
+            "ExposeHeaders": ["ETag"],
+            "MaxAgeSeconds": 600,
+        }
+        with translated(self.name):
+            try:
+                self.client.put_bucket_cors(Bucket=self.name, CORSConfiguration={"CORSRules": [rule]})
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in _NO_CORS:
+                    raise
+                structlog.get_logger().warning("the object store has no CORS rules; set them where it is started")
 
     def head(self, key: str) -> int | None:
         """Size of an object in bytes, or None where there is none."""
@@ -127,14 +155,16 @@ def base64_of(sha256: str) -> str:
     return base64.b64encode(bytes.fromhex(sha256)).decode()
 
 
-def _client(s3: S3Settings, settings: StoreSettings, endpoint: str | None) -> "S3Client":
+def _client(
+    session: boto3.session.Session, s3: S3Settings, settings: StoreSettings, endpoint: str | None
+) -> "S3Client":
     credentials: dict[str, Any] = {}
     if s3.s3_access_key:
         credentials = {
             "aws_access_key_id": s3.s3_access_key,
             "aws_secret_access_key": s3.s3_secret_key.get_secret_value(),
         }
-    return boto3.session.Session().client(
+    return session.client(
         "s3",
         endpoint_url=endpoint,
         region_name=s3.s3_region,

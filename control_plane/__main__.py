@@ -33,6 +33,14 @@ def _migrate(_: argparse.Namespace) -> int:
     return 0
 
 
+def _bucket(_: argparse.Namespace) -> int:
+    from control_plane import operations
+    from control_plane.settings import ControlSettings
+
+    print(operations.prepare_bucket(ControlSettings()))  # noqa: T201
+    return 0
+
+
 def _publish(_: argparse.Namespace) -> int:
     from control_plane import operations
     from control_plane.settings import ControlSettings
@@ -62,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
     add("worker", _worker, "Publish changes to gateways and validate uploads, until SIGTERM.")
     add("migrate", _migrate, "Bring the database to the newest migration.")
+    add("bucket", _bucket, "Create the bucket, and let pages of TENORA_CONTROL_CORS_ORIGINS upload to it.")
     add("publish", _publish, "Rebuild the whole snapshot that gateways follow from Postgres, in one step.")
     bootstrap = add("bootstrap", _bootstrap, "Make the first admin key, once; running it again changes nothing.")
     bootstrap.add_argument(

@@ -89,7 +89,7 @@ def create_app(settings: ControlSettings) -> Litestar:
         request_class=StrictRequest,
         request_max_body_size=settings.web.control_body_bytes_max,
         lifespan=[lifespan],
-        cors_config=cors_rules(settings.web.control_cors_origins),
+        cors_config=cors_rules(settings.cors.control_cors_origins),
         logging_config=None,  # core.telemetry has set logging up, and errors.py logs what is unexpected
         openapi_config=describe_api(),
     )

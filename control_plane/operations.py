@@ -1,4 +1,4 @@
-"""What an operator runs once: migrate the database, make the first admin key, publish the snapshot anew."""
+"""What an operator runs once: migrate the database, prepare the bucket, make the first admin key, publish anew."""
 
 import os
 import secrets
@@ -7,6 +7,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 
+from adapters.s3 import Bucket
 from control_plane.api_keys import service as api_keys
 from control_plane.connections import open_redis
 from control_plane.publishing.relay import Relay
@@ -55,6 +56,15 @@ def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> 
     finally:
         engine.dispose()
     return f"admin key {made} in {key_file}" + (", and stored" if stored else ", stored already")
+
+
+def prepare_bucket(settings: ControlSettings) -> str:
+    """Create the bucket if it is not there and let pages of the configured origins upload to it; returns what was done.
+    A step of its own, since it needs more rights than the processes that use the bucket.
+    """
+    bucket, origins = Bucket(settings.s3, settings.store), settings.cors.control_cors_origins
+    bucket.ensure(cors_origins=origins)
+    return f"bucket {bucket.name} is there" + (f", open to {', '.join(origins)}" if origins else "")
 
 
 def publish(settings: ControlSettings) -> Position:

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
-from core.settings import Fragment, KeySettings, PostgresSettings, RedisSettings, S3Settings, TelemetrySettings
+from core.settings import (
+    CorsSettings,
+    Fragment,
+    KeySettings,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    TelemetrySettings,
+)
 
 
 class WebSettings(Fragment):
@@ -94,6 +102,7 @@ class ControlSettings:
     """Everything either process reads; each part comes from the environment unless it is given."""
 
     web: WebSettings = field(default_factory=WebSettings)
+    cors: CorsSettings = field(default_factory=CorsSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)

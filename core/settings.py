@@ -3,8 +3,13 @@
 A deployable's own settings class composes these; nothing else in the project reads the environment.
 """
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+import re
+from typing import Annotated, Final
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
 class Fragment(BaseSettings):
@@ -36,10 +41,37 @@ class S3Settings(Fragment):
     s3_public_endpoint: str | None = Field(
         default=None, description="Endpoint URL in what tenants upload to, where theirs is another; empty for the same."
     )
+    s3_checksum_header: bool = Field(
+        default=True,
+        description="Whether uploads must send their SHA-256, which AWS checks; off where CORS cannot allow that.",
+    )
     s3_region: str = Field(default="us-east-1", description="Region used in signatures.")
     s3_bucket: str = Field(default="tenora", description="One bucket for uploads/ and adapters/.")
     s3_access_key: str = Field(default="", description="Access key id; empty uses the machine's own role.")
     s3_secret_key: SecretStr = Field(default=SecretStr(""), description="Secret access key.")
+
+
+class CorsSettings(Fragment):
+    """Which other sites a browser lets call the control plane and upload to the bucket."""
+
+    control_cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        max_length=32,
+        description="Origins whose pages may call the API and upload, such as https://console.example.com; by commas.",
+    )
+
+    @field_validator("control_cors_origins", mode="before")
+    @classmethod
+    def _split(cls, given: object) -> object:
+        return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given
+
+    @field_validator("control_cors_origins")
+    @classmethod
+    def _exact(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin: write scheme://host[:port] in lower case, without a path")
+        return origins
 
 
 class KeySettings(Fragment):

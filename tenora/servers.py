@@ -103,20 +103,39 @@ def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
     return Server(program=program, url=url)
 
 
-def s3(home: Path, logs: Path, *, port: int, access_key: str, secret_key: str, bucket: str) -> Server:
-    """An S3 endpoint over plain files, with one bucket."""
+def s3(
+    home: Path,
+    logs: Path,
+    *,
+    port: int,
+    access_key: str,
+    secret_key: str,
+    bucket: str,
+    cors_origins: tuple[str, ...] = (),
+) -> Server:
+    """An S3 endpoint over plain files, with one bucket that pages of these origins may upload to."""
     (home / bucket).mkdir(parents=True, exist_ok=True)
     program = Program(
         name="s3",
         argv=(
             str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
-            "--config", "/dev/null", "--vfs-cache-mode", "off", str(home),
+            "--config", "/dev/null", "--vfs-cache-mode", "off", *_cors_flags(cors_origins), str(home),
         ),
         env={"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},  # quoted: rclone reads the variable as CSV
         ready=lambda: accepts_connections(port),
         log=logs / "s3.log",
     )  # fmt: skip
     return Server(program=program, url=f"http://127.0.0.1:{port}")
+
+
+def _cors_flags(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """CORS by rclone's own means, since it knows no rules of a bucket. It can name one origin; for several it has to be
+    any, which opens nothing: every request carries its own signature, and browsers add no credentials to it. Its
+    list of headers is fixed and lacks S3's checksums, hence ``TENORA_S3_CHECKSUM_HEADER``.
+    """
+    if not origins:
+        return ()
+    return ("--allow-origin", origins[0] if len(origins) == 1 else "*")
 
 
 def _secret_file(path: Path, text: str) -> Path:

@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from core import keys
+from core.settings import CorsSettings
 from tenora import servers
 from tenora.base_model import MODEL_ID
 from tenora.program import Program, accepts_connections, answers
@@ -52,6 +53,7 @@ class Stack:
         self._s3 = servers.s3(
             self.home / "s3", self.logs, port=ports["s3"],
             access_key=secrets.s3_access_key, secret_key=secrets.s3_secret_key, bucket=BUCKET,
+            cors_origins=CorsSettings().control_cors_origins,
         )  # fmt: skip
         self.addresses = Addresses(
             gateway_url=f"http://127.0.0.1:{settings.gateway_port}",
@@ -70,6 +72,7 @@ class Stack:
             "TENORA_REDIS_URL": where.redis_url,
             "TENORA_S3_ENDPOINT": where.s3_url,
             "TENORA_S3_BUCKET": BUCKET,
+            "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone checks none, and could not let a browser send it
             "TENORA_S3_ACCESS_KEY": secrets.s3_access_key,
             "TENORA_S3_SECRET_KEY": secrets.s3_secret_key,
             "TENORA_KEY_PEPPER": secrets.key_pepper,
@@ -78,6 +81,7 @@ class Stack:
             "TENORA_GATEWAY_PORT": str(self._settings.gateway_port),
             "TENORA_CONTROL_PORT": str(self._settings.control_port),
             "TENORA_CACHE_DIR": str(self.home / "cache"),
+            "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",
         }
 

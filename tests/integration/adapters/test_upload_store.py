@@ -7,6 +7,8 @@ import time
 import httpx
 import pytest
 
+from adapters.s3 import Bucket
+from adapters.settings import StoreSettings
 from adapters.upload_store import UploadStore
 
 BODY = b"hello, tenants"
@@ -51,3 +53,13 @@ def test_a_presigned_upload_expires(uploads):
     upload = presigned(uploads, expires_s=1)
     time.sleep(2.1)  # the server compares whole seconds of its own clock: there is nothing to wait for
     assert put(upload) in (400, 403)
+
+
+def test_without_the_checksum_header_size_and_key_are_still_bound(bucket_settings, store):
+    plain = bucket_settings.model_copy(update={"s3_checksum_header": False})
+    uploads = UploadStore(Bucket(plain, StoreSettings()))
+    upload = presigned(uploads)
+    assert upload.headers == {}
+    assert put(upload, BODY + b"!") == 403, "more bytes"
+    assert put(upload, url=upload.url.replace("/rev_1/", "/rev_2/")) == 403, "another key"
+    assert put(upload) == 200
