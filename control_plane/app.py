@@ -20,6 +20,7 @@ from control_plane.health import healthz, readyz
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
+from control_plane.registry.aliases_api import Aliases
 from control_plane.registry.api import Adapters, admin_base_models
 from control_plane.registry.pins_api import AdapterChanges
 from control_plane.registry.rank_classes_api import AdminRankClasses
@@ -46,35 +47,6 @@ def create_app(settings: ControlSettings) -> Litestar:
         upload=settings.upload,
     )
     authenticator = Authenticator(engine=resources.engine, pepper=resources.pepper.value)
-    admin = Router(
-        path="/api/v1/admin",
-        guards=[admin_key(authenticator)],
-        route_handlers=[
-            AdminTenants,
-            AdminPlans,
-            admin_base_models(settings.web.control_base_model_bytes_max),
-            AdminRankClasses,
-            AdminReplicas,
-            AdminRevocations,
-            AdminBilling,
-        ],
-    )
-    tenant = Router(
-        path="/api/v1",
-        guards=[tenant_key(authenticator)],
-        route_handlers=[
-            OwnTenant,
-            OwnQuota,
-            ApiKeys,
-            Adapters,
-            AdapterChanges,
-            AdapterDeletion,
-            Revisions,
-            OwnRevocations,
-            OwnUsage,
-            OwnInvoices,
-        ],
-    )
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -83,7 +55,7 @@ def create_app(settings: ControlSettings) -> Litestar:
         resources.engine.dispose()
 
     app = Litestar(
-        route_handlers=[healthz, readyz, admin, tenant],
+        route_handlers=[healthz, readyz, _admin(settings, authenticator), _tenant(authenticator)],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
         request_class=StrictRequest,
@@ -97,3 +69,39 @@ def create_app(settings: ControlSettings) -> Litestar:
     # Around the whole of it, not as a Litestar middleware: those never see a request that matches no route.
     app.asgi_handler = RequestContext(app.asgi_handler, requests_max=settings.web.control_requests_max)
     return app
+
+
+def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
+    return Router(
+        path="/api/v1/admin",
+        guards=[admin_key(authenticator)],
+        route_handlers=[
+            AdminTenants,
+            AdminPlans,
+            admin_base_models(settings.web.control_base_model_bytes_max),
+            AdminRankClasses,
+            AdminReplicas,
+            AdminRevocations,
+            AdminBilling,
+        ],
+    )
+
+
+def _tenant(authenticator: Authenticator) -> Router:
+    return Router(
+        path="/api/v1",
+        guards=[tenant_key(authenticator)],
+        route_handlers=[
+            OwnTenant,
+            OwnQuota,
+            ApiKeys,
+            Adapters,
+            AdapterChanges,
+            AdapterDeletion,
+            Aliases,
+            Revisions,
+            OwnRevocations,
+            OwnUsage,
+            OwnInvoices,
+        ],
+    )

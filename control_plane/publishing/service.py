@@ -11,9 +11,13 @@ from control_plane.publishing.models import OutboxChange
 from core.contracts import SnapshotKind
 
 
-def publish_change(session: Session, kind: SnapshotKind, field: str) -> None:
-    """Have gateways learn of this field of this snapshot, soon after the caller's transaction commits."""
-    session.add(OutboxChange(kind=kind, field=field))
+def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxChange:
+    """Have gateways learn of this field of this snapshot, soon after the caller's transaction commits. Once flushed,
+    the note has the id by which ``acknowledge`` waits for it.
+    """
+    note = OutboxChange(kind=kind, field=field)
+    session.add(note)
+    return note
 
 
 def publish_changes(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
