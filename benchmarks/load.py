@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -13,12 +14,15 @@ import msgspec
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One streamed answer: seconds to its first token and to its end, tokens by the engine's count."""
+    """One streamed answer: seconds to its first token and to its end, tokens by the engine's count, and what the
+    engine's door told of loading its adapter.
+    """
 
     model: str
     first_token_s: float
     total_s: float
     output_tokens: int
+    told: dict[str, Any] | None = None
 
 
 async def stream(
@@ -29,19 +33,22 @@ async def stream(
         "model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
+    headers = {"Authorization": f"Bearer {key}"} | ({"x-tenora-adapter": model} if "@" in model else {})
     started = time.perf_counter()
-    first, usage = 0.0, None
-    async with session.post(
-        f"{url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, raise_for_status=True
-    ) as response:
+    first, usage, told = 0.0, None, None
+    async with session.post(f"{url}/v1/completions", json=body, headers=headers, raise_for_status=True) as response:
         async for line in response.content:
+            if line.startswith(b": tenora "):
+                told = msgspec.json.decode(line[9:])
             if not line.startswith(b"data: {"):
                 continue
             first = first or time.perf_counter() - started
             usage = msgspec.json.decode(line[6:]).get("usage") or usage
     if usage is None or usage["completion_tokens"] != output_tokens:
         raise RuntimeError(f"{model} gave {usage}, not {output_tokens} tokens")
-    return Answer(model=model, first_token_s=first, total_s=time.perf_counter() - started, output_tokens=output_tokens)
+    return Answer(
+        model=model, first_token_s=first, total_s=time.perf_counter() - started, output_tokens=output_tokens, told=told
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

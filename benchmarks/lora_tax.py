@@ -10,18 +10,18 @@ import random
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
 
-from adapters.base_model import LINEAR_KINDS, describe
-from benchmarks.engine import RunningEngine, running_engine
 from benchmarks.load import Load, closed_loop
-from tenora.base_model import HUB_NAME, MODEL_ID, materialise
-from tests.fixtures.peft_adapters import write_adapter
+from benchmarks.store import embedded_s3
+from data_plane.engine.plugin import ACTIVATION, installed_engine
+from tenora.base_model import materialise
+from tests.fixtures.real_engine import BASE, KEY, RealEngine, real_engine
 
 CONCURRENCIES = (1, 8, 32)
 GOALS = {(1, 1): 0.85, (8, 1): 0.85, (1, 8): 0.85, (8, 8): 0.85, (1, 32): 0.95, (8, 32): 0.90}
@@ -43,7 +43,7 @@ class Shape:
         return max(6, 2 * concurrency)
 
 
-async def measure(engine: RunningEngine, shape: Shape) -> dict[tuple[int, int], list[Load]]:
+async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tuple[int, int], list[Load]]:
     """Loads by (adapters, concurrency); 0 adapters is the base model. One round is one load of each."""
     loads: dict[tuple[int, int], list[Load]] = {}
     chance = random.Random(shape.seed)
@@ -51,13 +51,13 @@ async def measure(engine: RunningEngine, shape: Shape) -> dict[tuple[int, int], 
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def load(adapters: int, concurrency: int) -> Load:
-            names = [f"a{index}" for index in range(adapters)] or [engine.model]
+            models = names[:adapters] or [BASE]
             requests = [
-                (names[index % len(names)], [chance.randrange(100, 40_000) for _ in range(shape.prompt_tokens)])
+                (models[index % len(models)], [chance.randrange(100, 40_000) for _ in range(shape.prompt_tokens)])
                 for index in range(shape.requests(concurrency))
             ]
             return await closed_loop(
-                session, engine.url, engine.key, requests, concurrency=concurrency, output_tokens=shape.output_tokens
+                session, engine.url, KEY, requests, concurrency=concurrency, output_tokens=shape.output_tokens
             )
 
         await load(max(shape.counts), 8)  # the adapters take their slots before anything is timed
@@ -124,19 +124,23 @@ def main(model: Path | None, home: Path, stock: bool, json_path: Path | None, **
     """Measure what adapters cost beside the base model (about ten minutes on two cores)."""
     shape = Shape(counts=(1, 8) if stock else (1, 2, 4, 8), **numbers)
     checkpoint = model or materialise(home, lambda text: click.echo(text, err=True))
-    spec = describe(checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
-    with tempfile.TemporaryDirectory(prefix="tenora-lora-tax-") as folder:
-        adapters = {
-            f"a{index}": write_adapter(
-                Path(folder, f"a{index}"), spec, rank=shape.rank, modules=LINEAR_KINDS, seed=shape.seed + index
-            )
-            for index in range(max(shape.counts))
-        }
-        log = Path(folder, "engine.log")
-        with running_engine(checkpoint, adapters, log=log, slots=max(shape.counts), ours=not stock) as engine:
-            rows = ratios(asyncio.run(measure(engine, shape)), shape)
+    slots = max(shape.counts)
+    environment = {ACTIVATION: "stock"} if stock else {}  # no device: the plugin then leaves the operations alone
+    with (
+        tempfile.TemporaryDirectory(prefix="tenora-lora-tax-") as folder,
+        embedded_s3(Path(folder, "s3")) as s3,
+        real_engine(checkpoint, s3, Path(folder), slots=slots, memory=slots, environment=environment) as engine,
+    ):
+        names = [engine.new_adapter(shape.seed + index, rank=shape.rank) for index in range(slots)]
+        rows = ratios(asyncio.run(measure(engine, names, shape)), shape)
+    device, version = installed_engine()
     click.echo(table(rows))
-    result = {"operations": "stock" if stock else "tenora", "device": engine.device, "shape": vars(shape), "rows": rows}
+    result = {
+        "operations": "stock" if stock else "tenora",
+        "engine": f"vLLM {version} on {device}",
+        "shape": asdict(shape),
+        "rows": rows,
+    }
     if json_path:
         json_path.write_text(json.dumps(result, indent=1))
     missed = [row for row in rows if row["goal"] and row["throughput_ratio"] < row["goal"]]
