@@ -25,6 +25,24 @@ hypothesis_settings.register_profile("tenora", deadline=None)
 hypothesis_settings.load_profile("tenora")
 
 
+_HAS_GPU = Path("/proc/driver/nvidia/version").exists()
+_without_gpu = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU, take out what needs one; the summary says how many tests that were."""
+    needy = [] if _HAS_GPU else [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[_without_gpu] = len(needy)
+    if needy:
+        config.hook.pytest_deselected(items=needy)
+        items[:] = [item for item in items if item not in needy]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(_without_gpu, 0):
+        terminalreporter.write_line(f"{count} GPU tests deselected: this machine has no CUDA device", yellow=True)
+
+
 def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):
     """Poll a condition every 20 ms and return its first true value; fail when it does not come in time."""
     deadline = time.monotonic() + timeout_s

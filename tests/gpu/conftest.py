@@ -1,0 +1,12 @@
+"""Tests that need a CUDA device and the GPU flavour of the installation."""
+
+from pathlib import Path
+
+import pytest
+
+from tenora.base_model import materialise
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    return materialise(Path(__file__).parents[2] / ".tenora", print)
