@@ -23,11 +23,7 @@ from control_plane.settings import WorkerSettings
 from core.contracts import CanaryJob, CanaryResult, ReplicaStatus
 
 _TEXT_MAX: Final = 2000
-_CURES: Final = {
-    "canary_failed_to_load": "save the adapter with a current PEFT and upload it again",
-    "canary_not_finite": "check the training for overflow (a lower learning rate or alpha) and upload it again",
-    "canary_no_effect": "check that training changed its weights before they were saved, and upload it again",
-}
+_CURE: Final = "upload a corrected adapter as a new revision"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +107,16 @@ def wait(session: Session, pools: Sequence[Pool], settings: WorkerSettings) -> i
 
 
 def decide(session: Session, result: CanaryResult) -> bool:
-    """Make a run's outcome the revision's; False for one that came too late, or of an adapter that is revoked."""
+    """Make a run's outcome the revision's; False for one that came too late, or of an adapter that is revoked.
+
+    A failure counts only from the newest attempt, since a later one may do better. That it ran well is true whenever
+    it was found: a revision never changes.
+    """
+    asked = col(Revision.canary_attempts)
     locked = select(Revision).where(
         Revision.id == result.revision_id,
         Revision.status == "validating",
-        Revision.canary_attempts == result.attempt,
+        asked >= result.attempt if result.code is None else asked == result.attempt,
         col(Revision.checked_digest).is_not(None),
         col(Revision.canary_asked_at).is_not(None),
     )
@@ -131,7 +132,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
         decision.accept(session, row)
     else:
         said = _text(result.message).rstrip(".") or "the run on a replica failed"
-        decision.reject(session, row, [decision.problem(result.code, f"{said}; {_CURES[result.code]}")])
+        decision.reject(session, row, [decision.problem(result.code, f"{said}; {_CURE}")])
     return True
 
 

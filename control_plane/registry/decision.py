@@ -28,8 +28,7 @@ def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
     _close(session, row, codes=[], actor=actor)
     adapter = session.get_one(Adapter, row.adapter_id)
     publish_change(session, "adapters", adapters.field_of(adapter))
-    if adapter.pinned:
-        pins.refresh(session, adapter)
+    pins.refresh(session, adapter)
 
 
 def reject(session: Session, row: Revision, problems: Sequence[dict[str, Any]], *, actor: str = WORKER) -> None:

@@ -36,16 +36,15 @@ def change(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> N
     adapter.pinned = pinned
     session.add(adapter)
     session.flush()
-    refresh(session, adapter)
+    _republish(session, adapter)
     action = "adapter.pinned" if pinned else "adapter.unpinned"
     audit.record(session, actor=actor, action=action, target=adapter.id, tenant_id=adapter.tenant_id)
 
 
 def refresh(session: Session, adapter: Adapter) -> None:
-    """Have the adapter's pins published again: what its name serves, its being pinned or its revocation changed."""
-    ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
-    names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
-    publish_changes(session, "pins", names)
+    """Have a pinned adapter's pins published again, since what its name serves or its revocation changed."""
+    if adapter.pinned:
+        _republish(session, adapter)
 
 
 def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
@@ -71,6 +70,13 @@ def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
         for adapter in session.exec(_pinned(tenant_id)).all():
             if adapter.id in kept:
                 yield from ((each.engine_name, each) for each in _pins_of(session, adapter))
+
+
+def _republish(session: Session, adapter: Adapter) -> None:
+    """Note every name that may be pinned or may have been: which of them is, is seen when they are published."""
+    ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
+    names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
+    publish_changes(session, "pins", names)
 
 
 def _within_plan(session: Session, tenant_id: str) -> set[str]:

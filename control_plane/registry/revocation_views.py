@@ -19,7 +19,8 @@ State = Literal["stopping", "draining", "unloaded", "quarantined", "removed", "l
 
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
     """One replica's word, for one start of its engine (``boot_id``). The three lists say where it still found the
-    adapter; with the state ``removed`` they are empty.
+    adapter. With the state ``removed`` only ``on_disk`` may name anything, and only to admins: files that an identical
+    revision of another adapter needs there. A tenant is not told that there is one.
     """
 
     replica: str
@@ -62,7 +63,7 @@ def get(
     row = session.get(AdapterRevocation, revocation_id)
     if row is None or tenant_id not in (None, row.tenant_id):
         raise NotFound("revocation: there is none with this id.", code="revocation_not_found")
-    return view(session, row, alive)
+    return view(session, row, alive, whole=tenant_id is None)
 
 
 def list_revocations(
@@ -73,12 +74,21 @@ def list_revocations(
     if tenant_id is not None:
         rows = rows.where(AdapterRevocation.tenant_id == tenant_id)
     return page_of(
-        session, rows, col(AdapterRevocation.id), lambda row: view(session, row, alive), cursor=cursor, limit=limit
+        session,
+        rows,
+        col(AdapterRevocation.id),
+        lambda row: view(session, row, alive, whole=tenant_id is None),
+        cursor=cursor,
+        limit=limit,
     )
 
 
-def view(session: Session, row: AdapterRevocation, alive: Sequence[ReplicaStatus] | None) -> RevocationView:
-    """The row as it is shown. ``alive`` are the live replicas, None where they were not asked."""
+def view(
+    session: Session, row: AdapterRevocation, alive: Sequence[ReplicaStatus] | None, *, whole: bool = False
+) -> RevocationView:
+    """The row as it is shown. ``alive`` are the live replicas, None where they were not asked; ``whole`` is for admins,
+    who may know which files are another adapter's too.
+    """
     adapter = session.get_one(Adapter, row.adapter_id)
     return RevocationView(
         id=row.id,
@@ -89,7 +99,7 @@ def view(session: Session, row: AdapterRevocation, alive: Sequence[ReplicaStatus
         reason="deleted" if row.reason == "deleted" else "suspended",
         state=state_of(row),
         engine_names=row.engine_names,
-        receipts=[_receipt(row.receipts[replica]) for replica in sorted(row.receipts)],
+        receipts=[_receipt(row.receipts[replica], whole=whole) for replica in sorted(row.receipts)],
         awaited_replicas=None if alive is None else _awaited(row, adapter.base_model, alive),
         created_at=row.created_at,
         unloaded_at=row.unloaded_at,
@@ -115,7 +125,7 @@ def _awaited(row: AdapterRevocation, base_model: str, alive: Sequence[ReplicaSta
     return receipts.awaited(base_model, row.receipts, alive)
 
 
-def _receipt(receipt: Mapping[str, Any]) -> ReceiptView:
+def _receipt(receipt: Mapping[str, Any], *, whole: bool) -> ReceiptView:
     return ReceiptView(
         replica=receipt["replica_id"],
         boot_id=receipt["boot_id"],
@@ -124,6 +134,6 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptView:
         aborted_requests=receipt["aborted_requests"],
         in_slots=receipt["in_slots"],
         in_memory=receipt["in_memory"],
-        on_disk=receipt["on_disk"],
+        on_disk=receipt["on_disk"] if whole or receipt["state"] != "removed" else [],
         at=clock.from_ms(receipt["at_ms"]),
     )

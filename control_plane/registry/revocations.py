@@ -92,8 +92,7 @@ def _revoke(session: Session, adapter: Adapter, reason: Reason) -> AdapterRevoca
 def _publish(session: Session, adapter: Adapter, row: AdapterRevocation) -> None:
     """The route goes first, so that gateways stop before replicas do; the outbox keeps the order."""
     publish_change(session, "adapters", adapters.field_of(adapter))
-    if adapter.pinned:
-        pins.refresh(session, adapter)
+    pins.refresh(session, adapter)
     session.flush()
     publish_change(session, "revocations", row.id)
 

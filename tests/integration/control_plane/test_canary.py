@@ -98,7 +98,7 @@ def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, 
     (problem,) = rejected["report"]["problems"]
     assert (rejected["status"], rejected["sha256"], problem["code"]) == ("rejected", None, code)
     assert problem["message"].startswith("it said nothing; ")
-    assert "upload it again" in problem["message"]
+    assert "upload a corrected adapter" in problem["message"]
     assert rejected["report"]["canary"]["adapter_answer"] == "\N{REPLACEMENT CHARACTER}" * 3
     relay.rebuild("test")
     assert not redis.exists(keys.snapshot("adapters"))
@@ -124,6 +124,18 @@ def test_a_lost_job_is_asked_again_in_place_of_the_old_and_a_late_answer_is_drop
     result(redis, second, "canary_no_effect")
     exchange.step()
     assert seen(tenant, revision)["status"] == "ready", "what is decided stays so"
+
+
+def test_a_run_that_went_well_counts_though_it_was_slow(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    (first,) = jobs(redis, base)
+    grow_older(engine, 31)
+    exchange.step()
+    result(redis, first)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
 
 
 def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, engine, redis, exchange):

@@ -106,6 +106,19 @@ def test_it_is_unloaded_only_after_every_live_replica_of_the_base_has_said_so(ap
     assert now["unloaded_at"]
 
 
+def test_a_tenant_does_not_learn_that_another_has_the_same_weights(api, base, engine, redis, collector):
+    tenant = api.tenant()
+    tenant.adapter("bot", base)
+    digest = add_revision(engine, tenant, "bot")["digest"]
+    replica = beat(redis, base.id)
+    revocation = deleted(tenant, "bot")
+    answer(redis, revocation["id"], replica, on_disk=(digest,))
+    collector.step()
+    assert [receipt["on_disk"] for receipt in shown(tenant, revocation)["receipts"]] == [[]]
+    whole = api.admin.get(f"/api/v1/admin/revocations/{revocation['id']}").json()
+    assert [receipt["on_disk"] for receipt in whole["receipts"]] == [[digest]]
+
+
 def test_a_replica_that_restarted_is_awaited_anew_and_one_that_is_gone_is_not(api, base, engine, redis, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
