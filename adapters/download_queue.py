@@ -2,7 +2,7 @@
 
 An owner is any string; whose it is, the caller knows. A download that has stalled keeps its owner's slot but lends the
 common one to others, so that no number of slow objects of some holds up the rest. Fails closed: beyond the bounds on
-waiting an owner is refused at once. For one event loop.
+waiting an owner is refused at once, those with the longest lines first. For one event loop.
 """
 
 import asyncio
@@ -58,9 +58,10 @@ class DownloadQueue:
     @asynccontextmanager
     async def slot(self, owner: str, transfer: Transfer) -> AsyncIterator[None]:
         """Wait for a turn and hold it. Raises ``QueueFull`` instead of waiting beyond the bounds."""
-        of_owner = len(self._waiting.get(owner, ())) >= self._bounds.waiting_per_owner
-        if of_owner or self._count_waiting() >= self._bounds.waiting:
-            raise QueueFull(of_owner=of_owner)
+        if len(self._waiting.get(owner, ())) >= self._bounds.waiting_per_owner:
+            raise QueueFull(of_owner=True)
+        if self._count_waiting() >= self._bounds.waiting:
+            self._make_place(owner)
         waiter = _Waiter(owner, transfer)
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._dispatch()
@@ -113,10 +114,19 @@ class DownloadQueue:
             self._of_owner[waiter.owner] -= 1
             if not self._of_owner[waiter.owner]:
                 del self._of_owner[waiter.owner]
-        else:  # cancelled while it waited
+        elif waiter in self._waiting.get(waiter.owner, ()):  # cancelled while it waited
             self._waiting[waiter.owner].remove(waiter)
             self._drop_if_empty(waiter.owner)
         self._dispatch()
+
+    def _make_place(self, owner: str) -> None:
+        """Send the last of the longest line away, so that long lines cannot keep others from waiting at all."""
+        longest = max(self._waiting, key=lambda other: len(self._waiting[other]))
+        if len(self._waiting[longest]) <= len(self._waiting.get(owner, ())) + 1:
+            raise QueueFull(of_owner=False)
+        last = self._waiting[longest].pop()
+        if not last.granted.done():
+            last.granted.set_exception(QueueFull(of_owner=False))
 
     def _dispatch(self) -> None:
         """Give out what is free, one owner after the other."""
