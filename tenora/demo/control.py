@@ -29,6 +29,10 @@ class ControlPlane:
         """The JSON of a PATCH."""
         return self._json(self._http.patch(path, json=body))
 
+    def put(self, path: str, body: Any) -> Any:
+        """The JSON of a PUT."""
+        return self._json(self._http.put(path, json=body))
+
     def delete(self, path: str) -> None:
         """A DELETE."""
         response = self._http.delete(path)
@@ -45,8 +49,12 @@ class ControlPlane:
         return response.status_code, response.json()
 
     def upload_adapter(self, name: str, base_model: str, folder: Path) -> dict[str, Any]:
-        """Create the adapter, PUT its files to the presigned URLs, and wait until the revision is ready."""
+        """Create the adapter, and its first revision."""
         self.post("/api/v1/adapters", {"name": name, "base_model": base_model})
+        return self.upload_revision(name, folder)
+
+    def upload_revision(self, name: str, folder: Path) -> dict[str, Any]:
+        """PUT an adapter's files to presigned URLs, and wait until the revision is ready."""
         files = {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name not in IGNORED_FILES}
         declared = [
             {"path": path, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

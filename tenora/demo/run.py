@@ -19,6 +19,7 @@ from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
 from tenora.demo.engine_counts import EngineCount, read_engine_count
+from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.report import show_invoice, show_usage, table, write_report
 from tenora.demo.tenants import Tenant, create_cast, dataset, fine_tune, usage_by_adapter
 from tenora.lifetime import is_up
@@ -42,6 +43,17 @@ class Answers:
     voice: float
     isolation: Isolation
     quota: dict[str, Any]
+    flip: Flip
+
+    @property
+    def violations(self) -> list[str]:
+        """What was promised and did not hold."""
+        found = list(self.isolation.violations)
+        if self.flip.wrong or self.flip.unacknowledged:
+            found.append(
+                f"flip: {self.flip.wrong} calls by the wrong revision, {self.flip.unacknowledged} unacknowledged"
+            )
+        return found
 
 
 def run_demo(settings: StackSettings) -> int:
@@ -62,7 +74,7 @@ def run_demo(settings: StackSettings) -> int:
 
 
 def _tell_story(settings: StackSettings, console: Console, started: float) -> list[str]:
-    """The story; returns what of the tenants' isolation did not hold."""
+    """The story; returns what of the promises did not hold."""
     status = read_status(settings)
     admin = ControlPlane(status["control_url"], status["admin_key"])
     before = read_engine_count(status["redis_url"])
@@ -77,8 +89,10 @@ def _tell_story(settings: StackSettings, console: Console, started: float) -> li
             f"{tenant.name}: {tenant.adapter} ready in {time.monotonic() - begun:.1f} s, {revision['sha256'][:12]}…"
         )
         names[tenant.control.get(f"/api/v1/adapters/{tenant.adapter}")["id"]] = tenant.adapter
+    revisions = upload_two_revisions(shop, folder)
+    console.print(f"{shop.name}: a second revision of {shop.adapter}, at half the strength; prod stays on the first")
     console.rule("They call them, mixed, on one replica", align="left")
-    answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, console))
+    answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, revisions, console))
     after = read_engine_count(status["redis_url"])
     console.rule("Usage, invoices, reconciliation", align="left")
     report = _bill(admin, (bank, shop), names, before, after, console)
@@ -87,19 +101,20 @@ def _tell_story(settings: StackSettings, console: Console, started: float) -> li
         "accuracy": {"base": answers.accuracy_base, "adapter": answers.accuracy_adapter},
         "voice": answers.voice,
         "isolation": {"violations": len(answers.isolation.violations), "checks": answers.isolation.checks},
+        "flip": answers.flip.as_report(),
         "quota": {"status": answers.quota["status"], "code": answers.quota["code"]},
         **report,
     }
     path = settings.root / "demo-report.json"
     write_report(path, report)
-    for violation in answers.isolation.violations:
-        console.print(f"[bold red]isolation:[/] {violation}")
+    for violation in answers.violations:
+        console.print(f"[bold red]does not hold:[/] {violation}")
     console.print(f"{report['seconds']} s in all; the same as JSON in {path}")
-    return answers.isolation.violations
+    return answers.violations
 
 
 async def _call_everything(
-    gateway_url: str, admin: ControlPlane, bank: Tenant, shop: Tenant, console: Console
+    gateway_url: str, admin: ControlPlane, bank: Tenant, shop: Tenant, revisions: tuple[str, str], console: Console
 ) -> Answers:
     callers = Callers(gateway_url, {tenant.id: tenant.key for tenant in (bank, shop)})
     calls = [*_questions(bank, bank.adapter, "router"), *_questions(bank, MODEL_ID, "base")]
@@ -110,6 +125,7 @@ async def _call_everything(
             bar = progress.add_task(f"{len(calls)} calls", total=len(calls))
             answers = await callers.ask_all(calls, lambda _: progress.advance(bar))
         isolation = await check_isolation(callers, bank, shop, answers)
+        flip = await flip_and_roll_back(callers, shop, *revisions)
         quota = await run_into_quota(admin, callers, shop, MODEL_ID)
     finally:
         await callers.close()
@@ -127,13 +143,14 @@ async def _call_everything(
             ],
         )
     )
+    show_flip(console, shop, flip)
     console.print(f"isolation: {isolation.checks} checks, {len(isolation.violations)} violations")
     console.print(f"quota: {quota['status']} {quota['code']}: {quota['message']}")
     for name, value in quota["headers"].items():
         console.print(f"  {name}: {value}")
     return Answers(
         accuracy_base=right["base"], accuracy_adapter=right["router"], voice=right["voice"],
-        isolation=isolation, quota=quota,
+        isolation=isolation, quota=quota, flip=flip,
     )  # fmt: skip
 
 
