@@ -65,13 +65,10 @@ class Canaries:
         self._jobs = keys.canary_jobs(settings.base_model, settings.engine_rank_max)
 
     async def step(self) -> None:
-        """Do the next job, if there is one. Raises redis.RedisError, or msgspec.MsgspecError for what is no job."""
-        if not self._takes_jobs():
+        """Do the next job, if there is one. Raises redis.RedisError."""
+        job = await self._take()
+        if job is None:
             return
-        popped = await self._redis.brpop([self._jobs], timeout=_BLOCK_S)
-        if popped is None:
-            return
-        job = msgspec.json.decode(popped[1], type=CanaryJob)
         began = time.monotonic()
         self.is_running = True
         try:
@@ -88,9 +85,24 @@ class Canaries:
         metrics.CANARY_SECONDS.observe(time.monotonic() - began)
         await self._redis.lpush(keys.CANARY_RESULTS, msgspec.json.encode(result))
 
+    async def _take(self) -> CanaryJob | None:
+        """Wait a moment for a job. Once taken it is this replica's alone; one that is lost is asked for again."""
+        if not self._takes_jobs():
+            return None
+        popped = await self._redis.brpop([self._jobs], timeout=_BLOCK_S)
+        if popped is None:
+            return None
+        try:
+            return msgspec.json.decode(popped[1], type=CanaryJob)
+        except msgspec.MsgspecError as error:
+            _log.error("a canary job cannot be read", error=str(error))
+            return None
+
     async def judge(self, job: CanaryJob) -> CanaryResult:
         """Run the base, then the adapter. Raises what gives no verdict."""
         base = await self._ask_base()
+        if not all(answer.is_finite for answer in base):
+            raise AnswerFailed(200, "the base model itself gives no finite numbers")
         began = time.monotonic()
         try:
             await self._door.prefetch(job.engine_name, "memory", timeout_s=self._settings.canary_load_s)
