@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -74,6 +75,38 @@ def logs(name: str, lines: int) -> None:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
         raise click.ClickException(f"no log called {name!r}; there are: {known}")
     print("\n".join(file.read_text(errors="replace").splitlines()[-lines:]))
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--adapter", required=True, help="Name of the adapter; created where there is none.")
+@click.option("--base-model", help="Id or Hub name of its base model; by default what adapter_config.json says.")
+@click.option("--key", envvar="TENORA_API_KEY", help="The tenant's API key; better in TENORA_API_KEY, which none sees.")
+@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for the verdict.")
+def upload(
+    folder: Path, *, adapter: str, base_model: str | None, key: str | None, control_url: str | None, timeout_s: float
+) -> None:
+    """Upload the PEFT adapter in FOLDER and wait for its verdict; exits 0 when it is ready.
+
+    Interrupted, the same command goes on where it stopped. Only adapter_config.json and adapter_model.safetensors are
+    sent; what training left beside them is not.
+    """
+    from tenora.upload import UploadFailed  # httpx would slow every other command down
+    from tenora.upload_command import run_upload
+
+    if not key:
+        raise click.ClickException("no API key; set TENORA_API_KEY to one with the scope adapters:write")
+    url = control_url or f"http://127.0.0.1:{StackSettings().control_port}"
+    try:
+        ready = run_upload(
+            folder, adapter=adapter, base_model=base_model, url=url, key=key, timeout_s=timeout_s, console=console
+        )
+    except UploadFailed as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        raise click.ClickException("interrupted; the same command goes on from here") from None
+    sys.exit(0 if ready else 1)
 
 
 @main.command()

@@ -1,20 +1,20 @@
 """The control plane's REST API as the demo uses it, over plain HTTP: what an admin or a tenant would write."""
 
-import hashlib
-import time
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-_VALIDATION_S: Final = 60
-IGNORED_FILES: Final = frozenset({"README.md"})
+from tenora.upload import Uploader, Watcher, read_folder
+
+_VERDICT_S: Final = 60
 
 
 class ControlPlane:
     """One caller of the control plane, holding one key."""
 
     def __init__(self, url: str, key: str) -> None:
+        self._url, self._key = url, key
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
 
     def get(self, path: str, **params: str) -> Any:
@@ -50,33 +50,15 @@ class ControlPlane:
 
     def upload_adapter(self, name: str, base_model: str, folder: Path) -> dict[str, Any]:
         """Create the adapter, and its first revision."""
-        self.post("/api/v1/adapters", {"name": name, "base_model": base_model})
-        return self.upload_revision(name, folder)
-
-    def upload_revision(self, name: str, folder: Path) -> dict[str, Any]:
-        """PUT an adapter's files to presigned URLs, and wait until the revision is ready."""
-        files = {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name not in IGNORED_FILES}
-        declared = [
-            {"path": path, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for path, content in files.items()
-        ]
-        revision = self.post(f"/api/v1/adapters/{name}/revisions", {"files": declared})
-        for upload in revision["uploads"]:
-            content = files[upload["path"]]
-            httpx.request(
-                upload["method"], upload["url"], headers=upload["headers"], content=content, timeout=60
-            ).raise_for_status()
-        where = f"/api/v1/adapters/{name}/revisions/{revision['id']}"
-        self.post(f"{where}/complete")
-        deadline = time.monotonic() + _VALIDATION_S
-        while time.monotonic() < deadline:
-            now: dict[str, Any] = self.get(where)
-            if now["status"] == "ready":
-                return now
-            if now["status"] == "rejected":
-                raise RuntimeError(f"{name} was rejected: {now['report']}")
-            time.sleep(0.1)
-        raise RuntimeError(f"{name} was not validated within {_VALIDATION_S} s")
+        uploader = Uploader(self._url, self._key, Watcher())
+        try:
+            uploader.ensure_adapter(name, base_model)
+            revision = uploader.upload(read_folder(folder), name, timeout_s=_VERDICT_S)
+        finally:
+            uploader.close()
+        if revision["status"] != "ready":
+            raise RuntimeError(f"{name} was rejected: {revision['report']}")
+        return revision
 
     @staticmethod
     def _json(response: httpx.Response) -> Any:
