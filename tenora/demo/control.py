@@ -50,9 +50,13 @@ class ControlPlane:
 
     def upload_adapter(self, name: str, base_model: str, folder: Path) -> dict[str, Any]:
         """Create the adapter, and its first revision."""
+        self.post("/api/v1/adapters", {"name": name, "base_model": base_model})
+        return self.upload_revision(name, folder)
+
+    def upload_revision(self, name: str, folder: Path) -> dict[str, Any]:
+        """Upload an adapter's folder, and wait until the revision is ready."""
         uploader = Uploader(self._url, self._key, Watcher())
         try:
-            uploader.ensure_adapter(name, base_model)
             revision = uploader.upload(read_folder(folder), name, timeout_s=_VERDICT_S)
         finally:
             uploader.close()
