@@ -17,8 +17,9 @@ REQUIRED_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]{0,127}")
 _PASSED_OVER: Final = re.compile(
-    r".+\.(md|txt|log|csv|png)|\.gitattributes|\.gitignore|LICEN[CS]E.*|"
-    r"(trainer_state|(all|train|eval|predict)_results|training_args|generation_config)\.json|(trainer_log|.+)\.jsonl",
+    r".+\.(md|txt|log|csv|tsv|jsonl|ya?ml|png|jpe?g|svg|pdf)|\.gitattributes|\.gitignore|\.DS_Store|latest|"
+    r"(LICEN[CS]E|NOTICE)([-_][\w-]+)?(\.rst)?|events\.out\.tfevents\..+|"
+    r"(trainer_state|(all|train|eval|predict)_results|training_args|generation_config)\.json",
     re.IGNORECASE,
 )
 _PROMPT_FILES: Final = re.compile(
@@ -30,7 +31,7 @@ _SUFFIXES: Final[dict[str, tuple[Code, str]]] = {
         (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".gguf"),
         (
             "format_not_allowed",
-            "pickles and other formats are never read; save with save_pretrained(safe_serialization=True)",
+            "pickles and other formats are never read; leave it out (weights: save_pretrained(safe_serialization=True))",
         ),
     ),
     **dict.fromkeys(

@@ -12,7 +12,14 @@ def judge(*extra: str):
     return report.verdict()
 
 
-@pytest.mark.parametrize("name", ["README.md", "trainer_state.json", "all_results.json", ".gitattributes", "LICENSE"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md", "trainer_state.json", "all_results.json", "train_results.json", "generation_config.json",
+        "LICENSE", "LICENSE-APACHE", "NOTICE.txt", ".gitattributes", ".DS_Store", "trainer_log.jsonl", "latest",
+        "training_loss.png", "training_args.yaml", "events.out.tfevents.1719922014.host.1.0",
+    ],
+)  # fmt: skip
 def test_what_training_leaves_behind_is_passed_over_with_a_note(name):
     verdict = judge(name)
     assert verdict.problems == ()
@@ -25,6 +32,11 @@ def test_what_training_leaves_behind_is_passed_over_with_a_note(name):
         ("adapter_model.bin", "format_not_allowed"),
         ("optimizer.pt", "format_not_allowed"),
         ("rng_state.pth", "format_not_allowed"),
+        ("training_args.bin", "format_not_allowed"),
+        ("scheduler.pt", "format_not_allowed"),
+        ("zero_to_fp32.py", "file_not_allowed"),
+        ("LICENSE.py", "file_not_allowed"),
+        ("events.out.tfevents.pt", "format_not_allowed"),
         ("weights.PKL", "format_not_allowed"),
         ("adapter.zip", "archive_not_allowed"),
         ("adapter.tar", "archive_not_allowed"),
@@ -59,3 +71,10 @@ def test_both_files_are_required_and_each_once():
         ("file_missing", "adapter_model.safetensors"),
         ("file_not_allowed", "adapter_config.json"),
     ]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin"])
+def test_what_a_trainer_pickles_is_refused_by_name_with_the_advice_to_leave_it_out(name):
+    (problem,) = judge(name).problems
+    assert problem.file == name
+    assert "leave it out" in problem.message
