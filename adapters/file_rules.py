@@ -31,7 +31,7 @@ _SUFFIXES: Final[dict[str, tuple[Code, str]]] = {
         (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".gguf"),
         (
             "format_not_allowed",
-            "pickles and other formats are never read; leave it out (weights: save_pretrained(safe_serialization=True))",
+            "other formats are never read; leave it out (weights: save_pretrained(safe_serialization=True))",
         ),
     ),
     **dict.fromkeys(
