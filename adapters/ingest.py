@@ -90,6 +90,11 @@ def judge_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Verdi
     """What the declaration alone says: names and total size. The API can ask this before it gives out upload URLs."""
     report = Report()
     judge_names([file.path for file in files], report)
+    if report.count == 0:
+        for file in files:
+            if file.size_bytes == 0:
+                cure = "upload it again" if file.path in REQUIRED_FILES else "leave it out"
+                report.refuse("file_empty", f"is empty; {cure}", file=file.path)
     total = sum(file.size_bytes for file in files)
     if total > limits.bytes_max:
         text = f'the files have {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'

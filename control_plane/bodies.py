@@ -26,6 +26,12 @@ class StrictRequest(Request[Any, Any, State]):
                 code="unsupported_media_type",
                 param="content-type",
             )
+        if (encoding := self.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+            raise UnsupportedMedia(
+                f"content-encoding is {encoding!r}; send the JSON itself, uncompressed.",
+                code="encoding_not_allowed",
+                param="content-encoding",
+            )
         field = self.route_handler.parsed_data_field
         assert field is not None, "only handlers with a body read it"
         try:

@@ -25,6 +25,9 @@ REBUILDS = Counter(
 VERDICTS = Counter(
     "tenora_control_verdicts_total", "Uploads decided, by status and first problem's code.", ["status", "code"]
 )
+REFUSED_ANNOUNCEMENTS = Counter(
+    "tenora_control_refused_announcements_total", "Uploads refused before a byte was sent, by code.", ["code"]
+)
 VALIDATION_SECONDS = Histogram(
     "tenora_control_validation_seconds",
     "From taking an upload up to its verdict.",

@@ -39,6 +39,9 @@ class WebSettings(Fragment):
         default=2000, ge=0, le=30_000, description="How long an alias's move is waited for at every gateway."
     )
     acknowledge_poll_ms: int = Field(default=20, ge=5, le=1000, description="How often that is looked at.")
+    refusals_audited_per_hour_max: int = Field(
+        default=500, ge=0, description="Refused announcements of one tenant that the audit trail keeps an hour."
+    )
     usage_days_max: int = Field(default=92, ge=1, description="Longest span one usage query may cover.")
 
 

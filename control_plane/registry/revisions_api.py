@@ -13,11 +13,12 @@ from adapters.settings import UploadSettings
 from control_plane.api_keys.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import revisions
+from control_plane.registry import refusals, revisions
 from control_plane.registry.schemas import NewRevision, RevisionCreated, RevisionView
 from control_plane.registry.uploads import Uploads, revision_of
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
+from core.errors import AppError
 
 _READ = {"scope": "adapters:read"}
 _WRITE = {"scope": "adapters:write"}
@@ -39,6 +40,7 @@ class Revisions(Controller):
         uploads: NamedDependency[Uploads],
         web: NamedDependency[WebSettings],
         upload: NamedDependency[UploadSettings],
+        engine: NamedDependency[Engine],
     ) -> Response[RevisionCreated]:
         """Announce the files of a revision; the answer says where to PUT each, large ones in parts."""
         tenant_id = principal.own_tenant_id
@@ -53,7 +55,14 @@ class Revisions(Controller):
             revision_id = revision_of(body)
             return uploads.announced(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
 
-        answer = once.run(announce, renewed=again)
+        try:
+            answer = once.run(announce, renewed=again)
+        except AppError as refusal:
+            hourly_max = web.refusals_audited_per_hour_max
+            refusals.note(
+                engine, refusal, tenant_id=tenant_id, adapter=name, actor=principal.key_id, hourly_max=hourly_max
+            )
+            raise
         # After the transaction: should the store fail now, the same request again goes on from here.
         return Response(uploads.all_of(answer.content), status_code=answer.status_code, headers=answer.headers)
 

@@ -74,7 +74,7 @@ class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A file about to be uploaded."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    size_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 50)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -31,8 +31,12 @@ def _instead(row: str, what: str, code: str, make: Callable[[], bytes], *says: s
 def _zip_of_a_pickle() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({}))
+        archive.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps({}))  # of 1980, whenever it is made
     return out.getvalue()
+
+
+def _gzip(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
 
 
 def _hostile_tar() -> bytes:
@@ -103,7 +107,7 @@ def archives() -> Iterator[Item]:
     yield _beside("U43", "links.tar", "archive_not_allowed", "not unpacked", cure, content=_hostile_tar(), **_MEDIA)
     yield _beside("U44", "42.zip", "archive_not_allowed", "not unpacked", cure, content=b"PK\x03\x04", **_MEDIA)
     again = "save the adapter as safetensors"
-    for what, pack in {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}.items():
+    for what, pack in {"gzip": _gzip, "bzip2": bz2.compress, "xz": lzma.compress}.items():
         yield _instead(
             "U42", f"a {what} archive", "archive_not_allowed", lambda pack=pack: pack(bytes(1000)), what, again
         )
@@ -111,11 +115,9 @@ def archives() -> Iterator[Item]:
         yield _instead("U42", f"a {what} archive", "archive_not_allowed", lambda magic=magic: magic + bytes(90), what,
                        again)  # fmt: skip
     yield _instead("U43", "a tar with links and devices", "header_too_large", _hostile_tar, "save LoRA tensors only")
-    yield _instead(
-        "U44", "a gzip bomb", "archive_not_allowed", lambda: gzip.compress(bytes(_BOMB_BYTES)), "gzip", again
-    )
+    yield _instead("U44", "a gzip bomb", "archive_not_allowed", lambda: _gzip(bytes(_BOMB_BYTES)), "gzip", again)
     yield Item(row="U44", what="a gzip bomb for a config", code="archive_not_allowed", says=("gzip",), file=CONFIG,
-               files=lambda: {CONFIG: gzip.compress(bytes(_BOMB_BYTES))})  # fmt: skip
+               files=lambda: {CONFIG: _gzip(bytes(_BOMB_BYTES))})  # fmt: skip
 
 
 def _declared(**of_the_weights: object) -> Callable[[list[dict]], list[dict]]:

@@ -43,7 +43,7 @@ def _half_a_million_empty_tensors() -> bytes:
 
 def sizes() -> Iterator[Item]:
     """U1 to U5: the file and its header's length."""
-    empty = {"stage": "announce", "status": 400, "api_code": "invalid_value"}
+    empty = {"stage": "announce", "status": 400}
     yield _header("U1", "empty weights", "file_empty", bytes, "empty", "upload it again", **empty)
     yield Item(row="U1", what="empty config", code="file_empty", says=("empty", "upload it again"), file=CONFIG,
                files=lambda: {CONFIG: b""}, **empty)  # fmt: skip

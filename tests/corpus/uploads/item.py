@@ -34,8 +34,8 @@ class Item:
     """One bad upload. ``row`` is its place in the table of bad input; ``code``, ``file`` and ``where`` are of a problem
     that the report must hold, and ``says`` are words of its message: what is wrong, and the fix.
 
-    ``stage`` is where the API refuses it, with ``status`` and, where it has its own word, ``api_code``. ``declare``
-    changes what is announced, so that it is not what is uploaded; files in ``withheld`` are announced and never sent.
+    ``stage`` is where the API refuses it, with ``status``. ``declare`` changes what is announced, so that it is not
+    what is uploaded; files in ``withheld`` are announced and never sent.
     """
 
     row: str
@@ -48,7 +48,6 @@ class Item:
     cpu_s: float = 2.0
     stage: Literal["announce", "complete", "validation"] = "validation"
     status: int = 202
-    api_code: str | None = None
     declare: Callable[[list[dict]], list[dict]] | None = None
     withheld: tuple[str, ...] = ()
 

@@ -1,13 +1,8 @@
 """The worker as a real process: publishing within its time, validating real uploads, dying and coming back."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import msgspec
@@ -22,54 +17,9 @@ from core import db, keys
 from core.api_keys import hash_key
 from core.contracts import AdapterRoute
 from tests.conftest import wait_until
-from tests.fixtures.control_api import PEPPER, Tenant
+from tests.fixtures.control_api import PEPPER
+from tests.fixtures.control_worker import decided, running_worker, upload
 from tests.fixtures.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
-
-
-def environment(settings, **extra: str) -> dict[str, str]:
-    return os.environ | {
-        "TENORA_POSTGRES_DSN": settings.postgres.postgres_dsn,
-        "TENORA_REDIS_URL": settings.redis.redis_url,
-        "TENORA_S3_ENDPOINT": settings.s3.s3_endpoint,
-        "TENORA_S3_ACCESS_KEY": settings.s3.s3_access_key,
-        "TENORA_S3_SECRET_KEY": settings.s3.s3_secret_key.get_secret_value(),
-        "TENORA_KEY_PEPPER": PEPPER,
-        "TENORA_CANARY_REQUIRED": "false",  # there is no replica here
-        **extra,
-    }
-
-
-@contextmanager
-def running_worker(settings, **extra: str) -> Iterator[subprocess.Popen]:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "control_plane", "worker"], env=environment(settings, **extra), stdout=subprocess.PIPE
-    )
-    try:
-        assert b"worker started" in worker.stdout.readline()
-        yield worker
-    finally:
-        if worker.poll() is None:
-            worker.terminate()
-        worker.communicate(timeout=40)
-
-
-def upload(tenant: Tenant, name: str, folder) -> str:
-    """PUT a folder's files and complete the revision; returns the revision's path."""
-    revision = tenant.announce(name, declared_files(folder))
-    for each in revision["uploads"]:
-        content = (folder / each["path"]).read_bytes()
-        httpx.request(each["method"], each["url"], headers=each["headers"], content=content).raise_for_status()
-    path = f"/api/v1/adapters/{name}/revisions/{revision['id']}"
-    assert tenant.http.post(f"{path}/complete").status_code == 202
-    return path
-
-
-def decided(tenant: Tenant, path: str, timeout_s: float = 30) -> dict:
-    return wait_until(
-        lambda: (now := tenant.http.get(path).json())["status"] in ("ready", "rejected") and now,
-        timeout_s=timeout_s,
-        what="verdict",
-    )
 
 
 def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, store, tmp_path):
