@@ -12,12 +12,14 @@ from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from control_plane.audit import service as audit
+from control_plane.publishing import prefetch
 from control_plane.publishing.service import publish_change
 from control_plane.registry import adapters, pins
 from control_plane.registry.alias_schemas import AliasTarget, AliasView
 from control_plane.registry.models import Adapter, Alias, Revision
 from control_plane.settings import WebSettings
 from core import clock
+from core.contracts import PrefetchHint
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -26,12 +28,13 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 @dataclass(frozen=True, kw_only=True)
 class Moved:
     """An alias as it is now (None where it was removed) and what it pointed at before. ``change_id`` is the note in the
-    outbox that gateways are to learn of.
+    outbox that gateways are to learn of, ``hints`` what replicas may bring ahead.
     """
 
     alias: AliasView | None
     previous: AliasTarget | None
     change_id: int
+    hints: tuple[PrefetchHint, ...] = ()
 
 
 def point(
@@ -65,7 +68,9 @@ def point(
         tenant_id=tenant_id,
         details={"alias": alias, "weights": weights, "previous": None if previous is None else _said(previous)},
     )
-    return Moved(alias=_view(row, name), previous=previous, change_id=change_id)
+    route = adapters.route(session, adapters.field_of(adapter))
+    hints = () if route is None else prefetch.hints_of_flip(route, weights)
+    return Moved(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
 
 
 def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> Moved:

@@ -13,6 +13,7 @@ from sqlmodel import Session
 from control_plane.api_keys.authenticate import Principal
 from control_plane.paging import Page
 from control_plane.publishing.acknowledge import Acknowledger
+from control_plane.publishing.prefetch import send_hints
 from control_plane.registry import aliases
 from control_plane.registry.alias_schemas import AliasMoved, AliasTarget, AliasView
 from control_plane.settings import WebSettings
@@ -103,7 +104,9 @@ async def _acknowledged(
 
     def commit() -> aliases.Moved:
         with unit_of_work(engine) as session:
-            return move(session)
+            moved = move(session)
+        send_hints(redis, moved.hints)
+        return moved
 
     moved = await anyio.to_thread.run_sync(commit)
     waiting = Acknowledger(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)

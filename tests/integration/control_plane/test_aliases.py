@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.settings import ControlSettings, WebSettings
 from core import keys
-from core.contracts import AdapterRoute
+from core.contracts import AdapterRoute, PrefetchHint
 from tests.fixtures.control_api import control_settings
 from tests.fixtures.ready_revisions import ready_revision
 
@@ -37,6 +37,21 @@ def ready(engine, tenant) -> list[str]:
 
 def put(tenant, alias: str, **body):
     return tenant.http.put(f"{ALIASES}/{alias}", json=body)
+
+
+def hinted(redis) -> list[PrefetchHint]:
+    entries = redis.xrange(keys.PREFETCH_HINTS)
+    return [msgspec.json.decode(fields[b"hint"], type=PrefetchHint) for _, fields in entries]
+
+
+def test_a_flip_tells_replicas_what_to_bring_ahead(tenant, ready, base, redis):
+    put(tenant, "prod", weights={ready[0]: 90, ready[2]: 10}).raise_for_status()
+    assert {hint.engine_name.partition("@")[0] for hint in hinted(redis)} == {tenant.adapter_id}
+    assert len({hint.engine_name for hint in hinted(redis)}) == 2
+    assert {(hint.reason, hint.base_model) for hint in hinted(redis)} == {("flip", base.id)}
+    tenant.http.delete(f"{ALIASES}/prod").raise_for_status()
+    assert put(tenant, "prod", revision="rev_none").is_error
+    assert len(hinted(redis)) == 2
 
 
 def problem(response) -> tuple[int, str, str | None]:
