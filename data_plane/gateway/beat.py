@@ -76,7 +76,8 @@ class Beat:
         began, snapshot = time.monotonic(), self._snapshot
         now_ms = clock.now_ms()
         status = GatewayStatus(id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms)
-        async with self._redis.pipeline(transaction=True) as pipe:
+        # A connection that hangs must not outlast the lease: the next attempt takes another.
+        async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
             pipe.set(keys.gateway(self._id), msgspec.json.encode(status), px=round(self._lease_s * 1000))
             pipe.zadd(keys.GATEWAYS, {self._id: now_ms})
             pipe.zremrangebyscore(keys.GATEWAYS, "-inf", now_ms - _FORGOTTEN_MS)

@@ -1,6 +1,7 @@
 """The heartbeat's promise: who publishes and then sees it in every status knows that nothing older is decided by."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
@@ -112,3 +113,16 @@ async def test_a_change_is_said_at_once(line, redis, publisher):
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def test_a_redis_that_hangs_costs_one_beat_and_not_the_lease(line, redis, publisher):
+    hanging = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
+    async with hanging, Redis.from_url(f"redis://127.0.0.1:{hanging.sockets[0].getsockname()[1]}") as nobody:
+        snapshot = snapshot_of(line)
+        await snapshot.load()
+        beat = beat_of(nobody, snapshot, lease_s=0.4)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await beat.beat()
+        assert 0.2 <= time.monotonic() - began < 10
+        assert not beat.current
