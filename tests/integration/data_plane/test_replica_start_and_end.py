@@ -1,0 +1,108 @@
+"""A replica's first and last moments: not ready before it knows what is revoked, every token counted at the end."""
+
+import signal
+import threading
+import time
+
+import msgspec
+import pytest
+import redis
+
+from core import keys
+from tenora import servers
+from tenora.program import free_port
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.agent_room import REPLICA, Room, engine_name
+from tests.fixtures.published import Publisher
+
+
+@pytest.fixture
+def client(redis_server):
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushall()
+        yield client
+
+
+def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk(client, redis_server, tmp_path):
+    name = engine_name()
+    left_by_the_last = tmp_path / f"{REPLICA}-cache" / name.partition("@")[2]
+    left_by_the_last.mkdir(parents=True)
+    with processes.agent(tmp_path, redis_server, REPLICA) as agent:
+        wait_until(lambda: "what is revoked is not known yet" in agent.log.read_text(), what="the agent to wait")
+        time.sleep(0.5)
+        assert client.get(keys.replica(REPLICA)) is None  # nothing is published: it cannot know
+        revocation = Room.revocation(name)
+        client.hset(keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
+        room = Room(client, Publisher(client, processes.PEPPER), agent)  # which publishes an epoch
+        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+        assert name in room.truth()["revoked"]
+        assert not left_by_the_last.exists()
+        assert wait_until(lambda: room.removed(revocation)).boot_id == room.status().boot_id
+        assert "Traceback" not in agent.log.read_text()
+
+
+def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_counted(client, redis_server, tmp_path):
+    publisher = Publisher(client, processes.PEPPER)
+    with processes.agent(tmp_path, redis_server, REPLICA, engine={"token-interval-s": 0.05}) as agent:
+        room = Room(client, publisher, agent)
+        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+        boot_id = room.status().boot_id
+        room.post_canary(engine_name())
+        wait_until(lambda: any("logprobs" in line["body"] for line in agent.engine.received()), what="the canary")
+        agent.process.send_signal(signal.SIGTERM)
+        agent.process.wait(20)
+        assert agent.process.returncode == 0
+        assert client.llen(keys.CANARY_RESULTS) == 1
+        emitted = sum(journal.output_tokens for journal in agent.engine.journal().values())
+        counters = room.counters(boot_id)
+        assert counters.generation_tokens == emitted
+        assert counters.tenant_tokens == 0
+        assert [client.exists(key(REPLICA)) for key in (keys.replica, keys.replica_residency)] == [0, 0]
+
+
+def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
+    publisher = Publisher(client, processes.PEPPER)
+    with processes.agent(tmp_path, redis_server, REPLICA) as agent:
+        room = Room(client, publisher, agent)
+        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+        for key in (
+            keys.canary_jobs("tiny-chat", 16), keys.PREFETCH_HINTS, keys.adapter_heat("tiny-chat", 16),
+            keys.snapshot("pins"), keys.snapshot("revocations"),
+        ):  # fmt: skip
+            client.delete(key)
+            client.set(key, "of the wrong type: whoever reads it fails")
+        publisher.tenant()  # something is published, so that all is read again
+        failures = "tenora_replica_task_failures_total"
+        for task in ("canaries", "hints", "forecast", "pins", "revocations"):
+            wait_until(lambda task=task: room.agent.metric(failures, f'{{task="{task}"}}') >= 2, what=task)
+        beats = {room.status().heartbeat_ms}
+        wait_until(lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=5, what="heartbeats")
+        assert room.status().state == "ready"
+        revoked = engine_name()
+        client.delete(keys.snapshot("revocations"))
+        revocation = room.revoke(revoked)
+        wait_until(lambda: room.removed(revocation), what="the receipt after it recovered")
+
+
+def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
+    valkey = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="of-the-test")
+    with processes.running(valkey.program) as server, redis.Redis.from_url(valkey.url) as client:
+        publisher = Publisher(client, processes.PEPPER)
+        with processes.agent(tmp_path, valkey.url, REPLICA) as agent:
+            room = Room(client, publisher, agent)
+            wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+            name = engine_name()
+            room.engine.faults(token_interval_s=0.1, output_tokens=30, times=1)
+            asking = threading.Thread(target=lambda: room.ask(name, tokens=30), daemon=True)
+            asking.start()
+            wait_until(lambda: any(name == line.get("model") for line in room.engine.lines()), what="the request")
+            room.revoke(name)
+            wait_until(lambda: name in room.truth()["revoked"], what="the refusal")
+            server.kill()
+            server.wait()
+            asking.join()
+            wait_until(lambda: not room.in_memory(name), what="the unloading without Redis")
+            time.sleep(1)
+            assert name in room.truth()["revoked"]
+            assert agent.process.poll() is None
