@@ -1,6 +1,7 @@
 """From presigned PUTs to a stored revision, on the real S3 server and with the real confined child."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -47,6 +48,19 @@ def test_ingesting_twice_or_from_another_tenant_gives_one_revision(store, folder
     again = ingested(store, "rev_1", upload(store, "rev_1", folder))
     other = ingested(store, "rev_2", upload(store, "rev_2", folder))
     assert first == again == other
+
+
+def test_the_same_files_ingested_at_once_are_stored_whole_and_once(store, folder, tmp_path):
+    declared = {name: upload(store, name, folder) for name in ("rev_1", "rev_2", "rev_3", "rev_4")}
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda each: ingested(store, *each), declared.items()))
+    (digest,) = {verdict.digest for verdict in verdicts}
+    manifest = store.download_manifest(digest, tmp_path / "manifest.json")
+    for file in manifest.files:
+        store.download(revision_prefix(digest) + file.path, tmp_path / "x", bytes_max=1_000_000, sha256=file.sha256)
+    listed = store.bucket.client.list_objects_v2(Bucket=store.bucket.name, Prefix="adapters/")["Contents"]
+    assert {each["Key"].rpartition("/")[0] for each in listed} == {f"adapters/{digest}"}
+    assert len(listed) == len(manifest.files) + 1
 
 
 def test_a_revision_cut_short_by_a_crash_is_completed_by_the_next_attempt(store, folder):
