@@ -12,13 +12,11 @@ from control_plane.publishing import service, snapshot_store
 from control_plane.publishing.models import OutboxChange
 from control_plane.publishing.projection import Projection, published
 from control_plane.publishing.relay import Relay
-from control_plane.publishing.snapshot_store import PublishedMeanwhile
+from control_plane.publishing.snapshot_store import KINDS, PublishedMeanwhile
 from core import db, keys
 from core.api_keys import hash_key
 from core.contracts import BaseModelRoute, KeyGrant, SnapshotChange, TenantGrant
 from tests.fixtures.control_api import LIMITS, PEPPER
-
-KINDS = ("keys", "tenants", "adapters", "base_models")
 
 
 def drain(relay: Relay) -> None:
@@ -228,9 +226,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
             yield f"tn_{number}", published(KeyGrant(key_id=str(version["now"]), tenant_id="t", scopes=()))
 
     nothing = Projection(one=lambda *_: published(None), every=lambda _: iter(()))
-    projections = {"tenants": Projection(one=nothing.one, every=every)} | dict.fromkeys(
-        ("keys", "adapters", "base_models"), nothing
-    )
+    projections = dict.fromkeys(KINDS, nothing) | {"tenants": Projection(one=nothing.one, every=every)}
     relay = Relay(engine, redis, projections)
     relay.rebuild("asked")
     stop, torn = threading.Event(), []
