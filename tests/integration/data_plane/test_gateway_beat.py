@@ -36,8 +36,8 @@ def beat_of(line: Redis, snapshot: Snapshot, lease_s: float = 5, period_s: float
 
 
 async def until(condition) -> None:
-    """Within a sixth of the longest period here."""
-    await asyncio.to_thread(wait_until, condition, timeout_s=5)
+    """Within a third of the longest period here, also while the machine is busy."""
+    await asyncio.to_thread(wait_until, condition, timeout_s=20)
 
 
 def status(redis) -> GatewayStatus:
@@ -99,7 +99,7 @@ async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, pub
 
 async def test_a_change_is_said_at_once(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot, period_s=30)
+    beat = beat_of(line, snapshot, lease_s=60, period_s=60)
     await snapshot.load()
     tasks = [asyncio.create_task(snapshot.follow()), asyncio.create_task(beat.follow())]
     try:
@@ -116,13 +116,20 @@ async def test_a_change_is_said_at_once(line, redis, publisher):
 
 
 async def test_a_redis_that_hangs_costs_one_beat_and_not_the_lease(line, redis, publisher):
-    hanging = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
-    async with hanging, Redis.from_url(f"redis://127.0.0.1:{hanging.sockets[0].getsockname()[1]}") as nobody:
-        snapshot = snapshot_of(line)
-        await snapshot.load()
-        beat = beat_of(nobody, snapshot, lease_s=0.4)
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            await beat.beat()
-        assert 0.2 <= time.monotonic() - began < 10
-        assert not beat.current
+    callers: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _reader, writer: callers.append(writer), "127.0.0.1", 0)
+    snapshot = snapshot_of(line)
+    await snapshot.load()
+    try:
+        async with Redis.from_url(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as nobody:
+            beat = beat_of(nobody, snapshot, lease_s=0.4)
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                await beat.beat()
+            assert 0.2 <= time.monotonic() - began < 10
+            assert not beat.current
+    finally:
+        silent.close()
+        for caller in callers:
+            caller.close()
+            await caller.wait_closed()
