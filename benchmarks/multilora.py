@@ -88,7 +88,8 @@ class Replica:
         async def client() -> None:
             nonlocal tokens
             for arrival in waiting:
-                tokens += (await self.ask(arrival)).answer.output_tokens
+                served = await self.ask(arrival)
+                tokens += served.answer.output_tokens
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(concurrency):
