@@ -61,6 +61,8 @@ def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) 
         "TOKENIZERS_PARALLELISM": "false",
     }
     if device == "cpu":
+        # Compiled once, in a folder that the engine may surely write to and that no start empties.
+        env.setdefault("NUMBA_CACHE_DIR", str(settings.run_dir.with_name("compiled")))
         env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.exists():

@@ -27,6 +27,12 @@ def test_host_memory_never_holds_fewer_adapters_than_slots():
     assert int(argv[argv.index("--max-cpu-loras") + 1]) == 8
 
 
+def test_compiled_code_is_kept_from_one_start_to_the_next():
+    folder = Path(engine_env(SETTINGS, "cpu", {})["NUMBA_CACHE_DIR"])
+    assert SETTINGS.run_dir not in (folder, *folder.parents)
+    assert engine_env(SETTINGS, "cpu", {"NUMBA_CACHE_DIR": "/mine"})["NUMBA_CACHE_DIR"] == "/mine"
+
+
 def test_nothing_is_fetched_or_reported_to_the_outside():
     env = engine_env(SETTINGS, "cpu", {})
     assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
