@@ -18,11 +18,11 @@ from core import keys
 from core.contracts import UsageEvent
 from tests.conftest import wait_until
 from tests.fixtures import processes
+from tests.fixtures.control_worker import running_worker
 from tests.fixtures.peft_adapters import tiny_base
 from tests.fixtures.ready_revisions import ready_revision
 from tests.fixtures.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
 from tests.fixtures.witness import words_of
-from tests.integration.control_plane.test_worker import running_worker
 
 FLIPS = 16
 CLIENTS_PER_GATEWAY = 3

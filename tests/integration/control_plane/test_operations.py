@@ -18,7 +18,7 @@ from core.errors import Unprocessable
 from tenora.program import free_port
 from tests.conftest import create_database, wait_until
 from tests.fixtures.control_api import PEPPER, control_settings, running_api
-from tests.integration.control_plane.test_worker import environment
+from tests.fixtures.control_worker import environment
 
 
 def run(settings, *arguments: str) -> subprocess.CompletedProcess:
