@@ -110,6 +110,20 @@ def upload(
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--pause-s", default=2.0, show_default=True, type=click.FloatRange(0, 60), help="Between the two looks.")
+def doctor(*, as_json: bool, pause_s: float) -> None:
+    """Compare what is published with what engines hold and what Postgres says.
+
+    Looks at the stack under TENORA_HOME, else where TENORA_REDIS_URL, TENORA_POSTGRES_DSN and TENORA_ENGINE_KEY point.
+    Exits 1 when something differs in two looks, 2 when it cannot look.
+    """
+    from tenora.doctor import examine  # needs the control plane's tables, which no other command does
+
+    sys.exit(examine(StackSettings(), pause_s=pause_s, as_json=as_json))
+
+
+@main.command()
 def demo() -> None:
     """Run the main job end to end: two tenants, two fine-tunes, one replica, two invoices that add up."""
     from tenora.demo.run import run_demo  # the demo's SDKs would slow every other command down

@@ -19,8 +19,8 @@ MEMORY, IDLE_S = 6, 0.5
 def module_room(redis_server, tmp_path_factory):
     with room_of(
         redis_server, tmp_path_factory.mktemp("agent"), engine={"slots": 2, "memory-adapters": MEMORY},
-        engine_slots=2, engine_memory_adapters=MEMORY, prefetch_idle_s=IDLE_S, prefetch_again_s=0.5, prefetch_useful_s=3,
-        forecast_visit_s=0.5, forecast_horizon_s=0.3,
+        engine_slots=2, engine_memory_adapters=MEMORY, prefetch_idle_s=IDLE_S, prefetch_again_s=0.5,
+        prefetch_useful_s=3, forecast_visit_s=0.5, forecast_horizon_s=0.3,
     ) as room:  # fmt: skip
         yield room
 
