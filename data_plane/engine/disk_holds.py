@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from adapters.cache import DiskCache
+from adapters.cache_errors import CacheFailed
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
 from core.errors import NotFound
 
@@ -46,11 +47,17 @@ class DiskHolds:
         model, ``AdapterLoading`` when it takes too long, another ``Unavailable`` when S3 or the disk fails.
         """
         self._names.add(name)  # before the wait: whoever gives up meanwhile is released by the next look around
-        folder = await self._cache.fetch(_digest(name), holder=name, tenant=tenant, deadline_s=self._deadline_s)
+        try:
+            folder = await self._from_cache(name, tenant)
+        except CacheFailed:  # also when somebody removed the folder while it was being written to
+            folder = await self._from_cache(name, tenant)
         manifest = await asyncio.to_thread(lambda: read_manifest((folder / MANIFEST_FILE).read_bytes(), _digest(name)))
         if manifest.base_model != self._base_model:
             raise OtherBaseModel(f"the adapter is for {manifest.base_model}; this engine serves {self._base_model}")
         return folder
+
+    async def _from_cache(self, name: str, tenant: str | None) -> Path:
+        return await self._cache.fetch(_digest(name), holder=name, tenant=tenant, deadline_s=self._deadline_s)
 
     def suspect(self, folder: Path) -> None:
         """The engine could not use these files: the next ``fetch`` looks at every byte of them, as it does whenever

@@ -1,5 +1,5 @@
-"""vLLM's LoRA worker manager (0.32, ``vllm/lora/worker_manager.py``) with the loading taken out of the step: weights are
-read, checked and merged by a thread of ours, and a step only registers them and copies a slot.
+"""vLLM's LoRA worker manager (0.32, ``vllm/lora/worker_manager.py``) with the loading taken out of the step: weights
+are read, checked and merged by a thread of ours, and a step only registers them and copies a slot.
 
 Nothing in a step may fail for want of a file: an adapter that cannot be had there gets an empty slot and is noted as
 failed, so that the door ends its requests before a token of theirs leaves, and every other request goes on. An adapter

@@ -1,0 +1,49 @@
+"""The residency table is read when it changes, and its absence or damage is no exception."""
+
+import msgspec
+import pytest
+
+from data_plane.engine import residency
+from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader, read_residency
+from data_plane.engine.tier_table import TierTable
+
+
+def write(folder, tiers):
+    fresh = folder / "new"
+    fresh.write_bytes(msgspec.json.encode(tiers.snapshot()))
+    fresh.replace(folder / RESIDENCY_FILE)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]"])
+def test_no_table_is_none(tmp_path, content):
+    if content is not None:
+        (tmp_path / RESIDENCY_FILE).write_bytes(content)
+    assert read_residency(tmp_path) is None
+    assert ResidencyReader(tmp_path).now() is None
+
+
+def test_what_was_written_is_read(tmp_path):
+    tiers: TierTable[str] = TierTable(slots=2, pid=7)
+    tiers.now_holds(slots=("a", None), memory=("b", "a"))
+    tiers.hold("c")
+    tiers.stage("c", "weights")
+    tiers.record("a", "slot", 1.5, in_step=True)
+    write(tmp_path, tiers)
+    table = read_residency(tmp_path)
+    assert table == tiers.snapshot()
+    assert table.in_memory == {"a", "b", "c"}
+
+
+def test_a_table_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
+    tiers: TierTable[str] = TierTable(slots=1, pid=7)
+    write(tmp_path, tiers)
+    reads = []
+    monkeypatch.setattr(residency, "read_residency", lambda folder: reads.append(1) or read_residency(folder))
+    reader = ResidencyReader(tmp_path)
+    assert reader.now() == reader.now()
+    assert len(reads) == 1
+    tiers.fail("a")
+    write(tmp_path, tiers)
+    assert reader.now().failed == ("a",)
+    (tmp_path / RESIDENCY_FILE).unlink()
+    assert reader.now() is None
