@@ -140,10 +140,13 @@ class UploadStore:
     def _open_multiparts(self, prefix: str) -> Iterator[tuple[str, str, datetime]]:
         """Key, id and beginning of each."""
         pages = self.bucket.client.get_paginator("list_multipart_uploads")
-        with translated(prefix):
-            for page in pages.paginate(Bucket=self.bucket.name, Prefix=prefix):
-                for each in page.get("Uploads", []):
-                    yield each["Key"], each["UploadId"], each["Initiated"]
+        try:
+            with translated(prefix):
+                for page in pages.paginate(Bucket=self.bucket.name, Prefix=prefix):
+                    for each in page.get("Uploads", []):
+                        yield each["Key"], each["UploadId"], each["Initiated"]
+        except ObjectMissing:  # so rclone says that this bucket never had any
+            return
 
     def _presign(self, operation: str, params: dict[str, Any], expires_s: int) -> str:
         return self.bucket.signer.generate_presigned_url(

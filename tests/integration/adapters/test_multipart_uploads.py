@@ -91,6 +91,11 @@ def test_removing_a_revision_ends_its_open_uploads_and_nobody_elses(uploads):
     assert uploads.parts_there("uploads/rev_10/file", theirs) == {}
 
 
+def test_a_bucket_that_never_had_an_upload_in_parts_has_none_to_give_up(uploads):
+    assert uploads.abort_abandoned(clock.now(), limit=10) == 0
+    assert uploads.remove("rev_1") == 0
+
+
 def test_only_uploads_that_are_old_enough_are_given_up_and_so_many_at_a_time(uploads):
     ids = [uploads.open_multipart(f"uploads/rev_{number}/file") for number in range(3)]
     now = clock.now()
