@@ -4,17 +4,23 @@ Each function prepares the server's folder and returns the program to run. In pr
 managed services instead, and nothing here is used.
 """
 
+import contextlib
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import psycopg
 import redis
 
 from tenora.program import Program, accepts_connections
+
+_CUT_UPLOADS: Final = ".rclone_temp_*"
+_CUT_UPLOAD_S: Final = 2 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,7 @@ def s3(
 ) -> Server:
     """An S3 endpoint over plain files, with one bucket that pages of these origins may upload to."""
     (home / bucket).mkdir(parents=True, exist_ok=True)
+    _remove_cut_uploads(home / bucket / "uploads")
     program = Program(
         name="s3",
         argv=(
@@ -126,6 +133,16 @@ def s3(
         log=logs / "s3.log",
     )  # fmt: skip
     return Server(program=program, url=f"http://127.0.0.1:{port}")
+
+
+def _remove_cut_uploads(uploads: Path) -> None:
+    """Remove what a killed rclone leaves of uploads in parts: it hides such files from every listing and never looks at
+    them again. A living one gives an upload up after a day without a part.
+    """
+    for path in uploads.glob(f"*/{_CUT_UPLOADS}"):
+        with contextlib.suppress(FileNotFoundError):  # a living rclone has just finished with it
+            if time.time() - path.stat().st_mtime > _CUT_UPLOAD_S:
+                path.unlink()
 
 
 def _cors_flags(origins: tuple[str, ...]) -> tuple[str, ...]:
