@@ -7,9 +7,13 @@ import asyncio
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
+import structlog
+
 from data_plane.engine.adapter_door import AdapterDoor
 from data_plane.engine.front_end import FrontEnd
 from data_plane.engine.residency import EngineResidency
+
+_log = structlog.get_logger()
 
 
 def idle_names(known: Iterable[str], table: EngineResidency, in_use: AbstractSet[str]) -> set[str]:
@@ -40,4 +44,7 @@ class Forgetting:
         """For as long as the engine lives."""
         while True:
             await asyncio.sleep(self._door.settings.door_forget_every_s)
-            self.look()
+            try:
+                self.look()
+            except OSError as error:  # the next look may find the folders again
+                _log.warning("cannot look at what may be forgotten", reason=error.strerror)

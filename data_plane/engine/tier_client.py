@@ -14,7 +14,7 @@ import msgspec
 from core.errors import Unavailable
 from data_plane.engine.tier_protocol import LINE_BYTES_MAX, TierCall, TierReply, socket_address
 
-Op = Literal["hold", "release", "load", "pin", "refuse"]
+Op = Literal["hold", "load", "pin", "refuse"]
 
 
 class WorkerUnreachable(Unavailable):
@@ -29,6 +29,7 @@ class TierClient:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._numbers = itertools.count(1)
+        self._held: set[str] = set()
         self._waiting: dict[int, asyncio.Future[TierReply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -36,6 +37,7 @@ class TierClient:
 
     async def hold(self, name: str) -> Literal["slot", "memory"] | None:
         """Keep an adapter where it is until ``release``; tells where, None for neither slot nor memory."""
+        self._held.add(name)
         return (await self._call("hold", name=name)).tier
 
     async def load(self, name: str, folder: Path) -> TierReply:
@@ -51,7 +53,10 @@ class TierClient:
         await self._call("refuse", names=names)
 
     def release(self, name: str) -> None:
-        """Give up a hold. Nobody waits for the answer; a later ``hold`` is answered after it."""
+        """Give up a hold, also one that was never confirmed. Nobody waits for the answer; a later ``hold`` is answered
+        after it.
+        """
+        self._held.discard(name)
         if self._writer is not None:
             self._write(self._writer, TierCall(id=next(self._numbers), op="release", name=name))
 
@@ -86,6 +91,9 @@ class TierClient:
                         f"the engine's worker cannot be asked for adapters: {error.strerror}", retry_after_s=1
                     ) from error
                 self._listener = asyncio.create_task(self._listen(reader, self._writer))
+                # What was released while the line was broken would be kept for ever otherwise.
+                held = TierCall(id=next(self._numbers), op="hold_only", names=tuple(self._held))
+                self._write(self._writer, held)
             return self._writer
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

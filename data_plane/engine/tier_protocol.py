@@ -16,12 +16,12 @@ LINE_BYTES_MAX: Final = 4 << 20  # the set of refused names is sent whole
 
 
 class TierCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of pinned or refused
-    names.
+    """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of held, pinned or
+    refused names.
     """
 
     id: int
-    op: Literal["hold", "release", "load", "pin", "refuse"]
+    op: Literal["hold", "hold_only", "release", "load", "pin", "refuse"]
     name: str = ""
     path: str = ""
     names: tuple[str, ...] = ()

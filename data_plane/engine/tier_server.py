@@ -70,6 +70,9 @@ class TierServer:
         match call.op:
             case "hold":
                 answer(TierReply(id=call.id, tier=table.hold(call.name)))
+            case "hold_only":
+                table.hold_only(call.names)
+                answer(TierReply(id=call.id))
             case "release":
                 table.release(call.name)
                 answer(TierReply(id=call.id))

@@ -67,6 +67,14 @@ class TierTable(Generic[Weights]):
             self._held.add(name)
             return self._where(name)
 
+    def hold_only(self, names: Iterable[str]) -> None:
+        """Replace the set of holds: a door that was cut off says what it holds still."""
+        with self._changed:
+            self._held = set(names)
+            for name in [each for each in self._staged if each not in self._held | self._pinned]:
+                del self._staged[name]
+            self._note_change()
+
     def release(self, name: str) -> None:
         """No request uses it any more. What no step has taken meanwhile is let go."""
         with self._changed:

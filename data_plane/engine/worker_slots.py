@@ -51,7 +51,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM
     @property
     def all_slots_used(self) -> bool:
         """Whether the next adapter takes another one's slot."""
-        return len(self._active_adapters) >= self.lora_slots
+        used: int = len(self._active_adapters)
+        return used >= int(self.lora_slots)
 
     def slot_tensors(self, index: int) -> Iterator[torch.Tensor]:
         """Every tensor of a slot, in all layers."""

@@ -18,6 +18,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
+from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.worker import lora_model_runner_mixin
 
 from data_plane.engine.private_copy import private_copy
@@ -71,8 +72,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         with private_copy(Path(path), name.rpartition("@")[2], self._scratch) as folder:
             request = LoRARequest(lora_name=name, lora_int_id=_NO_NUMBER, lora_path=str(folder))
             lora = self._load_adapter(request)
-            for weights in lora.loras.values():  # out of the file's memory map, so that no step waits for a page
-                weights.lora_a, weights.lora_b = weights.lora_a.clone(), weights.lora_b.clone()
+            if not PIN_MEMORY:  # pinning has copied them already
+                for weights in lora.loras.values():  # out of the file's memory map, so that no step waits for a page
+                    weights.lora_a, weights.lora_b = weights.lora_a.clone(), weights.lora_b.clone()
         self._adapter_manager.merge(lora)
         return lora
 

@@ -232,6 +232,7 @@ class _Service:
         return Attempt(
             call=prepared.call,
             request_id=prepared.request_id,
+            tenant_id=prepared.caller.tenant.tenant_id,
             engine_name=prepared.target.engine_name,
             adapter=None if prepared.target.adapter is None else prepared.target.engine_name,
             shown_name=prepared.target.shown_name,

@@ -36,6 +36,7 @@ class Attempt:
 
     call: Call
     request_id: str
+    tenant_id: str
     engine_name: str
     adapter: str | None
     shown_name: str
@@ -94,7 +95,12 @@ class _Exchange(ABC):
         attempt = self._attempt
         self._opening = asyncio.create_task(
             self._upstream.open(
-                attempt.replica, attempt.call.kind, attempt.request_id, attempt.body, adapter=attempt.adapter
+                attempt.replica,
+                attempt.call.kind,
+                attempt.request_id,
+                attempt.body,
+                adapter=attempt.adapter,
+                tenant_id=attempt.tenant_id,
             )
         )
         watcher = self._client.watch(self._on_gone)

@@ -63,10 +63,11 @@ class Upstream:
         await self._session.close()
 
     async def open(
-        self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None
+        self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
     ) -> aiohttp.ClientResponse:
         """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
-        made resident first. Raises ReplicaFailed, AdapterLoading or InvalidRequest.
+        made resident first, in turn with other tenants' adapters. Raises ReplicaFailed, AdapterLoading or
+        InvalidRequest.
         """
         headers = {
             "authorization": self._authorization,
@@ -74,7 +75,7 @@ class Upstream:
             "x-request-id": request_id,
         }
         if adapter is not None:
-            headers["x-tenora-adapter"] = adapter
+            headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
             response = await self._session.post(
                 replica.url + ENGINE_PATHS[kind],

@@ -276,3 +276,17 @@ async def test_a_worker_that_is_gone_is_503_and_is_found_again(make_door, adapte
     assert (await door.chat(name)).code == "engine_worker_unreachable"
     socket.with_suffix(".away").rename(socket)
     assert (await door.chat(name)).status == 200
+
+
+async def test_a_line_that_breaks_leaks_no_hold(make_door, adapters):
+    door, names = make_door(engine_memory_adapters=1), [adapters(seed) for seed in range(2)]
+    door.generation.hold = True
+    running = asyncio.create_task(door.chat(names[0], x_request_id="r0"))
+    await door.generation.until_started(1)
+    await door.adapters.worker.close()
+    await door.client.abort(["chatcmpl-r0"])
+    assert (await running).status == 200  # its release could not be sent
+    door.generation.hold = False
+    assert (await door.chat(names[1])).status == 200
+    assert door.worker.table.victim([*names], frozenset(), must=False) in names
+    assert door.worker.table.victim([names[0]], frozenset(), must=False) == names[0]

@@ -43,6 +43,17 @@ def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
     assert tiers.staged() == ()
 
 
+def test_a_door_that_was_cut_off_says_what_it_still_holds():
+    tiers = table()
+    for name in ("a", "b"):
+        tiers.hold(name)
+        tiers.stage(name, "weights")
+    tiers.hold_only(["b", "c"])
+    assert tiers.staged() == ("b",)
+    assert tiers.stage("c", "weights")
+    assert not tiers.stage("a", "weights")
+
+
 def test_a_pinned_adapter_stays_staged_without_requests():
     tiers = table()
     assert tiers.pin(["a", "b"]) == ["a", "b"]
