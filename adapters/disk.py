@@ -80,8 +80,7 @@ class AdapterFolder:
                 return None
             if not stat.S_ISREG(status.st_mode):
                 return None
-            used = 0 if name == MANIFEST_FILE else status.st_mtime_ns  # ``touch`` moves the manifest's
-            marks.append((status.st_ino, status.st_size, used))
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(marks)
 
     def is_whole(self, digest: str) -> bool:
@@ -114,8 +113,8 @@ class AdapterFolder:
         _sync(self.root)
 
     def touch(self, digest: str) -> None:
-        """Note a use: the manifest's modification time survives restarts."""
-        os.utime(self.path(digest) / MANIFEST_FILE)
+        """Note a use: the folder's modification time survives restarts."""
+        os.utime(self.path(digest))
 
     def read_ahead(self, digest: str) -> None:
         """Ask the kernel to have the weights in its page cache by the time an engine reads them."""
@@ -131,7 +130,7 @@ class AdapterFolder:
             return frozenset(entry.name for entry in entries if is_digest(entry.name) and entry.is_dir())
 
     def list(self) -> list[CachedAdapter]:
-        """Every adapter here. One without a readable manifest counts as used never."""
+        """Every adapter here. One without a manifest counts as used never."""
         return [_measure(self.root / digest) for digest in sorted(self.digests())]
 
     def incoming_bytes(self) -> int:
@@ -176,10 +175,9 @@ def _measure(folder: Path) -> CachedAdapter:
     size_bytes, used_at_ns = 0, 0
     try:
         for file in os.scandir(folder):
-            status = file.stat(follow_symlinks=False)
-            size_bytes += status.st_size
+            size_bytes += file.stat(follow_symlinks=False).st_size
             if file.name == MANIFEST_FILE:
-                used_at_ns = status.st_mtime_ns
+                used_at_ns = folder.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         pass
     return CachedAdapter(digest=folder.name, size_bytes=size_bytes, used_at_ns=used_at_ns)

@@ -21,7 +21,7 @@ from adapters.disk import AdapterFolder, Fingerprint
 from adapters.disk_budget import choose_victims
 from adapters.file_locks import LockTimeout, locked
 from adapters.manifest import AdapterManifest
-from adapters.pins import PinFile
+from adapters.pins import RESERVED_BYTES, PinFile
 from adapters.settings import CacheSettings
 from adapters.transfer import Transfer
 from core.errors import Unavailable
@@ -145,21 +145,19 @@ class DiskTier:
             return True
         return False
 
-    def _evict_for(self, needed_bytes: int, *, disk_free_min: int | None, what: str) -> None:
-        """Discard the least recently used until the budget has room and, with ``disk_free_min``, the disk too."""
+    def _evict_for(self, needed_bytes: int, *, disk_free_min: int, what: str) -> None:
+        """Discard the least recently used until the budget has room, and the disk for ``disk_free_min`` more."""
         adapters, incoming_bytes = self.folder.list(), self.folder.incoming_bytes()
         present_bytes, free_bytes = sum(adapter.size_bytes for adapter in adapters), self.folder.free_bytes()
-        budget_bytes = self._settings.cache_bytes
-        if disk_free_min is not None:
-            budget_bytes = min(budget_bytes, present_bytes + incoming_bytes + free_bytes - disk_free_min)
+        room_bytes = present_bytes + incoming_bytes + free_bytes - disk_free_min
         victims, _ = choose_victims(
             adapters,
             needed_bytes=needed_bytes + incoming_bytes,
-            budget_bytes=budget_bytes,
+            budget_bytes=min(self._settings.cache_bytes, room_bytes),
             protected=self.pins.everyone(),
         )
         kept_bytes = sum(adapter.size_bytes for adapter in adapters if adapter.digest not in victims)
-        if disk_free_min is not None and free_bytes + present_bytes - kept_bytes < needed_bytes + disk_free_min:
+        if needed_bytes and free_bytes + present_bytes - kept_bytes < needed_bytes + disk_free_min:
             raise cache_full(f"adapter {what}")
         for digest in victims:
             self.folder.discard(digest)
@@ -183,7 +181,7 @@ class DiskTier:
                 if adapter.used_at_ns < before_ns and adapter.digest not in protected:
                     self.folder.discard(adapter.digest)
                     metrics.CACHE_EVICTIONS.labels("age").inc()
-            self._evict_for(0, disk_free_min=None, what="")
+            self._evict_for(0, disk_free_min=RESERVED_BYTES, what="")
         self.folder.empty_trash()
         self.folder.empty_quarantine(self._settings.cache_quarantine_s)
 

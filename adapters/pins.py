@@ -15,7 +15,8 @@ from typing import Final
 from adapters.file_locks import is_same, try_lock
 
 _LINE_BYTES: Final = 65  # a digest and a line's end
-_RESERVED_BYTES: Final = 1024 * _LINE_BYTES  # so that a full disk does not keep what it holds from being pinned
+RESERVED_BYTES: Final = 1024 * _LINE_BYTES
+"""Taken from the disk at the start, so that a full one does not keep what lies on it from being pinned."""
 
 
 class PinFile:
@@ -74,6 +75,7 @@ class PinFile:
             os.close(self._descriptor)
             self._open()
             self._write(self._written)
+        self._reserve()
         with self._guard:
             dropped = [digest for digest, holders in self._holders.items() if not holders]
             for digest in dropped:
@@ -107,10 +109,17 @@ class PinFile:
         self._path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}"
         self._descriptor = try_lock(self._path)
         assert self._descriptor is not None, "the name is new"
-        try:
-            os.posix_fallocate(self._descriptor, 0, _RESERVED_BYTES)
-        except OSError:
-            os.ftruncate(self._descriptor, 0)  # nearly full already: each pin is written as far as there is room
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """On a disk that is full already it fails, and is tried again: meanwhile each pin needs room of its own."""
+        assert self._descriptor is not None, "closed pins reserve nothing"
+        size = os.fstat(self._descriptor).st_size
+        if size < RESERVED_BYTES:
+            try:
+                os.posix_fallocate(self._descriptor, 0, RESERVED_BYTES)
+            except OSError:
+                os.ftruncate(self._descriptor, size)
 
     def _write(self, digests: Iterable[str]) -> None:
         """The whole list over the old one, padded with zeros so that nothing of that remains."""
