@@ -32,6 +32,12 @@ class UploadSettings(Fragment):
     upload_validation_timeout_s: float = Field(
         default=180, gt=0, le=3600, description="Wall time of the validating child."
     )
+    upload_user_id: int = Field(
+        default=65_533,
+        ge=1,
+        le=4_294_967_294,
+        description="User and group of the validating child where the worker is root; one that owns nothing.",
+    )
     upload_open_files_max: int = Field(default=64, ge=16, le=1024, description="Open files of the validating child.")
     upload_answer_bytes_max: int = Field(default=_MIB, ge=64 * 1024, description="Bytes the child may answer with.")
     upload_work_dir: Path | None = Field(
@@ -68,7 +74,7 @@ class StoreSettings(Fragment):
         default=4, ge=1, le=10, description="Attempts of one S3 call, the first among them."
     )
     store_connections_max: int = Field(
-        default=16, ge=1, le=256, description="Connections to S3 that one process keeps open for reuse."
+        default=64, ge=1, le=256, description="Connections to S3 that one process keeps open for reuse."
     )
     store_stall_timeout_s: float = Field(
         default=5, gt=0, le=600, description="Between two reads of an object's body; then the rest is asked for again."
