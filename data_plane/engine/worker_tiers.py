@@ -191,7 +191,12 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         return next((number for number, each in self._names.items() if each == name), None)
 
     def _drop(self, number: int) -> None:
-        self._adapter_manager.remove_adapter(number)
+        """Out of host memory, and out of its slot, whose tensors vLLM would leave as they are."""
+        manager = self._adapter_manager
+        slot = manager.lora_index_to_id.index(number) if number in manager.lora_index_to_id else None
+        manager.remove_adapter(number)
+        if slot is not None:
+            manager.zero(slot)
         self._names.pop(number, None)
 
     def _note(self, *, slot_evictions: int = 0, memory_evictions: int = 0) -> None:
