@@ -63,7 +63,7 @@ def look(at: Sources) -> Look:
     Engines are asked before Redis is read, so that what an agent has published meanwhile is newer than the truth.
     """
     statuses = _statuses(at.redis)
-    truths = {status.id: _truth(status, at.engine_key) for status in statuses}
+    truths = {status.id: engine_truth(status, at.engine_key) for status in statuses}
     stored, aliases = _stored(at.engine)
     published: dict[str, dict[str, str]] = {kind: _hash(at.redis, kind) for kind in projections()}
     return Look(
@@ -142,7 +142,8 @@ def _aliases(session: Session) -> dict[tuple[str, str], bool]:
     return {pair: owners.get(pair[1]) == adapter_id for pair, adapter_id in found.items()}
 
 
-def _truth(status: ReplicaStatus, engine_key: str) -> EngineTruth | str:
+def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineTruth | str:
+    """What the engine itself holds, or in words why it cannot be asked."""
     try:
         response = httpx.get(
             f"{status.url}/tenora/v1/residency", headers={"Authorization": f"Bearer {engine_key}"}, timeout=_DOOR_S

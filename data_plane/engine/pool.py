@@ -32,18 +32,22 @@ def rendezvous(name: str, replica_ids: Iterable[str]) -> str | None:
 
 
 class Pool:
-    """The live replicas of a base model, read again once the last list is older than ``fresh_s``."""
+    """The live replicas of a base model as ``me`` sees them, read again once the last list is older than ``fresh_s``
+    or is from before this replica was in it.
+    """
 
-    def __init__(self, redis: Redis, base_model: str, *, fresh_s: float) -> None:
+    def __init__(self, redis: Redis, base_model: str, *, me: str, fresh_s: float) -> None:
         self._redis = redis
         self._base_model = base_model
+        self._me = me
         self._fresh_s = fresh_s
         self._read_at = float("-inf")
         self._live: list[ReplicaStatus] = []
 
     async def live(self) -> list[ReplicaStatus]:
         """Those that are ready. Raises redis.RedisError."""
-        if time.monotonic() - self._read_at >= self._fresh_s:
+        is_fresh = time.monotonic() - self._read_at < self._fresh_s
+        if not is_fresh or all(each.id != self._me for each in self._live):
             names = [name.decode() for name in cast("list[bytes]", await self._redis.zrange(keys.REPLICAS, 0, -1))]
             wanted = [keys.replica(name) for name in names]
             values = cast("list[bytes | None]", await self._redis.mget(wanted)) if wanted else []

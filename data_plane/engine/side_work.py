@@ -46,7 +46,7 @@ class SideWork:
         url = f"http://{settings.engine_host}:{settings.engine_port}"
         key = settings.engine_key.get_secret_value()
         door = Door(session, url, key, timeout_s=settings.door_timeout_s)
-        pool = Pool(redis, settings.base_model, fresh_s=_POOL_FRESH_S)
+        pool = Pool(redis, settings.base_model, me=settings.replica_id, fresh_s=_POOL_FRESH_S)
         uses = UseHistory(names_max=settings.forecast_names_max, visit_gap_s=settings.forecast_visit_s)
         self._revocations = Revocations(settings, redis, door, boot_id)
         self._canaries = Canaries(

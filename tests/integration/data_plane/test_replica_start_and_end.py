@@ -32,9 +32,10 @@ def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk
         wait_until(lambda: "what is revoked is not known yet" in agent.log.read_text(), what="the agent to wait")
         time.sleep(0.5)
         assert client.get(keys.replica(REPLICA)) is None  # nothing is published: it cannot know
-        revocation = Room.revocation(name)
+        room = Room(client, None, agent)
+        revocation = room.revocation(name)
         client.hset(keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
-        room = Room(client, Publisher(client, processes.PEPPER), agent)  # which publishes an epoch
+        room.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
         wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
         assert name in room.truth()["revoked"]
         assert not left_by_the_last.exists()
