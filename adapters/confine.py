@@ -1,9 +1,9 @@
 """Running code that reads untrusted files, in a child without network, other processes, secrets or unbounded anything.
 
 Fails closed: a child that crashes, is killed, says too much or takes too long gives a refusing verdict, never an
-acceptance. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace: the
-system-call filter is what always holds. What the child does inside is ``adapters.validate``; how it gives up its powers
-is ``adapters.sandbox``.
+acceptance. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
+where root's child cannot have a user of its own: the system-call filter is what always holds. What the child does
+inside is ``adapters.validate``; how it gives up its powers is ``adapters.sandbox``.
 """
 
 import json
@@ -29,7 +29,7 @@ from adapters.verdict import Problem, Verdict, rejected
 _log: Final = structlog.get_logger()
 _READ_BYTES: Final = 64 * 1024
 _STDERR_SHOWN: Final = 2000
-_OPTIONAL_PROTECTIONS: Final = ("landlock", "network")  # as the launcher's first line names them
+_OPTIONAL_PROTECTIONS: Final = ("landlock", "network", "own-user")  # as the launcher's first line names them
 # One thread, since the child may start none.
 _ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -47,6 +47,8 @@ def validate_confined(work: Path, request: ValidationRequest, settings: UploadSe
     """The verdict of a confined child on ``work/upload``; an accepted adapter is in ``work/revision`` then."""
     (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
     (work / REVISION_FOLDER).mkdir()
+    if os.geteuid() == 0:
+        _admit(work, settings.upload_user_id)
     try:
         answer = run_confined(
             [sys.executable, "-I", "-m", "adapters.validate", str(work)],
@@ -82,6 +84,7 @@ def run_confined(
     """
     spec = {
         "parent": os.getpid(),
+        "user_id": settings.upload_user_id,
         "readable": [str(path) for path in (*_code_folders(), *readable)],
         "writable": [str(path) for path in writable],
         "limits": {
@@ -118,6 +121,14 @@ def run_confined(
         return answer
 
 
+def _admit(work: Path, group_id: int) -> None:
+    """Let the child's group read ``work`` and write the revision. The owner stays, in case the child has to be it."""
+    for path in (work, *work.rglob("*")):
+        os.chown(path, -1, group_id, follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o770 if path.name == REVISION_FOLDER else 0o750 if path.is_dir() else 0o640)
+
+
 def _read_bounded(stream: IO[bytes], deadline: float, bytes_max: int) -> bytes:
     answer = bytearray()
     descriptor = stream.fileno()
@@ -148,7 +159,8 @@ def _report_missing(errors: IO[bytes]) -> None:
     launcher, _, held = errors.readline(_STDERR_SHOWN).decode(errors="replace").partition(": ")
     if launcher != "sandbox":
         return
-    missing = [name for name in _OPTIONAL_PROTECTIONS if not any(word.startswith(name) for word in held.split())]
+    wanted = _OPTIONAL_PROTECTIONS if os.geteuid() == 0 else _OPTIONAL_PROTECTIONS[:2]
+    missing = [name for name in wanted if not any(word.startswith(name) for word in held.split())]
     for name in missing:
         metrics.UNPROTECTED_CHILDREN.labels(name).inc()
     if missing:

@@ -17,7 +17,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 28, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _PR_SET_NO_NEW_PRIVS = (
+    1,
+    4,
+    22,
+    24,
+    28,
+    38,
+)
 _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
 _NOBODY: Final = 65534
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -48,12 +55,14 @@ _LANDLOCK_FILE_READ: Final = 0b0101
 _LANDLOCK_BITS: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # how many rights each version knows; 16 from version 5 on
 
 
-def enter_namespaces() -> list[str]:
+def enter_namespaces(user_id: int, needed: list[str]) -> list[str]:
     """A network of its own with nothing in it, and root's powers gone. Returns what was achieved.
 
-    In a user namespace this user is called nobody: files stay readable as before, which a plain setuid could not give
-    where the code lies in a home that only root may enter.
+    Root becomes the user ``user_id``, unless that one cannot reach what is ``needed``, such as code that lies in a home
+    that only root may enter; then it loses its capabilities and keeps its id. In a user namespace either is called
+    nobody.
     """
+    own_user = os.geteuid() == 0 and _act_as(user_id, needed)
     uid, gid = os.geteuid(), os.getegid()
     if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0:
         try:
@@ -65,14 +74,41 @@ def enter_namespaces() -> list[str]:
                 Path("/proc/self", file).write_text(text)
         except OSError:
             return ["network", "user-unmapped"]
-        return ["network", "user"]
+        if own_user:
+            _become(_NOBODY)
+        return ["network", "user", *(["own-user"] if own_user else [])]
+    if own_user:  # only root may have a network namespace without a user namespace
+        os.seteuid(0)
     held = ["network"] if _libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC) == 0 else []
-    if uid == 0:
+    if own_user:
+        _become(user_id)
+        held.append("own-user")
+    elif uid == 0:
         for capability in range(64):
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
         _libc.prctl(_PR_SET_SECUREBITS, 0b11, 0, 0, 0)  # root's id gives no capabilities any more, for good
         held.append("no-capabilities")
     return held
+
+
+def _act_as(user_id: int, needed: list[str]) -> bool:
+    """Take the user's id for now, with a way back; not where it cannot reach all that is needed."""
+    os.setgroups([])
+    os.setegid(user_id)
+    os.seteuid(user_id)
+    # Or the kernel would leave the files of /proc/self, which name the namespace's users, to root.
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "access to its own files")
+    if all(os.access(path, os.R_OK, effective_ids=True) for path in needed):
+        return True
+    os.seteuid(0)
+    os.setegid(0)
+    return False
+
+
+def _become(user_id: int) -> None:
+    """No way back: the saved ids go too, and root's capabilities with them."""
+    os.setresgid(user_id, user_id, user_id)
+    os.setresuid(user_id, user_id, user_id)
 
 
 def set_limits(*, memory_bytes: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
@@ -131,9 +167,11 @@ def refuse_calls() -> None:
 
 def main(spec: dict[str, object], command: list[str]) -> None:
     """Confine this process and become ``command``; does not return."""
-    held = enter_namespaces()
+    readable, writable = spec["readable"], spec["writable"]
+    needed = [path for path in (*readable, *writable, command[0]) if os.path.lexists(path)]  # type: ignore[misc] # written by adapters.confine
+    held = enter_namespaces(spec["user_id"], needed)  # type: ignore[arg-type] # written by adapters.confine
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-    held += restrict_files(spec["readable"], spec["writable"])  # type: ignore[arg-type] # written by adapters.confine
+    held += restrict_files(readable, writable)  # type: ignore[arg-type] # written by adapters.confine
     os.write(2, f"sandbox: {' '.join(held) or 'nothing optional'}\n".encode())
     set_limits(**spec["limits"])  # type: ignore[arg-type] # written by adapters.confine
     refuse_calls()

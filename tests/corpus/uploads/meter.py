@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -48,15 +48,15 @@ def _measure(work: Path, settings: UploadSettings) -> Measured:
     )
 
 
-def _answer(asked: dict[str, Any]) -> None:
+def _answer(asked: dict[str, Any], answers: BinaryIO) -> None:
     """In a process of its own, whose children are one validation's."""
     if (process := os.fork()) == 0:
         settings = UploadSettings(
             upload_memory_bytes_max=asked["memory_bytes"], upload_validation_timeout_s=asked["timeout_s"]
         )
         measured = _measure(Path(asked["work"]), settings)
-        sys.stdout.buffer.write(msgspec.json.encode(measured) + b"\n")
-        sys.stdout.buffer.flush()
+        answers.write(msgspec.json.encode(measured) + b"\n")
+        answers.flush()
         os._exit(0)
     _, status = os.waitpid(process, 0)
     assert status == 0, f"the measuring process ended with {status}"
@@ -93,5 +93,7 @@ def running_meter() -> Iterator[Meter]:
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        _answer(json.loads(line))
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what is logged goes to standard error
+        for line in sys.stdin:
+            _answer(json.loads(line), answers)

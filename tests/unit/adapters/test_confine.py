@@ -1,9 +1,11 @@
 """The child that reads untrusted files, when it or what it reads misbehaves. Every case runs a real process."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import get_args
@@ -12,7 +14,7 @@ import msgspec
 import pytest
 import structlog
 
-from adapters import confine
+from adapters import confine, sandbox
 from adapters.confine import ChildFailed, run_confined, validate_confined
 from adapters.normalise import REVISION_FILES
 from adapters.settings import UploadSettings
@@ -22,6 +24,7 @@ from adapters.verdict import Code
 from tests.fixtures.peft_adapters import tiny_base, write_adapter
 
 BASE = tiny_base()
+OPTIONAL = ("landlock", "network", *(["own-user"] if os.geteuid() == 0 else []))
 
 
 def run(code: str, *, readable=(), writable=(), **settings) -> str:
@@ -201,7 +204,7 @@ def test_a_warning_names_exactly_the_protections_that_this_kernel_does_not_give(
     held = failure("1 / 0").detail.partition("sandbox: ")[2].splitlines()[0]
     with structlog.testing.capture_logs() as lines:
         assert run("print('fine')") == "fine"
-    expected = [name for name in ("landlock", "network") if name not in held]
+    expected = [name for name in OPTIONAL if name not in held]
     assert [line["missing"] for line in lines] == ([expected] if expected else [])
 
 
@@ -237,5 +240,68 @@ def test_a_kernel_without_landlock_or_network_namespaces_is_warned_of_and_counte
     assert told.returncode == 0, told.stderr
     answer, lines, counted = ast.literal_eval(told.stdout)
     assert answer == b"fine\n", "it goes on without them"
-    assert lines == [("warning", ["landlock", "network"])]
+    ((level, missing),) = lines
+    assert level == "warning"
+    assert set(missing) - {"own-user"} == {"landlock", "network"}, "an own user depends on who may read the code"
     assert counted == {"landlock": 1.0, "network": 1.0}
+
+
+OWN_USER = """
+import os, sys
+given, output = sys.argv[1:]
+print(open(given + "/open").read())
+open(output + "/new", "w").write("x")
+for path in (given + "/of-root-alone", given + "/open"):
+    try:
+        open(path, "r+")
+    except PermissionError as error:
+        print("denied", os.path.basename(path))
+assert len(set(os.getresuid() + os.getresgid())) == 1, (os.getresuid(), os.getresgid())
+assert os.getuid() != 0 and not os.getgroups()
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status
+"""
+# What the kernel may refuse: nothing, user namespaces, or any namespace.
+REFUSING = {
+    "nothing": "",
+    "namespaces": "sandbox._libc.unshare = lambda flags: -1",
+    "user namespaces": "real = sandbox._libc.unshare\n"
+    "sandbox._libc.unshare = lambda flags: -1 if flags & 0x10000000 else real(flags)",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its child another user")
+@pytest.mark.parametrize("refused", REFUSING)
+def test_roots_child_has_a_user_of_its_own_where_that_one_can_reach_the_code(refused):
+    """With the system's Python, since this one may lie in root's home; the folders are in no home either."""
+    system = Path("/usr/bin/python3")
+    if not system.exists():
+        pytest.skip("needs an interpreter that every user can reach, /usr/bin/python3")
+    with tempfile.TemporaryDirectory() as folder:
+        given, output = Path(folder, "given"), Path(folder, "output")
+        for path in (given, output):
+            path.mkdir()
+            os.chown(path, -1, 65_533)
+        Path(folder).chmod(0o755)
+        output.chmod(0o770)
+        for name, mode in (("open", 0o644), ("of-root-alone", 0o600)):
+            (given / name).write_text(name)
+            (given / name).chmod(mode)
+        spec = {
+            "parent": os.getpid(),
+            "user_id": 65_533,
+            "readable": ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc", str(given)],
+            "writable": [str(output)],
+            "limits": {"memory_bytes": 1 << 30, "cpu_s": 10, "file_bytes": 1000, "open_files": 64},
+        }
+        launcher = f"import json, sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r}); import sandbox\n"
+        launcher += f"{REFUSING[refused]}\nsandbox.main(json.loads(sys.argv[1]), sys.argv[2:])"
+        command = [str(system.resolve()), "-I", "-c", OWN_USER, str(given), str(output)]
+        done = subprocess.run(
+            [str(system), "-I", "-S", "-c", launcher, json.dumps(spec), *command],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "own-user" in done.stderr
+        assert done.stdout.split("\n")[:3] == ["open", "denied of-root-alone", "denied open"]
+        assert (output / "new").stat().st_uid == 65_533
