@@ -98,5 +98,9 @@ def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: Counts) 
     metrics.tokens.labels("input").inc(event.input_tokens)
     metrics.tokens.labels("cached").inc(event.cached_tokens)
     metrics.tokens.labels("output").inc(event.output_tokens)
+    if event.adapter_tier is not None:
+        metrics.adapter_requests.labels(event.adapter_tier).inc()
+        if event.first_token_ms is not None:
+            metrics.adapter_first_token_seconds.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
     if counted.outputs and counted.prompt_tokens != expected_prompt_tokens:
         metrics.prompt_count_differences.inc()

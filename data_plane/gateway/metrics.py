@@ -27,6 +27,15 @@ settlements_lost = Counter(
     "tenora_gateway_settlements_lost", "Settlements dropped at the backlog's bound; logged in full."
 )
 leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
+adapter_requests = Counter(
+    "tenora_gateway_adapter_requests", "Requests of adapters, by the tier in which the adapter lay.", ("tier",)
+)
+adapter_first_token_seconds = Histogram(
+    "tenora_gateway_adapter_first_token_seconds",
+    "From an adapter's request to its first token, by the tier in which the adapter lay.",
+    ("tier",),
+    buckets=_SECONDS,
+)
 listing_hints = Counter("tenora_gateway_listing_hints", "Adapters hinted to replicas after a listing of models.")
 snapshot_generation = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
 beats = Counter("tenora_gateway_beats", "Heartbeats written.")

@@ -136,8 +136,8 @@ def test_what_is_published_is_what_the_engine_has(room, shop):
         ask(room, name)
 
     def differences() -> list:
-        status = room.status()
-        replica = ReplicaLook(status=status, residency=room.residency(), truth=engine_truth(status, processes.ENGINE_KEY))
+        status, residency = room.status(), room.residency()
+        replica = ReplicaLook(status=status, residency=residency, truth=engine_truth(status, processes.ENGINE_KEY))
         return findings(
             Look(replicas=(replica,), gateways=(), position=None, published={}, stored={}, revocations=(), routes={},
                  aliases={})
