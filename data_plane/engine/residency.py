@@ -9,6 +9,7 @@ door's ``GET /tenora/v1/residency`` looks at the tensors themselves and is what 
 reader remembers the last ``seq`` it has seen and counts the later ones; ``started_at_ms`` tells engines apart.
 """
 
+import os
 from pathlib import Path
 from typing import Final, Literal
 
@@ -74,13 +75,14 @@ class ResidencyReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._path = str(run_dir / RESIDENCY_FILE)
         self._seen: tuple[int, int] | None = None
         self._table: EngineResidency | None = None
 
     def now(self) -> EngineResidency | None:
         """The newest table, as ``read_residency`` gives it."""
         try:
-            status = (self._run_dir / RESIDENCY_FILE).stat()
+            status = os.stat(self._path)  # noqa: PTH116 - the door asks once for each part of each stream
         except FileNotFoundError:
             self._seen = self._table = None
             return None

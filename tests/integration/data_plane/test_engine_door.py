@@ -166,6 +166,16 @@ async def test_an_adapter_of_another_base_model_is_never_loaded(make_door, adapt
     assert door.worker.loads == []
 
 
+async def test_an_adapter_that_the_engine_cannot_read_is_503_and_leaves_its_place_to_others(make_door, adapters):
+    door, names = make_door(engine_memory_adapters=1), [adapters(seed) for seed in range(2)]
+    door.worker.unreadable.add(names[0])
+    answer = await door.chat(names[0])
+    assert (answer.status, answer.code) == (503, "adapter_unusable")
+    assert b"target modules" not in answer.body, "what vLLM says may name paths; it is in the log"
+    assert door.worker.loads == [names[0]] * 2, "once more after every byte was looked at"
+    assert (await door.chat(names[1])).status == 200
+
+
 async def test_files_damaged_without_a_trace_are_mended_on_the_way_in(make_door, adapters, tmp_path):
     door, name, others = make_door(), adapters(), [adapters(seed) for seed in (1, 2)]
     for each in (name, *others):
