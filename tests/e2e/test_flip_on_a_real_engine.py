@@ -115,7 +115,7 @@ def test_no_call_meets_the_wrong_revision_or_its_cached_prefixes(tenant, revisio
     slowest = max(done - sent for sent, done, _ in moves)
     with capsys.disabled():
         print(
-            f"\n  {MOVES} moves, slowest acknowledged after {slowest:.2f} s; {len(served)} calls, {judged} of them after"
+            f"\n  {MOVES} moves, slowest acknowledged after {slowest:.2f} s; {len(served)} calls, {judged} after"
             f" a move, {wrong} wrong; {cached_later} met their own revision's cache, {stale} another's"
         )
     assert judged > MOVES, "traffic went on after the moves"
