@@ -24,9 +24,9 @@ from data_plane.engine.cpu_lora_tables import (
     GROUPS_STARTS,
     LAYER_FIELDS,
     LAYER_INPUTS,
+    LAYER_OUTPUTS,
     LAYER_SLICES,
     RANK_BLOCK,
-    RANK_MAX,
     SLICE_A,
     SLICE_A_ROW,
     SLICE_A_SLOT,
@@ -41,11 +41,12 @@ from data_plane.engine.cpu_lora_tables import (
 )
 
 _TILE: Final = 256  # outputs summed in float32 before they are rounded: they stay in the L1 cache
-_TEAM_MACS: Final = 1 << 18  # below this much work, waking a second thread costs more than it saves
+_LINE: Final = 32  # outputs in a cache line, which no two threads should write
+_TEAM_MACS: Final = 1 << 16  # below this much work, waking a second thread costs more than it saves
 _FAST: Final = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay what they are
-# One call, as a table of int64: x, y, their rows in bytes, the layer, the groups, scratch memory, its bytes per thread,
-# grouped tokens.
-_X, _Y, _X_ROW, _Y_ROW, _LAYER, _GROUPS, _SCRATCH, _SCRATCH_ROW, _TOKENS = range(9)
+# One call, as a table of int64: x, y and their rows in bytes; the layer and the groups; h as [slice][token][rank] with
+# its rows and slices in bytes; each thread's tile; grouped tokens.
+_X, _Y, _X_ROW, _Y_ROW, _LAYER, _GROUPS, _H, _H_ROW, _H_SLICE, _TILES, _TOKENS, _CALL_FIELDS = range(12)
 
 
 def _pointer(item: Any, llvm_type: ir.Type) -> Any:
@@ -93,11 +94,17 @@ def _narrow(_typing: Any, _value: Any) -> Any:
 
 
 @njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
-def _shrink_four(x: int, x_row: int, order: int, a: int, a_row: int, inputs: int, rank: int, h: int) -> None:
+def _shrink_four(x: int, x_row: int, order: int, inputs: int, part: int, slot: int, h: int, h_row: int) -> None:
     """``h[token, r] = x[token] . A[r]`` for the four tokens whose numbers are at ``order``."""
-    token, out = _ints(order), _floats(h)
+    token, weights = _ints(order), _longs(part)
+    rank, a, a_row = (
+        _ints(weights[SLICE_RANKS])[slot],
+        weights[SLICE_A] + weights[SLICE_A_SLOT] * slot,
+        weights[SLICE_A_ROW],
+    )
     p, q = _halves(x + x_row * token[0]), _halves(x + x_row * token[1])
     s, t = _halves(x + x_row * token[2]), _halves(x + x_row * token[3])
+    hp, hq, hs, ht = _floats(h), _floats(h + h_row), _floats(h + 2 * h_row), _floats(h + 3 * h_row)
     for r in range(0, rank, RANK_BLOCK):
         a0, a1 = _halves(a + a_row * r), _halves(a + a_row * (r + 1))
         a2, a3 = _halves(a + a_row * (r + 2)), _halves(a + a_row * (r + 3))
@@ -110,11 +117,10 @@ def _shrink_four(x: int, x_row: int, order: int, a: int, a_row: int, inputs: int
             q0, q1, q2, q3 = q0 + qi * w0, q1 + qi * w1, q2 + qi * w2, q3 + qi * w3
             s0, s1, s2, s3 = s0 + si * w0, s1 + si * w1, s2 + si * w2, s3 + si * w3
             t0, t1, t2, t3 = t0 + ti * w0, t1 + ti * w1, t2 + ti * w2, t3 + ti * w3
-        out[r], out[r + 1], out[r + 2], out[r + 3] = p0, p1, p2, p3
-        out[rank + r], out[rank + r + 1], out[rank + r + 2], out[rank + r + 3] = q0, q1, q2, q3
-        r2, r3 = 2 * rank + r, 3 * rank + r
-        out[r2], out[r2 + 1], out[r2 + 2], out[r2 + 3] = s0, s1, s2, s3
-        out[r3], out[r3 + 1], out[r3 + 2], out[r3 + 3] = t0, t1, t2, t3
+        hp[r], hp[r + 1], hp[r + 2], hp[r + 3] = p0, p1, p2, p3
+        hq[r], hq[r + 1], hq[r + 2], hq[r + 3] = q0, q1, q2, q3
+        hs[r], hs[r + 1], hs[r + 2], hs[r + 3] = s0, s1, s2, s3
+        ht[r], ht[r + 1], ht[r + 2], ht[r + 3] = t0, t1, t2, t3
 
 
 @njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
@@ -149,53 +155,57 @@ def _expand_tile(b: int, b_row: int, count: int, rank: int, h: int, out: int) ->
 
 
 @njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
-def _expand_one(y: int, b: int, b_row: int, outputs: int, rank: int, h: int, tile: int) -> None:
-    """``y += h @ B.T`` for one token, rounded once."""
+def _expand_one(y: int, b: int, b_row: int, count: int, rank: int, h: int, tile: int) -> None:
+    """``y += h @ B.T`` for one token and at most a tile of outputs, rounded once."""
     row, total = _halves(y), _floats(tile)
-    for start in range(0, outputs, _TILE):
-        count = min(_TILE, outputs - start)
-        _expand_tile(b + 2 * start, b_row, count, rank, h, tile)
-        for k in range(count):
-            row[start + k] = _narrow(_widen(row[start + k]) + total[k])
+    _expand_tile(b, b_row, count, rank, h, tile)
+    for k in range(count):
+        row[k] = _narrow(_widen(row[k]) + total[k])
 
 
 @njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
-def _add_slice(call: int, part: int, y_offset: int, slot: int, first: int, last: int, scratch: int) -> None:
-    """One output slice of one group's tokens ``[first, last)``, counted in the groups' order."""
-    c, layer = _longs(call), _longs(part)
-    order_address, inputs = _longs(c[_GROUPS])[GROUPS_ORDER], _longs(c[_LAYER])[LAYER_INPUTS]
-    order = _ints(order_address)
-    rank, outputs = _ints(layer[SLICE_RANKS])[slot], layer[SLICE_OUTPUTS]
-    a, a_row = layer[SLICE_A] + layer[SLICE_A_SLOT] * slot, layer[SLICE_A_ROW]
-    b, b_row = layer[SLICE_B] + layer[SLICE_B_SLOT] * slot, layer[SLICE_B_ROW]
-    x, x_row, y, y_row = c[_X], c[_X_ROW], c[_Y] + 2 * y_offset, c[_Y_ROW]
-    tile = scratch + 4 * 4 * RANK_MAX
-    token = first
-    while rank > 0 and token < last:
-        block = 4 if token + 4 <= last else 1
-        if block == 4:
-            _shrink_four(x, x_row, order_address + 4 * token, a, a_row, inputs, rank, scratch)
-        else:
-            _shrink_one(x + x_row * order[token], a, a_row, inputs, rank, scratch)
-        for i in range(block):
-            _expand_one(y + y_row * order[token + i], b, b_row, outputs, rank, scratch + 4 * i * rank, tile)
-        token += block
-
-
-@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
-def _add_span(call: int, first: int, last: int, thread: int) -> None:
-    """All slices of the grouped tokens ``[first, last)``, by one thread."""
+def _shrink(call: int, first: int, last: int) -> None:
+    """``h = x @ A.T`` of the tokens ``[first, last)`` in the groups' order, for every slice."""
     c = _longs(call)
     layer, groups = _longs(c[_LAYER]), _longs(c[_GROUPS])
-    starts, slots = _ints(groups[GROUPS_STARTS]), _ints(groups[GROUPS_SLOTS])
-    scratch = c[_SCRATCH] + c[_SCRATCH_ROW] * thread
+    starts, slots, order = _ints(groups[GROUPS_STARTS]), _ints(groups[GROUPS_SLOTS]), groups[GROUPS_ORDER]
+    x, x_row, inputs, h_row = c[_X], c[_X_ROW], layer[LAYER_INPUTS], c[_H_ROW]
     for group in range(groups[GROUPS_COUNT]):
-        begin, end = max(first, starts[group]), min(last, starts[group + 1])
-        y_offset = 0
+        begin, end, slot = max(first, starts[group]), min(last, starts[group + 1]), slots[group]
         for index in range(layer[LAYER_SLICES] if begin < end else 0):
             part = c[_LAYER] + 8 * (LAYER_FIELDS + SLICE_FIELDS * index)
-            _add_slice(call, part, y_offset, slots[group], begin, end, scratch)
-            y_offset += _longs(part)[SLICE_OUTPUTS]
+            weights = _longs(part)
+            rank, a = _ints(weights[SLICE_RANKS])[slot], weights[SLICE_A] + weights[SLICE_A_SLOT] * slot
+            token, h = begin if rank > 0 else end, c[_H] + c[_H_SLICE] * index
+            while token + 4 <= end:
+                _shrink_four(x, x_row, order + 4 * token, inputs, part, slot, h + h_row * token, h_row)
+                token += 4
+            while token < end:
+                row = x + x_row * _ints(order)[token]
+                _shrink_one(row, a, weights[SLICE_A_ROW], inputs, rank, h + h_row * token)
+                token += 1
+
+
+@njit(fastmath=_FAST)  # type: ignore[untyped-decorator] # numba ships no types
+def _expand(call: int, first: int, last: int, tile: int) -> None:
+    """``y += h @ B.T`` of every grouped token, for the outputs ``[first, last)`` of all slices side by side."""
+    c = _longs(call)
+    layer, groups = _longs(c[_LAYER]), _longs(c[_GROUPS])
+    starts, slots, order = _ints(groups[GROUPS_STARTS]), _ints(groups[GROUPS_SLOTS]), _ints(groups[GROUPS_ORDER])
+    offset = 0
+    for index in range(layer[LAYER_SLICES]):
+        part = _longs(c[_LAYER] + 8 * (LAYER_FIELDS + SLICE_FIELDS * index))
+        begin, end = max(first - offset, 0), min(last - offset, part[SLICE_OUTPUTS])
+        h = c[_H] + c[_H_SLICE] * index
+        for group in range(groups[GROUPS_COUNT] if begin < end else 0):
+            slot = slots[group]
+            rank, b = _ints(part[SLICE_RANKS])[slot], part[SLICE_B] + part[SLICE_B_SLOT] * slot
+            for start in range(begin, end if rank > 0 else begin, _TILE):
+                count, y = min(_TILE, end - start), c[_Y] + 2 * (offset + start)
+                for token in range(starts[group], starts[group + 1]):
+                    row, mine = y + c[_Y_ROW] * order[token], h + c[_H_ROW] * token
+                    _expand_one(row, b + 2 * start, part[SLICE_B_ROW], count, rank, mine, tile)
+        offset += part[SLICE_OUTPUTS]
 
 
 @njit(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
@@ -211,17 +221,27 @@ def _rank_of(a: int, a_row: int, rows: int, inputs: int) -> int:
 
 _thread = types.ExternalFunction("omp_get_thread_num", types.int32())
 _threads = types.ExternalFunction("omp_get_num_threads", types.int32())
+_wait_for_team = types.ExternalFunction("GOMP_barrier", types.void())
 
 
 @cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
 def _alone(call: int) -> None:
-    _add_span(call, 0, _longs(call)[_TOKENS], 0)
+    c = _longs(call)
+    _shrink(call, 0, c[_TOKENS])
+    _expand(call, 0, _longs(c[_LAYER])[LAYER_OUTPUTS], c[_TILES])
 
 
 @cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
 def _in_team(call: int) -> None:
-    tokens, thread, threads = _longs(call)[_TOKENS], _thread(), _threads()
-    _add_span(call, tokens * thread // threads, tokens * (thread + 1) // threads, thread)
+    """Tokens are shared out for h, outputs for y: the base layer's product was shared out by outputs too, and a piece of
+    y that another core has just written costs more to fetch than to compute.
+    """
+    c, thread, threads = _longs(call), _thread(), _threads()
+    tokens, outputs = c[_TOKENS], _longs(c[_LAYER])[LAYER_OUTPUTS]
+    _shrink(call, tokens * thread // threads, tokens * (thread + 1) // threads)
+    _wait_for_team()
+    share = -(-outputs // (threads * _LINE)) * _LINE
+    _expand(call, min(outputs, share * thread), min(outputs, share * (thread + 1)), c[_TILES] + 4 * _TILE * thread)
 
 
 class Kernel:
@@ -229,9 +249,10 @@ class Kernel:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._scratch = np.zeros((threads, 4 * RANK_MAX + _TILE), dtype=np.float32)
-        self._call = np.zeros(9, dtype=np.int64)
-        self._call[_SCRATCH], self._call[_SCRATCH_ROW] = self._scratch.ctypes.data, self._scratch.strides[0]
+        self._tiles = np.zeros((threads, _TILE), dtype=np.float32)
+        self._hidden = np.zeros(0, dtype=np.float32)
+        self._call = np.zeros(_CALL_FIELDS, dtype=np.int64)
+        self._call[_TILES] = self._tiles.ctypes.data
         self._call_address = self._call.ctypes.data
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_alone.address)
         self._team = _team_of_pytorch() if threads > 1 else None
@@ -249,9 +270,13 @@ class Kernel:
             raise ValueError(f"{groups.tokens} tokens are mapped; x has {x.shape[0]} rows and y {y.shape[0]}")
         if x.shape[1] != layer.inputs or y.shape[1] != layer.outputs or x.stride(1) != 1 or y.stride(1) != 1:
             raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit the layer")
+        if (needed := tokens * layer.hidden) > self._hidden.size:
+            self._hidden = np.zeros(needed, dtype=np.float32)
         call = self._call
         call[_X], call[_Y], call[_X_ROW], call[_Y_ROW] = x.data_ptr(), y.data_ptr(), 2 * x.stride(0), 2 * y.stride(0)
         call[_LAYER], call[_GROUPS], call[_TOKENS] = layer.address, groups.address, tokens
+        call[_H], call[_H_ROW] = self._hidden.ctypes.data, 4 * layer.rank_max
+        call[_H_SLICE] = 4 * layer.rank_max * tokens
         macs = tokens * (layer.inputs + layer.outputs) * RANK_BLOCK * 2
         if self._team is not None and macs > _TEAM_MACS:
             self._team(_in_team.address, self._call_address, self._threads, 0)

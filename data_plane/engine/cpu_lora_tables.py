@@ -10,13 +10,9 @@ import torch
 
 RANK_BLOCK: Final = 4
 """Ranks are multiplied in blocks of this many, so slots must have a multiple of it."""
-
-RANK_MAX: Final = 512
-"""The largest rank that vLLM serves."""
-
-# A layer: how many output slices, inputs; then for each slice A, its bytes per slot and row, B, the same, outputs, and
-# the ranks in use by slot.
-LAYER_SLICES, LAYER_INPUTS, LAYER_FIELDS = 0, 1, 2
+# A layer: how many output slices, inputs, outputs of all slices; then for each slice A, its bytes per slot and row, B,
+# the same, outputs, and the ranks in use by slot.
+LAYER_SLICES, LAYER_INPUTS, LAYER_OUTPUTS, LAYER_FIELDS = range(4)
 SLICE_A, SLICE_A_SLOT, SLICE_A_ROW, SLICE_B, SLICE_B_SLOT, SLICE_B_ROW, SLICE_OUTPUTS, SLICE_RANKS = range(8)
 SLICE_FIELDS: Final = 8
 # A step's groups: how many, token numbers group by group, where each group begins among them, each group's slot.
@@ -54,7 +50,8 @@ class Layer:
         slots, _, self.rank_max, self.inputs = a[0].shape
         self.outputs = sum(each.shape[2] for each in b)
         self.ranks = np.zeros((len(a), slots), dtype=np.int32)
-        table = [len(a), self.inputs]
+        self.hidden = len(a) * self.rank_max
+        table = [len(a), self.inputs, self.outputs]
         for down, up, ranks in zip(a, b, self.ranks, strict=True):
             table += [down.data_ptr(), 2 * down.stride(0), 2 * down.stride(2)]
             table += [up.data_ptr(), 2 * up.stride(0), 2 * up.stride(3), up.shape[2], ranks.ctypes.data]
@@ -69,6 +66,4 @@ def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
 
 def suits(a: Sequence[torch.Tensor]) -> bool:
     """Whether the kernel can take weights of this type and rank."""
-    return all(
-        each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 and each.shape[2] <= RANK_MAX for each in a
-    )
+    return all(each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 for each in a)
