@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Residency, Revocation
-from data_plane.engine.door_client import EngineTruth
+from data_plane.engine.agent.door_client import EngineTruth
 
 _AGENT_FIX = "restart the replica; its agent publishes all of it anew"
 _PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything anew"

@@ -13,13 +13,13 @@ BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util",
 SOLE_IMPORTERS = {
     "boto3": {"adapters/s3.py"},
     "stripe": {"billing/stripe_client.py"},
-    "numba": {"data_plane/engine/cpu_lora_kernel.py"},
+    "numba": {"data_plane/engine/worker/cpu_lora_kernel.py"},
     # The front end's names, the CPU's arithmetic, and the worker's tiers: vLLM offers a seam for the first alone.
     "vllm": {
         "adapters/resolver.py",
-        "data_plane/engine/cpu_lora.py",
-        "data_plane/engine/worker_slots.py",
-        "data_plane/engine/worker_tiers.py",
+        "data_plane/engine/worker/cpu_lora.py",
+        "data_plane/engine/worker/worker_slots.py",
+        "data_plane/engine/worker/worker_tiers.py",
     },
 }
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -146,7 +146,7 @@ def test_redis_keys_are_spelled_in_one_file():
 def test_the_environment_is_read_by_settings_only():
     allowed = {
         "data_plane/engine/plugin.py",
-        "data_plane/engine/replica.py",
+        "data_plane/engine/agent/replica.py",
     }  # and tenora, which hands it to its children
 
     def check(path, tree):

@@ -29,10 +29,10 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
         str(settings.engine_rank_max),
     ]
     argv += ["--max-cpu-loras", str(settings.memory_adapters)]
-    argv += ["--worker-extension-cls", "data_plane.engine.worker_tiers.WorkerCalls"]
+    argv += ["--worker-extension-cls", "data_plane.engine.worker.worker_tiers.WorkerCalls"]
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
-    argv += ["--middleware", "data_plane.engine.front.EngineDoor"]
+    argv += ["--middleware", "data_plane.engine.door.front.EngineDoor"]
     if device == "cpu":
         argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
     return argv

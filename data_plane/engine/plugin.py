@@ -54,11 +54,11 @@ def register() -> None:
         prepare_run_dir(TierSettings())
         resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
-        from data_plane.engine import worker_tiers
+        from data_plane.engine.worker import worker_tiers
 
         worker_tiers.install()
     if device == "cpu":
-        from data_plane.engine import cpu_lora
+        from data_plane.engine.worker import cpu_lora
 
         cpu_lora.install()
 

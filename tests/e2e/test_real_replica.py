@@ -21,7 +21,7 @@ from adapters.validation import Bounds, UploadLimits, validate
 from adapters.verdict import Report
 from core import keys
 from core.ids import new_id
-from data_plane.engine.probe import parse_metrics
+from data_plane.engine.agent.probe import parse_metrics
 from tenora.doctor_checks import Look, ReplicaLook, findings
 from tenora.doctor_look import engine_truth
 from tenora.program import Program, free_port

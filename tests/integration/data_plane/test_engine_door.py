@@ -13,8 +13,8 @@ from adapters.s3 import Bucket
 from adapters.settings import StoreSettings
 from adapters.store import AdapterStore
 from core.ids import new_id
-from data_plane.engine.forget import Forgetting
-from data_plane.engine.front_end import FrontEnd
+from data_plane.engine.door.forget import Forgetting
+from data_plane.engine.door.front_end import FrontEnd
 from data_plane.engine.settings import DoorSettings
 from tests.fixtures.front_end import KEY, NOWHERE, DoorInTests, disk_cache
 from tests.fixtures.stored_revisions import make_revision

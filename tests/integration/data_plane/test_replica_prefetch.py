@@ -8,7 +8,7 @@ import pytest
 from core import keys
 from core.contracts import ReplicaStatus
 from core.ids import new_id
-from data_plane.engine.pool import rendezvous
+from data_plane.engine.agent.pool import rendezvous
 from tests.conftest import wait_until
 from tests.fixtures.agent_room import REPLICA, engine_name, room_of
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Residency, RevisionRoute, Revocation
-from data_plane.engine.door_client import EngineTruth, MemoryTruth, SlotTruth
+from data_plane.engine.agent.door_client import EngineTruth, MemoryTruth, SlotTruth
 from tenora.doctor import lasting
 from tenora.doctor_checks import Look, ReplicaLook, findings
 

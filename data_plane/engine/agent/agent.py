@@ -1,0 +1,184 @@
+"""The replica's agent: starts vLLM, publishes what it can take, notices when it stops generating, and drains it.
+
+When the engine ends or hangs, the agent ends too and whoever supervises it starts both anew: a fresh pair is the one
+recovery path. Probing fails closed. What the agent does for adapters beside that are tasks of their own
+(``side_work``), none of which can hold up the heartbeat.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+import structlog
+from redis.exceptions import RedisError
+
+from data_plane.engine.agent import metrics
+from data_plane.engine.agent.condition import Condition
+from data_plane.engine.agent.door_client import DoorRefused
+from data_plane.engine.agent.engine_process import EngineProcess
+from data_plane.engine.agent.probe import Engine, EngineMetrics, ProbeTokens
+from data_plane.engine.agent.publish import Publisher
+from data_plane.engine.agent.published import NothingPublished
+from data_plane.engine.agent.side_work import SideWork
+from data_plane.engine.settings import ReplicaSettings
+
+log: Final = structlog.get_logger()
+_NOTICED_S: Final = 1.0  # gateways read heartbeats four times a second; until then they still send requests
+
+
+class Agent:
+    """One engine process and what is published of it."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        engine: Engine,
+        publisher: Publisher,
+        side_work: SideWork,
+        condition: Condition,
+        probes: ProbeTokens,
+        *,
+        start: Callable[[], EngineProcess],
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._publisher = publisher
+        self._probes = probes
+        self._side_work = side_work
+        self._condition = condition
+        self._start = start
+        self._probe_failures = 0
+        self._last_progress = time.monotonic()
+        self._last_generated = 0
+        self._process: EngineProcess | None = None
+
+    async def run(self) -> int:
+        """Run until told to stop (0) or until the engine fails (1)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._condition.stopping.set)
+        await self._publisher.withdraw()  # what a killed agent left would send requests to an engine not yet up
+        self._process = self._start()
+        try:
+            if not await self._wait_until_ready():
+                return 0 if self._condition.stopping.is_set() else 1
+            self._side_work.start()
+            healthy = await self._watch()
+            await self._drain(wait=healthy)
+            return 0 if healthy else 1
+        finally:
+            await self._side_work.close()
+            await self._process.stop()
+
+    async def _wait_until_ready(self) -> bool:
+        """Ready is an engine that has generated a token and refuses what is revoked."""
+        deadline = time.monotonic() + self._settings.engine_start_s
+        while time.monotonic() < deadline and not self._condition.stopping.is_set() and self._alive():
+            try:
+                await self._engine.metrics()
+            except (aiohttp.ClientError, TimeoutError, KeyError):
+                await self._pause(0.25)
+                continue
+            if await self._probe() and await self._honour_revocations():
+                self._condition.state = "ready"
+                log.info("replica ready", replica_id=self._settings.replica_id)
+                return True
+            await self._pause(0.25)
+        log.error("engine did not become ready", alive=self._alive(), waited_s=self._settings.engine_start_s)
+        return False
+
+    async def _honour_revocations(self) -> bool:
+        """Wait, for as long as the engine lives, until it is known what is revoked and the engine refuses it. Without
+        Redis no gateway could admit a request, so nothing is lost by waiting.
+        """
+        said = ""
+        while not self._condition.stopping.is_set() and self._alive():
+            try:
+                await self._side_work.honour_revocations()
+            except (NothingPublished, DoorRefused, RedisError, OSError, aiohttp.ClientError) as error:
+                if repr(error) != said:
+                    said = repr(error)
+                    log.warning("what is revoked is not known yet; not ready until it is", error=said)
+                await self._pause(0.5)
+            else:
+                return True
+        return False
+
+    async def _watch(self) -> bool:
+        """Publish and probe until asked to stop (True) or until the engine is lost (False)."""
+        while not self._condition.stopping.is_set():
+            if not self._alive():
+                log.error("engine process ended", exit_status=self._process.exit_status if self._process else None)
+                return False
+            engine = await self._publish()
+            quiet_s = time.monotonic() - self._last_progress
+            if (engine is None or quiet_s >= self._settings.probe_every_s) and not await self._probe():
+                self._condition.state = "unhealthy"
+                if self._probe_failures >= self._settings.probe_failures_max:
+                    log.error("engine generates nothing; replacing it", failures=self._probe_failures)
+                    await self._publish()
+                    return False
+            await self._pause(self._settings.heartbeat_s)
+        return True
+
+    async def _probe(self) -> bool:
+        try:
+            prompt_tokens, generated_tokens = await self._engine.generate_one_token()
+        except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
+            self._probe_failures += 1
+            metrics.PROBES.labels("failed").inc()
+            log.warning("probe failed", failures=self._probe_failures, error=repr(error))
+            return False
+        self._probes.add(prompt_tokens, generated_tokens)
+        self._probe_failures = 0
+        self._last_progress = time.monotonic()
+        if self._condition.state == "unhealthy":
+            self._condition.state = "ready"
+        metrics.PROBES.labels("ok").inc()
+        return True
+
+    async def _publish(self) -> EngineMetrics | None:
+        """Scrape the engine and publish what it says; None when the engine did not answer the scrape."""
+        try:
+            engine = await self._engine.metrics()
+        except (aiohttp.ClientError, TimeoutError, KeyError) as error:
+            log.warning("scrape failed", error=repr(error))
+            return None
+        self._condition.waiting_requests = engine.waiting
+        if engine.generation_tokens != self._last_generated:
+            self._last_generated = engine.generation_tokens
+            self._last_progress = time.monotonic()
+        drain_wanted = await self._publisher.publish(
+            self._condition.state, engine, self._probes, self._side_work.residency
+        )
+        if drain_wanted is not None and self._condition.state in ("ready", "draining"):
+            self._condition.state = "draining" if drain_wanted or self._condition.stopping.is_set() else "ready"
+        return engine
+
+    async def _drain(self, *, wait: bool) -> None:
+        """Tell gateways to send nothing more, then wait for what runs, and publish the last counters."""
+        self._condition.state = "draining" if wait else "unhealthy"
+        started = time.monotonic()
+        while self._alive():
+            engine = await self._publish()
+            waited_s = time.monotonic() - started
+            idle = engine is not None and engine.running + engine.waiting == 0 and self._side_work.is_idle
+            if engine is None or not wait or (idle and waited_s >= _NOTICED_S) or waited_s >= self._settings.drain_s:
+                break
+            await asyncio.sleep(0.2)
+        await self._side_work.close()
+        await self._publish()  # a canary that was cut short has its tokens counted by now
+        await self._publisher.withdraw()
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but no longer than until someone asks to stop."""
+        try:
+            await asyncio.wait_for(self._condition.stopping.wait(), seconds)
+        except TimeoutError:
+            return

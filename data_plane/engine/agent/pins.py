@@ -1,0 +1,78 @@
+"""Keeps in host memory what plans pin for this replica's pool: tells the engine's door, and has it brought.
+
+Fails open: while Redis is away what was pinned stays pinned; an adapter that loses its pin is only slower.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from redis.asyncio import Redis
+
+from core.contracts import Pin
+from data_plane.engine.agent import metrics
+from data_plane.engine.agent.door_client import Door
+from data_plane.engine.agent.pool import Pool, in_pool_of
+from data_plane.engine.agent.prefetch import Prefetcher
+from data_plane.engine.agent.published import PublishedHash
+from data_plane.engine.residency import EngineResidency
+from data_plane.engine.settings import ReplicaSettings
+
+_SHARE_OF_MEMORY: Final = 2  # one half: the other serves everybody else
+
+
+class Pins:
+    """``step`` is repeated. At most half of host memory is pinned; of more, those first by name are kept."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        redis: Redis,
+        door: Door,
+        pool: Pool,
+        prefetcher: Prefetcher,
+        *,
+        residency: Callable[[], EngineResidency | None],
+        refused: Callable[[], frozenset[str]],
+    ) -> None:
+        self._settings = settings
+        self._door = door
+        self._pool = pool
+        self._prefetcher = prefetcher
+        self._residency = residency
+        self._refused = refused
+        self._published = PublishedHash(redis, "pins", Pin)
+        self._pins: dict[str, Pin] = {}
+        self._acknowledged: list[str] = []
+
+    async def step(self) -> None:
+        """Learn the pins, tell the door what differs, ask for what is not in memory. Raises NothingPublished,
+        redis.RedisError, or what the door raises.
+        """
+        published = await self._published.changed()
+        if published is not None:
+            self._pins = published
+        names = await self._mine()
+        if names != self._acknowledged:
+            await self._door.pin(names)
+            self._acknowledged = names
+        table = self._residency()
+        for name in names:
+            if table is not None and name not in table.in_memory:
+                self._prefetcher.ask(name, "pin")
+
+    async def _mine(self) -> list[str]:
+        live = await self._pool.live()
+        me = next((replica for replica in live if replica.id == self._settings.replica_id), None)
+        if me is None:  # draining, or not yet heard of: nothing is decided by that
+            return self._acknowledged
+        names = sorted(
+            pin.engine_name
+            for pin in self._pins.values()
+            if pin.base_model == self._settings.base_model
+            and in_pool_of(pin.rank_class, me, live)
+            and pin.engine_name not in self._refused()
+        )
+        kept = names[: self._settings.memory_adapters // _SHARE_OF_MEMORY]
+        metrics.PINNED.set(len(kept))
+        metrics.PINS_DROPPED.set(len(names) - len(kept))
+        return kept
