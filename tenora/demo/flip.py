@@ -29,22 +29,70 @@ class Served:
     revision: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One move of the alias, from the PUT to its answer. The times are of the same clock as calls'."""
+
+    to: str
+    sent_at: float
+    done_at: float
+    acknowledged: bool
+    gateways: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What one move showed: how many calls were sent between its answer and the next move, and how many of them were
+    served by another revision than it moved to.
+    """
+
+    move: Move
+    calls: int
+    wrong: int
+
+
 @dataclass
 class Flip:
-    """What the moves showed. ``wrong`` were sent after a move was acknowledged and served by another revision."""
+    """The calls and moves of one run, and what they show."""
 
     served: list[Served] = field(default_factory=list)
-    moves: list[dict[str, Any]] = field(default_factory=list)
-    wrong: int = 0
-    unacknowledged: int = 0
+    moves: list[Move] = field(default_factory=list)
+
+    def shown(self) -> list[Shown]:
+        """One entry a move, in their order."""
+        ends = [*(move.sent_at for move in self.moves[1:]), float("inf")]
+        found = []
+        for move, end in zip(self.moves, ends, strict=False):  # no moves, no ends
+            after = [each for each in self.served if move.done_at <= each.sent_at < end]
+            found.append(Shown(move=move, calls=len(after), wrong=sum(each.revision != move.to for each in after)))
+        return found
+
+    def violations(self) -> list[str]:
+        """What was promised of moves and did not hold, or was not shown since nobody called after one."""
+        found = [] if self.moves else ["flip: the alias was never moved"]
+        for number, shown in enumerate(self.shown(), start=1):
+            if not shown.move.acknowledged:
+                found.append(f"flip: move {number} was not acknowledged by every gateway")
+            if not shown.calls:
+                found.append(f"flip: no call came after move {number}, so it shows nothing")
+            if shown.wrong:
+                found.append(f"flip: {shown.wrong} of {shown.calls} calls after move {number} by the wrong revision")
+        return found
 
     def as_report(self) -> dict[str, Any]:
         """For the demo's JSON."""
+        shown = self.shown()
         return {
             "requests": len(self.served),
-            "wrong_after_acknowledgement": self.wrong,
-            "moves": [{key: move[key] for key in ("to", "seconds", "gateways")} for move in self.moves],
-        }
+            "wrong_after_acknowledgement": sum(each.wrong for each in shown),
+            "moves": [
+                {
+                    "to": each.move.to, "seconds": round(each.move.done_at - each.move.sent_at, 3),
+                    "gateways": each.move.gateways, "calls_after": each.calls, "wrong": each.wrong,
+                }
+                for each in shown
+            ],
+        }  # fmt: skip
 
 
 def weaker_copy(folder: Path, into: Path) -> Path:
@@ -80,11 +128,6 @@ async def flip_and_roll_back(callers: Callers, tenant: Tenant, first: str, secon
     finally:
         stop.set()
         await asyncio.gather(*traffic)
-    ends = [*(move["sent_at"] for move in flip.moves[1:]), float("inf")]
-    for move, end in zip(flip.moves, ends, strict=True):
-        after = [each for each in flip.served if move["done_at"] <= each.sent_at < end]
-        flip.wrong += sum(each.revision != move["to"] for each in after)
-        move["after"] = len(after)
     return flip
 
 
@@ -102,16 +145,14 @@ async def _call_until(stop: asyncio.Event, callers: Callers, tenant: Tenant, ser
 
 
 async def _move(tenant: Tenant, revision: str, flip: Flip) -> None:
-    sent_at = time.monotonic()
     path = f"/api/v1/adapters/{tenant.adapter}/aliases/{_ALIAS}"
+    sent_at = time.monotonic()
     moved = await asyncio.to_thread(tenant.control.put, path, {"revision": revision})
-    done_at = time.monotonic()
-    flip.unacknowledged += not moved["acknowledged"]
     flip.moves.append(
-        {
-            "to": revision, "sent_at": sent_at, "done_at": done_at, "seconds": round(done_at - sent_at, 3),
-            "gateways": moved["gateways"],
-        }
+        Move(
+            to=revision, sent_at=sent_at, done_at=time.monotonic(), acknowledged=moved["acknowledged"],
+            gateways=moved["gateways"],
+        )
     )  # fmt: skip
 
 
@@ -122,8 +163,11 @@ def show_flip(console: Console, tenant: Tenant, flip: Flip) -> None:
             f"{tenant.name}: {tenant.adapter}:{_ALIAS} moves under traffic ({len(flip.served)} calls)",
             ["move", "acknowledged after", "by gateways", "calls after it", "served by the wrong revision"],
             [
-                [what, f"{move['seconds']:.2f} s", str(move["gateways"]), str(move["after"]), str(flip.wrong)]
-                for what, move in zip(("flip", "rollback"), flip.moves, strict=True)
+                [
+                    what, f"{each.move.done_at - each.move.sent_at:.2f} s", str(each.move.gateways), str(each.calls),
+                    str(each.wrong),
+                ]
+                for what, each in zip(("flip", "rollback"), flip.shown(), strict=True)
             ],
         )
-    )
+    )  # fmt: skip

@@ -48,12 +48,7 @@ class Answers:
     @property
     def violations(self) -> list[str]:
         """What was promised and did not hold."""
-        found = list(self.isolation.violations)
-        if self.flip.wrong or self.flip.unacknowledged:
-            found.append(
-                f"flip: {self.flip.wrong} calls by the wrong revision, {self.flip.unacknowledged} unacknowledged"
-            )
-        return found
+        return [*self.isolation.violations, *self.flip.violations()]
 
 
 def run_demo(settings: StackSettings) -> int:
