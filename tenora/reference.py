@@ -5,6 +5,7 @@
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,8 @@ from core.settings import Fragment
 _ROOT: Final = Path(__file__).parent.parent
 _PACKAGES: Final = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora")
 _METRIC_TYPES: Final = frozenset({"Counter", "Gauge", "Histogram", "Summary"})
+_REPORTING: Final = frozenset({"refuse", "_refuse", "_refused", "problem", "_result"})
+_CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
 PAGES: Final = ("settings", "metrics", "errors")
 
 
@@ -53,12 +56,17 @@ def _settings() -> str:
     )
 
 
-def _calls() -> Iterator[tuple[Path, ast.Call]]:
+def _nodes() -> Iterator[tuple[Path, ast.AST]]:
     for package in _PACKAGES:
         for path in sorted((_ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call):
-                    yield path, node
+                yield path, node
+
+
+def _calls() -> Iterator[tuple[Path, ast.Call]]:
+    for path, node in _nodes():
+        if isinstance(node, ast.Call):
+            yield path, node
 
 
 def _text(node: ast.expr) -> str | None:
@@ -102,14 +110,11 @@ def _errors() -> str:
         if "code" in keywords and (code := _text(keywords["code"])):
             message = keywords.get("message", call.args[0] if call.args else None)
             note(code, path, _text(message) if message is not None else None)
-    for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    for line in node.body:
-                        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
-                        if getattr(target, "id", "") == "default_code" and (code := _text(line.value)):  # type: ignore[attr-defined] # both kinds have one
-                            note(code, path, ast.get_docstring(node))
+        for code, said in _reported(call):
+            note(code, path, said)
+    for path, node in _nodes():
+        for code, said in _declared(node):
+            note(code, path, said)
     intro = (
         "Stable codes of refusals: in `code` of problem+json (control plane), in `error.code` of OpenAI's shape"
         " (gateway), and in `report.problems[].code` of a rejected revision. A message shown here is one of those"
@@ -120,6 +125,29 @@ def _errors() -> str:
         for code, (places, messages) in sorted(rows.items())
     ]
     return _table("Error codes", intro, ("code", "raised in", "for example"), listed)
+
+
+def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """The ``default_code`` of an error's class with its docstring, and the codes of a ``Code = Literal[...]``, of which
+    each problem of a report has one.
+    """
+    if isinstance(node, ast.ClassDef):
+        for line in node.body:
+            target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+            if getattr(target, "id", "") == "default_code" and (code := _text(line.value)):  # type: ignore[attr-defined] # both kinds have one
+                yield code, ast.get_docstring(node)
+    elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "Code":
+        literals = (each for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+        yield from ((code, None) for each in literals if (code := _text(each)))
+
+
+def _reported(call: ast.Call) -> Iterator[tuple[str, str | None]]:
+    """Code and message of a problem that goes into a report: the words that ``refuse`` and its like take in order."""
+    if getattr(call.func, "id", getattr(call.func, "attr", "")) not in _REPORTING:
+        return
+    texts = [text for each in call.args if (text := _text(each))]
+    if texts and _CODE.fullmatch(texts[0]):
+        yield texts[0], next((text for text in texts if " " in text), None)
 
 
 def main() -> None:

@@ -3,9 +3,12 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from adapters import verdict
+from data_plane.engine.agent import canary
 from tenora import reference
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +33,12 @@ def test_every_metric_says_what_it_means():
     rows = [line.split(" | ") for line in reference.render("metrics").splitlines()[6:]]
     assert rows
     assert [row[0] for row in rows if not row[3].strip(" |")] == []
+
+
+def test_every_code_that_a_report_can_hold_is_listed():
+    listed = re.findall(r"^\| `(\w+)`", reference.render("errors"), flags=re.MULTILINE)
+    assert {*get_args(verdict.Code), *get_args(canary.Code), "canary_failed", "adapter_deleted"} <= set(listed)
+    assert "target_modules" not in listed, "a field is no code"
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
