@@ -1,0 +1,222 @@
+"""The end of an adapter on the whole platform: deleted while it streams, suspended with its tenant and served again.
+
+What replicas say of it is held against what the engine itself holds; at the end of each, the doctor looks at it all.
+"""
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from adapters.base_model import describe
+from core.contracts import ReplicaStatus
+from data_plane.engine.agent.door_client import EngineTruth
+from tenora.base_model import HUB_NAME, MODEL_ID
+from tenora.demo.control import ControlPlane
+from tenora.doctor_look import engine_truth
+from tenora.settings import StackSettings
+from tenora.status import running_stack
+from tests.conftest import wait_until
+from tests.fixtures.peft_adapters import write_adapter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+NAME = "leaving"
+STREAM_TOKENS = 160
+NEVER_ENDS = {"0": -100, "2": -100}
+"""The tokens at which the base model stops, so that a stream goes on to its ``max_tokens``."""
+
+
+class Customer:
+    """A tenant with one ready adapter of random weights."""
+
+    def __init__(self, platform, checkpoint: Path, work: Path, seed: int) -> None:
+        self.id, self.key = platform.new_tenant(f"leaver{seed}")
+        now = platform.status()
+        self.control = ControlPlane(now["control_url"], self.key)
+        self.gateway = httpx.Client(
+            base_url=now["gateway_url"], headers={"Authorization": f"Bearer {self.key}"}, timeout=120
+        )
+        spec = describe(checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
+        folder = write_adapter(work / str(seed), spec, rank=8, seed=seed, scale=0.1)
+        revision = self.control.upload_adapter(NAME, MODEL_ID, folder)
+        self.revision_id = revision["id"]
+        adapter_id = self.control.get(f"/api/v1/adapters/{NAME}")["id"]
+        self.engine_name = f"{adapter_id}@{revision['sha256']}"
+
+    def ask(self, **changes) -> httpx.Response:
+        body = {"model": NAME, "prompt": "The sea", "max_tokens": 4, "temperature": 0}
+        return self.gateway.post("/v1/completions", json=body | changes)
+
+    def revocations(self) -> list[dict]:
+        return self.control.get("/api/v1/revocations")["data"]
+
+    def close(self) -> None:
+        self.gateway.close()
+        self.control.close()
+
+
+@pytest.fixture
+def customer(platform, checkpoint, tmp_path):
+    made = Customer(platform, checkpoint, tmp_path, seed=time.time_ns() % 1_000_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def truths(platform):
+    """Asks the engine of every replica what it holds, by replica id."""
+    stack = running_stack(StackSettings(home=Path(platform.environment["TENORA_HOME"])))
+    engine_key = stack.environment()["TENORA_ENGINE_KEY"]
+
+    def ask() -> dict[str, EngineTruth]:
+        statuses = msgspec.convert(stack.replicas(), type=list[ReplicaStatus])
+        answers = {status.id: engine_truth(status, engine_key) for status in statuses}
+        assert answers
+        assert [answer for answer in answers.values() if isinstance(answer, str)] == []
+        return answers
+
+    return ask
+
+
+@dataclass
+class Stream:
+    """A stream that a thread reads to its end."""
+
+    finish_reason: str | None = None
+    tokens: int | None = None
+    chunks: int = 0
+    ended_at: float | None = None
+    errors: list[str] = field(default_factory=list)
+
+    def read(self, customer: Customer) -> None:
+        body = {
+            "model": NAME, "prompt": "Once upon a time", "max_tokens": STREAM_TOKENS, "temperature": 0,
+            "logit_bias": NEVER_ENDS, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        with customer.gateway.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                self.errors.append(response.read().decode())
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    self.errors.append(line)
+                self.chunks += 1
+                for choice in event.get("choices", ()):
+                    self.finish_reason = choice["finish_reason"] or self.finish_reason
+                self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
+        self.ended_at = time.monotonic()
+
+
+def left_of(name: str, truth: EngineTruth) -> list[str]:
+    """The tiers in which an engine still has the adapter."""
+    places = {
+        "slots": name in truth.in_slots,
+        "memory": name in truth.in_memory,
+        "names": name in truth.names,
+        "disk": name.partition("@")[2] in truth.disk,
+        "a slot of nobody": any(slot.name is None and not slot.zeroed for slot in truth.slots),
+    }
+    return [place for place, is_there in places.items() if is_there]
+
+
+def receipts_of(revocation: dict, truths) -> None:
+    """One receipt a live replica, each of nothing left, and the engines say the same."""
+    (name,) = revocation["engine_names"]
+    now = truths()
+    assert {receipt["replica"] for receipt in revocation["receipts"]} == now.keys()
+    assert revocation["awaited_replicas"] == []
+    for receipt in revocation["receipts"]:
+        assert (receipt["state"], receipt["in_slots"], receipt["in_memory"], receipt["on_disk"]) == (
+            "removed", [], [], [],
+        )  # fmt: skip
+    assert {replica: left_of(name, truth) for replica, truth in now.items()} == {replica: [] for replica in now}
+    assert all(name in truth.revoked for truth in now.values())
+
+
+def assert_healthy(platform) -> None:
+    """By the doctor, who compares everything that is published with Postgres and with the engines."""
+    examined = platform.run("doctor", "--json")
+    assert examined.returncode == 0, examined.stdout + examined.stderr
+    looked_at = json.loads(examined.stdout)["looked_at"]
+    assert looked_at["replicas"]
+    assert looked_at["gateways"]
+
+
+def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_tier(platform, customer, truths):
+    stream = Stream()
+    reader = threading.Thread(target=stream.read, args=(customer,), daemon=True)
+    reader.start()
+    wait_until(lambda: stream.chunks > 3 or stream.errors, timeout_s=60, what="the stream")
+    assert stream.errors == []
+    assert any(customer.engine_name in truth.in_slots for truth in truths().values())
+    customer.control.delete(f"/api/v1/adapters/{NAME}")
+    deleted_at = time.monotonic()
+    wait_until(lambda: customer.ask().status_code == 404, timeout_s=2, what="404 from the gateway")
+    print(f"\nrefused {time.monotonic() - deleted_at:.2f} s after the DELETE was answered")
+    assert customer.ask().status_code == 404
+    assert stream.ended_at is None, "the stream was still running when new calls were refused"
+    (revocation,) = customer.revocations()
+    assert revocation["unloaded_at"] is None
+
+    reader.join(90)
+    assert (stream.finish_reason, stream.tokens, stream.errors) == ("length", STREAM_TOKENS, [])
+
+    def gone() -> dict | None:
+        now = customer.control.get(f"/api/v1/revocations/{revocation['id']}")
+        return now if now["unloaded_at"] else None
+
+    revocation = wait_until(gone, timeout_s=60, what="the unloading")
+    assert revocation["state"] == "quarantined", "every replica is rid of it; the object store keeps it for a while"
+    assert sum(receipt["drained_requests"] for receipt in revocation["receipts"]) == 1
+    assert sum(receipt["aborted_requests"] for receipt in revocation["receipts"]) == 0
+    receipts_of(revocation, truths)
+    assert customer.ask().status_code == 404
+    assert_healthy(platform)
+
+
+def test_what_a_real_engine_said_of_tiers_is_in_the_usage_of_each_revision(customer):
+    """The door's report in the stream of an answer becomes the gateway's usage event, and a row of billing."""
+    for _ in range(3):
+        assert customer.ask().status_code == 200
+
+    def rows() -> list[dict]:
+        data = customer.control.get("/api/v1/usage", group_by="revision", bucket="1d")["data"]
+        return [row for row in data if row["revision"] == customer.revision_id]
+
+    wait_until(lambda: sum(row["requests"] for row in rows()) == 3, timeout_s=20, what="usage")
+    tiers = [row["service"]["tiers"] for row in rows()]
+    print(f"\ntiers: {tiers}")
+    assert sum(count for each in tiers for count in each.values()) == 3, "the engine said it of every request"
+
+
+def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_resumed(platform, customer, truths):
+    path = f"/api/v1/admin/tenants/{customer.id}"
+    before = customer.ask().raise_for_status().json()["choices"][0]["text"]
+    with platform.admin() as admin:
+        admin.patch(path, json={"status": "suspended"}).raise_for_status()
+        wait_until(lambda: customer.ask().status_code == 403, timeout_s=2, what="403 from the gateway")
+        assert customer.ask().json()["error"]["code"] == "tenant_suspended"
+
+        def unloaded() -> dict | None:
+            (now,) = customer.revocations()
+            return now if now["state"] == "unloaded" else None
+
+        revocation = wait_until(unloaded, timeout_s=60, what="the unloading")
+        assert revocation["reason"] == "suspended"
+        receipts_of(revocation, truths)
+        admin.patch(path, json={"status": "active"}).raise_for_status()
+    answer = wait_until(
+        lambda: response if (response := customer.ask()).status_code == 200 else None, timeout_s=30, what="an answer"
+    )
+    assert answer.json()["choices"][0]["text"] == before, "the same weights came back"
+    assert [each["state"] for each in customer.revocations()] == ["lifted"]
+    assert not any(customer.engine_name in truth.revoked for truth in truths().values())
+    assert_healthy(platform)
