@@ -94,7 +94,8 @@ class Uploader:
 
     def _announce(self, folder: Folder, adapter: str) -> dict[str, Any]:
         """The revision of exactly these files that is still open, decided well, or new."""
-        key = _digest({"adapter": adapter, "files": folder.declared})
+        adapter_id = self._call("GET", f"/api/v1/adapters/{adapter}").json()["id"]  # its name may have a successor
+        key = _digest({"adapter": adapter_id, "files": folder.declared})
         for _ in range(_ANNOUNCEMENTS_MAX):
             path, body = f"/api/v1/adapters/{adapter}/revisions", {"files": folder.declared}
             answer = self._call("POST", path, body, headers={"Idempotency-Key": key})

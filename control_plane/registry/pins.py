@@ -37,6 +37,8 @@ def change(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> N
     session.add(adapter)
     session.flush()
     _republish(session, adapter)
+    if not pinned:
+        refresh_tenants(session, [adapter.tenant_id])  # the plan may now pay for one that it did not reach before
     action = "adapter.pinned" if pinned else "adapter.unpinned"
     audit.record(session, actor=actor, action=action, target=adapter.id, tenant_id=adapter.tenant_id)
 
@@ -48,7 +50,9 @@ def refresh(session: Session, adapter: Adapter) -> None:
 
 
 def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
-    """The same for all pinned adapters of these tenants, after their plan's number may have changed."""
+    """The same for all pinned adapters of these tenants, after their plan's number, or how many share it, may have
+    changed.
+    """
     theirs = select(Adapter).where(col(Adapter.tenant_id).in_(tenant_ids), col(Adapter.pinned))
     for adapter in session.exec(theirs.where(col(Adapter.deleted_at).is_(None))).all():
         refresh(session, adapter)

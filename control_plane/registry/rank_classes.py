@@ -11,8 +11,8 @@ from sqlalchemy import func, update
 from sqlmodel import Session, col, select
 
 from adapters.base_model import BaseModelSpec, class_of, kv_page_bytes, slot_bytes
-from control_plane.publishing.service import publish_changes
-from control_plane.registry import adapters, base_models
+from control_plane.publishing.service import publish_change
+from control_plane.registry import adapters, base_models, pins
 from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.schemas import RankClassView
 from core.contracts import ReplicaStatus
@@ -21,7 +21,7 @@ from core.errors import NotFound
 
 def reclassify(session: Session, base_model: str) -> None:
     """Move the base model's revisions to the cheapest of the classes it has now; those of a rank that none serves any
-    more have none. Adapters whose revisions moved are published again.
+    more have none. Adapters whose revisions moved are published again, and their pins.
     """
     classes = base_models.spec_of(session, base_model).classes
     of_base = select(Adapter.id).where(Adapter.base_model == base_model)
@@ -36,7 +36,9 @@ def reclassify(session: Session, base_model: str) -> None:
         changed = change.values(rank_class=now).returning(col(Revision.adapter_id))
         moved.update(session.execute(changed).scalars())
     live = select(Adapter).where(col(Adapter.id).in_(moved), col(Adapter.deleted_at).is_(None))
-    publish_changes(session, "adapters", [adapters.field_of(adapter) for adapter in session.exec(live)])
+    for adapter in session.exec(live).all():
+        publish_change(session, "adapters", adapters.field_of(adapter))
+        pins.refresh(session, adapter)
 
 
 def show(session: Session, base_model: str, alive: Sequence[ReplicaStatus]) -> list[RankClassView]:

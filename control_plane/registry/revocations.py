@@ -35,7 +35,10 @@ def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -
     audit.record(
         session, actor=actor, action="adapter.deleted", target=adapter.id, tenant_id=tenant_id, details={"name": name}
     )
-    return _revoke(session, adapter, "deleted")
+    revocation = _revoke(session, adapter, "deleted")
+    if adapter.pinned:
+        pins.refresh_tenants(session, [tenant_id])  # the plan may now pay for one that it did not reach before
+    return revocation
 
 
 def follow_tenant(session: Session, tenant_id: str, *, suspended: bool) -> None:

@@ -83,7 +83,8 @@ class Beat:
             pipe.zremrangebyscore(keys.GATEWAYS, "-inf", now_ms - _FORGOTTEN_MS)
             pipe.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
             *_, published = await pipe.execute()
-        if began < self._serves_until or _has(status, published):
+        # Where the old status expired meanwhile, somebody may have seen none and not have waited.
+        if time.monotonic() < self._serves_until or _has(status, published):
             self._serves_until = began + self._lease_s
         metrics.beats.inc()
 

@@ -73,6 +73,35 @@ def test_the_plan_bounds_how_many_are_pinned(api, base, engine, pinned):
     assert pinned() == set(), "a new version of the plan includes none"
 
 
+@pytest.mark.parametrize("how", ["unpin", "delete"])
+def test_what_leaves_makes_room_for_what_a_smaller_plan_had_left_out(api, base, engine, pinned, how):
+    tenant = api.tenant(pinned_adapters=2)
+    for name in ("one", "two"):
+        tenant.adapter(name, base)
+    first, second = (add_revision(engine, tenant, name) for name in ("one", "two"))
+    for name in ("one", "two"):
+        pin(tenant, name).raise_for_status()
+    limits = {"limits": {"pinned_adapters": 1}}
+    api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json=limits).raise_for_status()
+    assert pinned() == {first["engine_name"]}
+    if how == "unpin":
+        pin(tenant, "one", pinned=False).raise_for_status()
+    else:
+        tenant.http.delete("/api/v1/adapters/one").raise_for_status()
+    assert pinned() == {second["engine_name"]}
+
+
+def test_a_pin_follows_its_revision_to_another_rank_class(api, base, engine, pinned, redis):
+    tenant = api.tenant(pinned_adapters=1)
+    tenant.adapter("bot", base)
+    name = add_revision(engine, tenant, "bot", rank=4)["engine_name"]
+    pin(tenant, "bot").raise_for_status()
+    assert pinned() == {name}
+    api.register(msgspec.structs.replace(base, rank_max=16, rank_classes=(8, 16))).raise_for_status()
+    assert pinned() == {name}
+    assert msgspec.json.decode(redis.hget(keys.snapshot("pins"), name), type=Pin).rank_class == 8
+
+
 def test_nothing_is_pinned_of_an_adapter_that_may_not_be_served(api, base, engine, pinned):
     tenant = api.tenant(pinned_adapters=2)
     for name in ("one", "two"):

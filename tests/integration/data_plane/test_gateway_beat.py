@@ -97,6 +97,24 @@ async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, pub
     assert not beat.current
 
 
+async def test_a_beat_that_lasts_beyond_the_lease_is_one_after_a_lapse(line, redis, publisher):
+    """The old status expires while Redis stalls, so nobody waits for this process, which does not have the change."""
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot, lease_s=4)
+    await snapshot.load()
+    ends = time.monotonic() + 4
+    await beat.beat()
+    publisher.tenant()
+    await asyncio.sleep(ends - time.monotonic() - 0.5)
+    redis.client_pause(1000)
+    await beat.beat()
+    assert status(redis).generation == publisher.generation - 1
+    assert not beat.current
+    await snapshot.load()
+    await beat.beat()
+    beat.check()
+
+
 async def test_a_change_is_said_at_once(line, redis, publisher):
     snapshot = snapshot_of(line)
     beat = beat_of(line, snapshot, lease_s=60, period_s=60)

@@ -65,6 +65,16 @@ def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_not
     assert (folder / "adapter_model.safetensors").stat().st_size > PART_BYTES_MIN
 
 
+def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(api, settings, tenant, folder):
+    with running_worker(settings):
+        assert tenora_upload(api, tenant, folder).exit_code == 0
+        tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
+        done = tenora_upload(api, tenant, folder)
+    assert done.exit_code == 0, done.output
+    (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
+
+
 def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder):
     announced, sizes = [], []
     uploader = Uploader(api.url, tenant.key, Watcher(sending=sizes.append))
