@@ -1,13 +1,14 @@
 """The same files of two tenants are stored once, and an adapter of 10 MB is ready soon after its last byte."""
 
+import statistics
 import time
 
 import pytest
 
 from adapters.multipart import MIB
 from adapters.store import revision_prefix
-from tests.fixtures.peft_adapters import ALL_KINDS, tiny_base, write_adapter
-from tests.integration.control_plane.test_worker import decided, running_worker, upload
+from tests.fixtures.control_worker import decided, put_all, running_worker, upload
+from tests.fixtures.peft_adapters import ALL_KINDS, declared_files, tiny_base, write_adapter
 
 READY_S = 3
 """What is promised for 10 MB, but for the canary's turn on a replica."""
@@ -47,9 +48,12 @@ def test_ten_megabytes_are_ready_soon_after_the_last_byte(api, settings, large_b
         for seed in range(3):
             folder = write_adapter(tmp_path / f"a{seed}", large_base, rank=64, modules=ALL_KINDS, seed=seed)
             assert (folder / "adapter_model.safetensors").stat().st_size > 10_000_000
-            path = upload(tenant, "bot", folder)
-            started = time.monotonic()
+            revision = tenant.announce("bot", declared_files(folder))
+            path = f"/api/v1/adapters/bot/revisions/{revision['id']}"
+            put_all(revision["uploads"], {file.name: file.read_bytes() for file in folder.iterdir()})
+            started = time.monotonic()  # the store has the last byte; the caller has yet to say that it was the last
+            assert tenant.http.post(f"{path}/complete").status_code == 202
             assert decided(tenant, path)["status"] == "ready"
             took.append(time.monotonic() - started)
     print(f"10 MB from its last byte to ready: {', '.join(f'{each:.2f}' for each in took)} s")
-    assert min(took) < READY_S, "the best of three: others use this machine too"
+    assert statistics.median(took) < READY_S
