@@ -13,7 +13,7 @@ BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util",
 SOLE_IMPORTERS = {
     "boto3": {"adapters/s3.py"},
     "stripe": {"billing/stripe_client.py"},
-    "numba": {"data_plane/engine/worker/cpu_lora_kernel.py"},
+    "numba": {"data_plane/engine/worker/cpu_lora_kernel.py", "data_plane/engine/worker/cpu_lora_loops.py"},
     # The front end's names, the CPU's arithmetic, and the worker's tiers: vLLM offers a seam for the first alone.
     "vllm": {
         "adapters/resolver.py",

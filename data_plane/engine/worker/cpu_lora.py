@@ -99,7 +99,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
         if groups is None:
             return
         layer = self._layers.get(id(lora_a_stacked))
-        if layer is None or x.dtype != torch.bfloat16 or scale != 1.0:  # vLLM merges the scaling into B
+        if layer is None or not x.dtype == y.dtype == torch.bfloat16 or scale != 1.0:  # vLLM merges the scaling into B
             super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, buffer=buffer, **kwargs)
             return
         if self._changed_slots:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ with warnings.catch_warnings():
     from vllm.lora.layers.utils import LoRAMapping
 
     from data_plane.engine.worker.cpu_lora import SegmentedPunicaWrapper, group_by_slot
+    from data_plane.engine.worker.cpu_lora_tables import Groups
 
 SLOTS, RANK_MAX = 4, 16
 SHAPES = {"fused": (72, (40, 16, 24)), "single": (48, (300,)), "wide": (600, (1100, 520))}
@@ -214,3 +216,26 @@ def test_adjacent_tokens_are_one_view_and_scattered_ones_an_index():
     assert slot == 3
     assert where.tolist() == [0, 2]
     assert group_by_slot([-1, -1]) == []
+
+
+def test_compiled_code_is_kept_apart_by_the_sources_it_was_made_of():
+    from data_plane.engine.worker import cpu_lora_kernel as kernel
+
+    signatures = []
+    for sources in (1, 2, 1):
+        call = np.zeros(kernel._CALL_FIELDS, dtype=np.int64)
+        layer, groups = np.zeros(kernel.LAYER_FIELDS, dtype=np.int64), Groups(np.zeros(0, dtype=np.int64))
+        call[kernel._LAYER], call[kernel._GROUPS] = layer.ctypes.data, groups.address
+        alone, _ = kernel._entries(sources)
+        alone.ctypes(call.ctypes.data)
+        signatures.append(int(call[kernel._SIGNATURE]))
+    assert signatures == [1, 2, 1]
+
+
+def test_outputs_of_another_type_are_not_written_as_bfloat16():
+    layer, wrapper, random = random_layer("fused", 8)
+    x, y = torch.randn(2, 72, generator=random).bfloat16(), torch.zeros(2, 80)
+    expected, size = reference(layer, y, x, [0, 1])
+    batch(wrapper, [0, 1])
+    add(wrapper, layer, y, x)
+    assert ((y.double() - expected).abs() <= 2 * HALF_ULP * size).all()
