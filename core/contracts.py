@@ -2,7 +2,7 @@
 so that a new control plane can talk to an old gateway and the reverse.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -57,6 +57,10 @@ class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int
 
 
+PROD: Final = "prod"
+"""The alias that an adapter's bare name means, once it is set."""
+
+
 class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter with all its ready revisions; published under ``<tenant_id>/<name>``. ``newest`` is one of them, and
     each alias has weights by revision id.
@@ -99,7 +103,6 @@ class Revocation(msgspec.Struct, frozen=True, kw_only=True):
     adapter_id: str
     base_model: str
     engine_names: tuple[str, ...]
-    since_ms: int
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +149,6 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     running_requests: int
     waiting_requests: int
-    resident: tuple[str, ...]
     heartbeat_ms: int
     rank_max: int = 16
     memory_adapters: int = 0

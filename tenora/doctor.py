@@ -6,7 +6,6 @@ What differs once is in motion; what stays is wrong. It changes nothing.
 import json
 import time
 from dataclasses import asdict
-from typing import Final
 
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -16,8 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenora.doctor_checks import Finding, Look, findings
 from tenora.doctor_look import look, sources
 from tenora.settings import StackSettings
-
-_LOOKS_MAX: Final = 2
 
 
 def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from redis import Redis
 from sqlmodel import Session, col, select
 
+from control_plane.fleet import service as fleet
 from control_plane.registry.models import Adapter, Alias, Revision
 from control_plane.snapshots import projections
 from core import db, keys
-from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Residency, Revocation, SnapshotKind
+from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Revocation, SnapshotKind
 from core.settings import EngineKeySettings, Fragment, PostgresSettings, RedisSettings
 from data_plane.engine.agent.door_client import EngineTruth
 from tenora.doctor_checks import Look, ReplicaLook
@@ -25,7 +26,7 @@ from tenora.status import running_stack
 
 _DOOR_S: Final = 15
 _REDIS_S: Final = 5
-_REPLICAS_MAX: Final = 10_000
+_GATEWAYS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,16 @@ def look(at: Sources) -> Look:
 
     Engines are asked before Redis is read, so that what an agent has published meanwhile is newer than the truth.
     """
-    statuses = _statuses(at.redis)
+    statuses = fleet.statuses(at.redis)
     truths = {status.id: engine_truth(status, at.engine_key) for status in statuses}
     stored, aliases = _stored(at.engine)
     published: dict[str, dict[str, str]] = {kind: _hash(at.redis, kind) for kind in projections()}
     return Look(
         replicas=tuple(
-            ReplicaLook(status=status, residency=_residency(at.redis, status.id), truth=truths[status.id])
-            for status in _statuses(at.redis)
+            ReplicaLook(
+                status=status, residency=fleet.published_residency(at.redis, status.id), truth=truths[status.id]
+            )
+            for status in fleet.statuses(at.redis)
             if status.id in truths
         ),
         gateways=_gateways(at.redis),
@@ -82,26 +85,10 @@ def look(at: Sources) -> Look:
     )
 
 
-def _statuses(redis: Redis) -> list[ReplicaStatus]:
-    values = _members(redis, keys.REPLICAS, keys.replica)
-    return [msgspec.json.decode(value, type=ReplicaStatus) for value in values]
-
-
 def _gateways(redis: Redis) -> tuple[GatewayStatus, ...]:
-    values = _members(redis, keys.GATEWAYS, keys.gateway)
-    return tuple(msgspec.json.decode(value, type=GatewayStatus) for value in values)
-
-
-def _members(redis: Redis, index: str, key: object) -> list[bytes]:
-    names = [name.decode() for name in cast("list[bytes]", redis.zrange(index, 0, _REPLICAS_MAX - 1))]
-    assert callable(key)
-    values = cast("list[bytes | None]", redis.mget([key(name) for name in names])) if names else []
-    return [value for value in values if value is not None]
-
-
-def _residency(redis: Redis, replica_id: str) -> Residency | None:
-    value = cast("bytes | None", redis.get(keys.replica_residency(replica_id)))
-    return None if value is None else msgspec.json.decode(value, type=Residency)
+    names = [name.decode() for name in cast("list[bytes]", redis.zrange(keys.GATEWAYS, 0, _GATEWAYS_MAX - 1))]
+    values = cast("list[bytes | None]", redis.mget([keys.gateway(name) for name in names])) if names else []
+    return tuple(msgspec.json.decode(value, type=GatewayStatus) for value in values if value is not None)
 
 
 def _position(redis: Redis) -> tuple[str, int] | None:

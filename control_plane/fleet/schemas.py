@@ -26,7 +26,6 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     residency_version: int
     running_requests: int
     waiting_requests: int
-    resident: list[str]
     url: str
     heartbeat_at: datetime
 

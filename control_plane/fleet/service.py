@@ -36,15 +36,20 @@ def statuses(redis: Redis) -> list[ReplicaStatus]:
     return [msgspec.json.decode(status, type=ReplicaStatus) for status in encoded if status is not None]
 
 
+def published_residency(redis: Redis, replica_id: str) -> Residency | None:
+    """Where adapters lie on a replica, as its agent last published it; None where it does not."""
+    encoded = cast("bytes | None", redis.get(keys.replica_residency(replica_id)))
+    return None if encoded is None else msgspec.json.decode(encoded, type=Residency)
+
+
 def residency(redis: Redis, replica_id: str) -> ResidencyView:
     """Where adapters lie on a live replica, by its engine's own account; NotFound for one that publishes none."""
-    encoded = cast("bytes | None", redis.get(keys.replica_residency(replica_id)))
-    if encoded is None:
+    found = published_residency(redis, replica_id)
+    if found is None:
         raise NotFound(
             "replica: none with this id publishes where adapters lie; GET /api/v1/admin/replicas lists those alive.",
             code="replica_not_found",
         )
-    found = msgspec.json.decode(encoded, type=Residency)
     return ResidencyView(
         replica=found.replica_id,
         boot_id=found.boot_id,
@@ -81,7 +86,6 @@ def _view(replica: ReplicaStatus, drain_requested: bool) -> ReplicaView:
         residency_version=replica.residency_version,
         running_requests=replica.running_requests,
         waiting_requests=replica.waiting_requests,
-        resident=list(replica.resident),
         url=replica.url,
         heartbeat_at=clock.from_ms(replica.heartbeat_ms),
     )

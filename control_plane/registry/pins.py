@@ -5,7 +5,6 @@ plan that shrinks keeps the adapters that were created first.
 """
 
 from collections.abc import Collection, Iterator
-from typing import Final
 
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
@@ -14,10 +13,8 @@ from control_plane.audit import service as audit
 from control_plane.publishing.service import publish_changes
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.tenants import service as tenants
-from core.contracts import Pin
+from core.contracts import PROD, Pin
 from core.errors import Forbidden
-
-_DEFAULT_ALIAS: Final = "prod"
 
 
 def change(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> None:
@@ -92,7 +89,7 @@ def _within_plan(session: Session, tenant_id: str) -> set[str]:
 
 
 def _pins_of(session: Session, adapter: Adapter) -> Iterator[Pin]:
-    prod = session.get(Alias, (adapter.id, _DEFAULT_ALIAS))
+    prod = session.get(Alias, (adapter.id, PROD))
     ready = select(Revision).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
     if prod is not None:
         served = ready.where(col(Revision.id).in_(prod.weights))

@@ -114,5 +114,4 @@ def _told(session: Session, row: AdapterRevocation) -> Revocation | None:
         adapter_id=row.adapter_id,
         base_model=session.get_one(Adapter, row.adapter_id).base_model,
         engine_names=tuple(row.engine_names),
-        since_ms=clock.to_ms(row.created_at),
     )

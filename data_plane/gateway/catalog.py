@@ -6,12 +6,11 @@ Another tenant's adapter is not looked at, so it cannot be told from one that do
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import AdapterRoute, BaseModelRoute, RevisionRoute
+from core.contracts import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
 from data_plane.gateway.snapshot import Tables
 from data_plane.gateway.stickiness import pick
 
-PROD: Final = "prod"
 """The alias that an adapter's bare name stands for, once it is set."""
 
 _SHOWN_CHARS: Final = 128

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from core.contracts import PROD
 from tenora.demo.calls import Callers
 from tenora.demo.report import table
 from tenora.demo.tenants import Tenant, dataset
 
 _CALLERS: Final = 4
 _BETWEEN_MOVES_S: Final = 2.0
-_ALIAS: Final = "prod"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def upload_two_revisions(tenant: Tenant, folder: Path) -> tuple[str, str]:
     """Hold ``prod`` on the newest ready revision, then upload a weaker one; returns the ids of both."""
     path = f"/api/v1/adapters/{tenant.adapter}"
     first: str = tenant.control.get(path)["revision"]
-    tenant.control.put(f"{path}/aliases/{_ALIAS}", {"revision": first})
+    tenant.control.put(f"{path}/aliases/{PROD}", {"revision": first})
     second = tenant.control.upload_revision(
         tenant.adapter, weaker_copy(folder, folder.with_name(f"{folder.name}-weaker"))
     )
@@ -145,7 +145,7 @@ async def _call_until(stop: asyncio.Event, callers: Callers, tenant: Tenant, ser
 
 
 async def _move(tenant: Tenant, revision: str, flip: Flip) -> None:
-    path = f"/api/v1/adapters/{tenant.adapter}/aliases/{_ALIAS}"
+    path = f"/api/v1/adapters/{tenant.adapter}/aliases/{PROD}"
     sent_at = time.monotonic()
     moved = await asyncio.to_thread(tenant.control.put, path, {"revision": revision})
     flip.moves.append(
@@ -160,7 +160,7 @@ def show_flip(console: Console, tenant: Tenant, flip: Flip) -> None:
     """One line a move."""
     console.print(
         table(
-            f"{tenant.name}: {tenant.adapter}:{_ALIAS} moves under traffic ({len(flip.served)} calls)",
+            f"{tenant.name}: {tenant.adapter}:{PROD} moves under traffic ({len(flip.served)} calls)",
             ["move", "acknowledged after", "by gateways", "calls after it", "served by the wrong revision"],
             [
                 [

@@ -218,7 +218,10 @@ async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(plat
     with pytest.raises(openai.NotFoundError):
         await customer.ask("too-wide", "hi")
     digest = hashlib.sha256((tmp_path / "wide" / "adapter_model.safetensors").read_bytes()).hexdigest()
-    assert not any(digest in name for replica in platform.status()["replicas"] for name in replica.get("resident", []))
+    with platform.admin() as admin:
+        for replica in platform.status()["replicas"]:
+            path = f"/api/v1/admin/replicas/{replica['id']}/residency"
+            assert digest not in admin.get(path).raise_for_status().text
     assert ledger_tokens(customer) == before
 
 

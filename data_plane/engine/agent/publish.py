@@ -90,7 +90,6 @@ class Publisher:
             slots=self._settings.engine_slots,
             running_requests=engine.running,
             waiting_requests=engine.waiting,
-            resident=() if residency is None else tuple(name for name in residency.slots if name is not None),
             heartbeat_ms=now_ms(),
             rank_max=self._settings.engine_rank_max,
             memory_adapters=self._settings.memory_adapters,

@@ -18,7 +18,7 @@ def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
     return ReplicaStatus(
         id=replica_id, url="http://127.0.0.1:9000", base_model="tiny-instruct", state=state, boot_id=new_id("boot"),
         block_tokens=32, pages_total=100, pages_free=90, slots=4, running_requests=1, waiting_requests=0,
-        resident=("ad_1@0",), heartbeat_ms=clock.now_ms(),
+        heartbeat_ms=clock.now_ms(),
     )  # fmt: skip
 
 

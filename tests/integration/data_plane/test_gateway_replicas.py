@@ -180,7 +180,7 @@ def test_draining_and_silent_replicas_are_not_chosen(replicas):
     with door() as (url, knocks):
         ghost = ReplicaStatus(
             id="rep_ghost", url=url, base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
-            pages_total=10_000, pages_free=10_000, slots=1, running_requests=0, waiting_requests=0, resident=(),
+            pages_total=10_000, pages_free=10_000, slots=1, running_requests=0, waiting_requests=0,
             heartbeat_ms=1,
         )  # fmt: skip
         for state in ("draining", "unhealthy", "starting"):

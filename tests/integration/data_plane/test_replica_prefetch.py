@@ -51,7 +51,7 @@ def another(room):
     """A second replica of the pool, which takes its share of the hints."""
     ghost = ReplicaStatus(
         id="rep_two", url="http://127.0.0.1:9", base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
-        pages_total=1, pages_free=1, slots=1, running_requests=0, waiting_requests=0, resident=(), heartbeat_ms=1,
+        pages_total=1, pages_free=1, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1,
     )  # fmt: skip
     room.client.set(keys.replica(ghost.id), msgspec.json.encode(ghost))
     room.client.zadd(keys.REPLICAS, {ghost.id: 1})

@@ -39,7 +39,6 @@ def test_where_adapters_lie_is_published_as_it_changes(room):
     assert name.partition("@")[2] in residency.disk
     status = wait_until(lambda: (s := room.status()) and s.residency_version == residency.version and s)
     assert (status.rank_max, status.memory_adapters, status.slots) == (16, 6, 2)
-    assert status.resident == tuple(name for name in residency.slots if name)
     assert room.client.pttl(keys.replica_residency(REPLICA)) > 0
     room.client.delete(keys.replica_residency(REPLICA))  # as if Redis had lost it
     wait_until(lambda: room.residency() == residency, what="residency to be written again")

@@ -18,7 +18,7 @@ MINE = "ad_1@" + "a" * 64
 def status(replica: str, *, boot: str = "boot_1", base_model: str = "tiny") -> ReplicaStatus:
     return ReplicaStatus(
         id=replica, url="", base_model=base_model, state="ready", boot_id=boot, block_tokens=16, pages_total=1,
-        pages_free=1, slots=1, running_requests=0, waiting_requests=0, resident=(), heartbeat_ms=0,
+        pages_free=1, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
     )  # fmt: skip
 
 

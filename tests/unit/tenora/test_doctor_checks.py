@@ -13,14 +13,14 @@ ROUTE = AdapterRoute(
     adapter_id="ad_1", tenant_id="tn_1", name="bot", base_model="m", created_at_ms=1, newest="rev_1", aliases={},
     revisions={"rev_1": RevisionRoute(id="rev_1", digest=DIGEST, rank=8, rank_class=16)},
 )  # fmt: skip
-REVOKED = Revocation(id="rvk_1", adapter_id="ad_9", base_model="m", engine_names=("ad_9@" + "9" * 64,), since_ms=1)
+REVOKED = Revocation(id="rvk_1", adapter_id="ad_9", base_model="m", engine_names=("ad_9@" + "9" * 64,))
 TRUTH = EngineTruth(
     slots=(SlotTruth(0, 1, NAME, False), SlotTruth(1, None, None, True)), memory=(MemoryTruth(1, NAME),),
     names=(NAME,), disk=(DIGEST,), revoked=REVOKED.engine_names,
 )  # fmt: skip
 STATUS = ReplicaStatus(
     id="rep_1", url="http://x", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=1,
-    pages_free=1, slots=2, running_requests=0, waiting_requests=0, resident=(), heartbeat_ms=0, residency_version=4,
+    pages_free=1, slots=2, running_requests=0, waiting_requests=0, heartbeat_ms=0, residency_version=4,
 )  # fmt: skip
 RESIDENCY = Residency(replica_id="rep_1", boot_id="b", version=4, slots=(NAME, None), memory=(NAME,), disk=(DIGEST,))
 HEALTHY = Look(

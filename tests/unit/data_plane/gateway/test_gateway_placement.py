@@ -22,7 +22,7 @@ def status(replica_id: str, **changes) -> ReplicaStatus:
     fields = {
         "id": replica_id, "url": "http://x", "base_model": "m", "state": "ready", "boot_id": "b", "block_tokens": 16,
         "pages_total": 100, "pages_free": 100, "slots": 4, "running_requests": 0, "waiting_requests": 0,
-        "resident": (), "heartbeat_ms": 0, **changes,
+        "heartbeat_ms": 0, **changes,
     }  # fmt: skip
     return ReplicaStatus(**fields)
 

@@ -15,7 +15,7 @@ NAME = "ad_1@new"
 def replica(replica_id: str, rank_max: int = 16) -> ReplicaStatus:
     return ReplicaStatus(
         id=replica_id, url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=1, pages_free=1,
-        slots=1, running_requests=0, waiting_requests=0, resident=(), heartbeat_ms=0, rank_max=rank_max,
+        slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0, rank_max=rank_max,
     )  # fmt: skip
 
 
