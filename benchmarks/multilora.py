@@ -29,6 +29,7 @@ from tenora.base_model import materialise
 from tests.fixtures.real_engine import RealEngine, real_engine
 
 RANKS = (4, 8, 16)
+POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
 TENANTS = 16
 GOALS = {
     "throughput at 1000 adapters / at 5": 0.90,
@@ -164,7 +165,7 @@ async def run(plan: Plan, engine: RealEngine, names: list[str]) -> dict[str, Any
         await replica.ask(Arrival(at_s=0, adapter=0, prompt_tokens=8, output_tokens=4))  # compiled code, warm sockets
         result: dict[str, Any] = {"store_first_hit": await only_in_store(replica)}
         result["traces"] = []
-        for popularity, skew in (("power", 0.3), ("zipf", 1.0)):
+        for popularity, skew in POPULARITIES:
             for cv in (1.0, 4.0):
                 for adapters in plan.counts:
                     shape = plan.trace(adapters, popularity, skew, cv, rate_per_s=plan.rate_per_s)

@@ -61,7 +61,8 @@ def _adapters(chance: np.random.Generator, shape: TraceShape, count: int) -> np.
     else:
         weights = 1 / np.arange(1, shape.adapters + 1) ** shape.skew
         ranked = chance.choice(shape.adapters, count, p=weights / weights.sum())
-    return chance.permutation(shape.adapters)[ranked]
+    drawn: np.ndarray = chance.permutation(shape.adapters)[ranked]
+    return drawn
 
 
 def jain(values: list[float]) -> float:
