@@ -48,6 +48,12 @@ class Customer:
         self.revision_id = revision["id"]
         adapter_id = self.control.get(f"/api/v1/adapters/{NAME}")["id"]
         self.engine_name = f"{adapter_id}@{revision['sha256']}"
+        wait_until(self.is_listed, what="the adapter at the gateway")
+
+    def is_listed(self) -> bool:
+        """Whether the gateway has heard of the adapter, which takes a moment after it is ready."""
+        listed = self.gateway.get("/v1/models").raise_for_status().json()["data"]
+        return NAME in [model["id"] for model in listed]
 
     def ask(self, **changes) -> httpx.Response:
         body = {"model": NAME, "prompt": "The sea", "max_tokens": 4, "temperature": 0}
