@@ -72,7 +72,7 @@ def publish(settings: ControlSettings) -> Position:
     engine = db.connect(settings.postgres)
     redis = open_redis(settings.redis.redis_url)
     try:
-        return Relay(engine, redis, projections()).rebuild("asked")
+        return Relay(engine, redis, projections(settings.publishing)).rebuild("asked")
     finally:
         redis.close()
         engine.dispose()

@@ -45,6 +45,17 @@ class WebSettings(Fragment):
     usage_days_max: int = Field(default=92, ge=1, description="Longest span one usage query may cover.")
 
 
+class PublishingSettings(Fragment):
+    """What of the registry goes to gateways and replicas; the same for every process of the control plane."""
+
+    revisions_published_max: int = Field(
+        default=50,
+        ge=1,
+        le=500,
+        description="Newest ready revisions of an adapter that can be called by id; every aliased one can be besides.",
+    )
+
+
 class WorkerSettings(Fragment):
     """The worker's loops: how often they look, how much they take, when they give up."""
 
@@ -107,6 +118,7 @@ class ControlSettings:
     web: WebSettings = field(default_factory=WebSettings)
     cors: CorsSettings = field(default_factory=CorsSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    publishing: PublishingSettings = field(default_factory=PublishingSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
     s3: S3Settings = field(default_factory=S3Settings)

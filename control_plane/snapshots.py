@@ -10,11 +10,13 @@ from sqlmodel import Session
 from control_plane.api_keys import service as api_keys
 from control_plane.publishing.projection import Projection, Projections, Published, published
 from control_plane.registry import adapters, base_models, pins, revocations
+from control_plane.settings import PublishingSettings
 from control_plane.tenants import service as tenants
 
 
-def projections() -> Projections:
-    """How each kind is read from Postgres."""
+def projections(settings: PublishingSettings | None = None) -> Projections:
+    """How each kind is read from Postgres. Without settings, by the environment's."""
+    revisions_max = (settings or PublishingSettings()).revisions_published_max
     return {
         "keys": Projection(
             one=lambda session, field: published(api_keys.grant(session, field)),
@@ -25,8 +27,10 @@ def projections() -> Projections:
             every=lambda session: ((field, published(value)) for field, value in tenants.all_grants(session)),
         ),
         "adapters": Projection(
-            one=lambda session, field: published(adapters.route(session, field)),
-            every=lambda session: ((field, published(value)) for field, value in adapters.all_routes(session)),
+            one=lambda session, field: published(adapters.route(session, field, revisions_max=revisions_max)),
+            every=lambda session: (
+                (field, published(value)) for field, value in adapters.all_routes(session, revisions_max=revisions_max)
+            ),
         ),
         "base_models": Projection(one=_base_model, every=_base_models),
         "revocations": Projection(

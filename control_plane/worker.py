@@ -45,7 +45,9 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     """Everything one worker repeats."""
     worker = settings.worker
     bucket = Bucket(settings.s3, settings.store)
-    relay = Relay(engine, open_redis(settings.redis.redis_url), projections(), batch_max=worker.relay_batch_max)
+    relay = Relay(
+        engine, open_redis(settings.redis.redis_url), projections(settings.publishing), batch_max=worker.relay_batch_max
+    )
     validator = Validator(engine, AdapterStore(bucket), settings.upload, worker)
     cleanup = UploadCleanup(
         engine,

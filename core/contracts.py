@@ -211,7 +211,16 @@ class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base.
+    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base, and
+    ``canary_later`` when the run gave no verdict, for reasons that say nothing of the adapter.
+class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has taken a job; left standing by a replica that dies of it."""
+
+    attempt: int
+    replica_id: str
+    boot_id: str
+
+
     ``logprob_difference`` is the largest difference of a token's log-probability, in nats, None where one was not
     finite (JSON has no other word for it); ``load_ms`` from the store to its first token.
     """
@@ -219,7 +228,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     revision_id: str
     attempt: int
     replica_id: str
-    code: Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect"] | None
+    code: Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"] | None
     message: str
     prompt: str
     base_answer: str

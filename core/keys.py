@@ -103,6 +103,11 @@ def canary_jobs(base_model: str, rank_class: int) -> str:
     return f"tenora:canary:{base_model}:{rank_class}:jobs"
 
 
+def canary_running(revision_id: str) -> str:
+    """CanaryRunning, from when a replica takes the revision's job until it has answered."""
+    return f"tenora:canary:running:{revision_id}"
+
+
 def adapter_heat(base_model: str, rank_class: int) -> str:
     """Sorted set: engine name by the Unix millisecond of its last use, trimmed to the newest."""
     return f"tenora:heat:{base_model}:{rank_class}"

@@ -111,20 +111,20 @@ def field_of(adapter: Adapter) -> str:
     return f"{adapter.tenant_id}/{adapter.name}"
 
 
-def route(session: Session, field: str) -> AdapterRoute | None:
+def route(session: Session, field: str, *, revisions_max: int) -> AdapterRoute | None:
     """What gateways may know under ``<tenant_id>/<name>``: None without a live adapter that has a ready revision, and
-    for one that is revoked.
+    for one that is revoked. It has the newest ``revisions_max`` and all that an alias names.
     """
     tenant_id, _, name = field.partition("/")
     rows = session.exec(_routable().where(Adapter.tenant_id == tenant_id, Adapter.name == name)).all()
-    return _route(session, rows[0][0], rows) if rows else None
+    return _route(session, rows[0][0], rows, revisions_max) if rows else None
 
 
-def all_routes(session: Session) -> Iterator[tuple[str, AdapterRoute]]:
+def all_routes(session: Session, *, revisions_max: int) -> Iterator[tuple[str, AdapterRoute]]:
     """The route of every adapter that has one."""
     rows = session.exec(_routable().execution_options(yield_per=1000))
     for adapter, of_adapter in groupby(rows, key=lambda row: row[0]):
-        yield field_of(adapter), _route(session, adapter, list(of_adapter))
+        yield field_of(adapter), _route(session, adapter, list(of_adapter), revisions_max)
 
 
 def _routable() -> Select[Adapter, Revision, _Aliases]:
@@ -149,8 +149,14 @@ def _newest_ready(session: Session, adapter: Adapter) -> Revision | None:
     return session.exec(ready.order_by(col(Revision.id).desc()).limit(1)).first()
 
 
-def _route(session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Revision, _Aliases]]) -> AdapterRoute:
-    revisions = [_revision_route(session, adapter, revision) for _, revision, _ in rows]
+def _route(
+    session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Revision, _Aliases]], revisions_max: int
+) -> AdapterRoute:
+    """A flip sends the whole route to every gateway, so old revisions that nobody named are not in it."""
+    aliases = rows[0][2] or {}
+    named = {revision_id for weights in aliases.values() for revision_id in weights}
+    kept = [revision for place, (_, revision, _) in enumerate(rows) if place < revisions_max or revision.id in named]
+    revisions = [_revision_route(session, adapter, revision) for revision in kept]
     return AdapterRoute(
         adapter_id=adapter.id,
         tenant_id=adapter.tenant_id,
@@ -159,7 +165,7 @@ def _route(session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Rev
         created_at_ms=clock.to_ms(adapter.created_at),
         newest=revisions[0].id,
         revisions={revision.id: revision for revision in revisions},
-        aliases=rows[0][2] or {},
+        aliases=aliases,
     )
 
 

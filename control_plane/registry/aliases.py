@@ -68,7 +68,7 @@ def point(
         tenant_id=tenant_id,
         details={"alias": alias, "weights": weights, "previous": None if previous is None else _said(previous)},
     )
-    route = adapters.route(session, adapters.field_of(adapter))
+    route = adapters.route(session, adapters.field_of(adapter), revisions_max=1)  # and those just aliased
     hints = () if route is None else prefetch.hints_of_flip(route, weights)
     return Moved(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
 

@@ -1,28 +1,33 @@
 """The last step before a revision is ready: some replica has run it, beside its base. Which one to ask, and what the
 answer means; carrying jobs and results is ``canary_exchange``.
 
-A row says who has been asked, so a crash anywhere leaves it to be asked again. Fails closed: no answer, never ready. A
-tenant that is suspended meanwhile waits, since replicas refuse its adapters.
+A row says who has been asked, so a crash anywhere leaves it to be asked again. Fails closed: no answer, never ready. An
+attempt counts against a revision when its replica died of it, or when nothing came of it although replicas were there
+all the time; not while it waits or runs, and not when it was answered "later" or its pool was away.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
 
-import msgspec
 from sqlalchemy import false, func, or_
 from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 
 from control_plane import metrics
-from control_plane.registry import decision
+from control_plane.registry import decision, turns
 from control_plane.registry.models import Adapter, AdapterRevocation, Revision
 from control_plane.settings import WorkerSettings
 from core.contracts import CanaryJob, CanaryResult, ReplicaStatus
 
+Fate = Literal["open", "replica_died", "nothing"]
+"""What became of an attempt that was not answered in time: it waits or runs, took its replica with it, or is lost."""
+
+_LATER: Final = "the last run gave no verdict, for reasons that say nothing of the adapter; it is run again"
 _TEXT_MAX: Final = 2000
+_OVERDUE_MAX: Final = 1000
 _CURE: Final = "upload a corrected adapter as a new revision"
 
 
@@ -55,40 +60,72 @@ def pools_of(alive: Sequence[ReplicaStatus]) -> list[Pool]:
     return pools
 
 
-def ask(session: Session, pool: Pool, settings: WorkerSettings) -> list[CanaryJob]:
-    """Choose whose turn it is at this pool, as many as it can take now, and note that each is asked. A revision whose
-    runs were never answered is rejected.
+def overdue(session: Session, settings: WorkerSettings) -> dict[str, int]:
+    """Revisions that were asked for and not answered in time, with their attempt; the longest unanswered first."""
+    asked = col(Revision.canary_asked_at)
+    late = _waiting(Revision.id, Revision.canary_attempts).where(asked < _timed_out(session, settings))
+    return {found.id: found.canary_attempts for found in session.exec(late.order_by(asked).limit(_OVERDUE_MAX))}
+
+
+def keep(session: Session, attempts: Mapping[str, int]) -> None:
+    """Wait on for these attempts, by revision."""
+    rows = _waiting(Revision).where(col(Revision.id).in_(attempts)).with_for_update(of=Revision, skip_locked=True)
+    for row in session.exec(rows).all():
+        if row.canary_attempts == attempts[row.id]:
+            row.canary_asked_at = decision.database_now(session)
+            session.add(row)
+
+
+def ask(
+    session: Session, pool: Pool, fates: Mapping[tuple[str, int], Fate], settings: WorkerSettings
+) -> list[CanaryJob]:
+    """Choose whose turn it is at this pool, as many as it can take now, and note that each is asked. ``fates`` are of
+    overdue attempts, by revision and number; one that is not in it is left alone. A revision of which
+    ``canary_attempts_max`` attempts count is rejected.
     """
-    now = decision.database_now(session)
-    timed_out = now - timedelta(seconds=settings.canary_timeout_s)
+    timed_out = _timed_out(session, settings)
     asked = col(Revision.canary_asked_at)
     mine = _fits(pool)
     outstanding = session.exec(_waiting(func.count()).where(mine, asked >= timed_out)).one()
     free = min(pool.replicas * settings.canary_jobs_per_replica - outstanding, settings.canary_batch_max)
     if free <= 0:
         return []
-    turn = func.row_number().over(partition_by=col(Revision.tenant_id), order_by=col(Revision.id))
-    due = _waiting(Revision.id, turn.label("turn")).where(mine, asked.is_(None) | (asked < timed_out)).subquery()
+    order = turns.turns(session)
+    lost = [revision_id for (revision_id, _), fate in fates.items() if fate != "open"]
+    due = _waiting(Revision.id).join(order, order.c.id == col(Revision.id))
+    due = due.where(mine, asked.is_(None) | ((asked < timed_out) & col(Revision.id).in_(lost)))
     jobs = []
-    for revision_id in session.exec(select(due.c.id).order_by(due.c.turn, due.c.id).limit(free)).all():
+    for revision_id in session.exec(due.order_by(order.c.turn, col(Revision.id)).limit(free)).all():
         locked = select(Revision).where(Revision.id == revision_id, Revision.status == "validating")
         row = session.exec(locked.with_for_update(skip_locked=True)).first()
         if row is None or (row.canary_asked_at is not None and row.canary_asked_at >= timed_out):
             continue  # somebody else has just asked, or decided
-        if row.canary_attempts >= settings.canary_attempts_max:
-            message = f"{row.canary_attempts} runs on a replica were not answered; upload it again, or ask the operator"
-            metrics.CANARIES.labels("canary_failed").inc()
-            decision.reject(session, row, [decision.problem("canary_failed", message)])
-            continue
-        row.canary_attempts += 1
-        row.canary_asked_at, row.canary = now, None
+        if row.canary_asked_at is None or _counts(row, fates):
+            if row.canary_attempts >= settings.canary_attempts_max:
+                _reject_unanswered(session, row)
+                continue
+            row.canary_attempts += 1
+        row.canary_asked_at, row.canary = decision.database_now(session), None
         session.add(row)
         jobs.append(_job(row, pool))
     return jobs
 
 
+def _counts(row: Revision, fates: Mapping[tuple[str, int], Fate]) -> bool:
+    """Whether the row's last attempt does. A row on which something was noted since then was answered "later", or its
+    pool was away.
+    """
+    return row.canary is None or fates.get((row.id, row.canary_attempts)) == "replica_died"
+
+
+def _reject_unanswered(session: Session, row: Revision) -> None:
+    message = f"{row.canary_attempts} runs on a replica were not answered; upload it again, or ask the operator"
+    metrics.CANARIES.labels("canary_failed").inc()
+    decision.reject(session, row, [decision.problem("canary_failed", message)])
+
+
 def wait(session: Session, pools: Sequence[Pool], settings: WorkerSettings) -> int:
-    """Note on revisions that no living pool can run that they wait; runs asked of a pool that is gone do not count."""
+    """Note on revisions that no living pool can run that they wait."""
     largest = {pool.base_model: pool.rank_max for pool in pools}  # pools ascend by rank
     servable = or_(
         false(), *((col(Adapter.base_model) == base) & (col(Revision.rank) <= rank) for base, rank in largest.items())
@@ -97,7 +134,6 @@ def wait(session: Session, pools: Sequence[Pool], settings: WorkerSettings) -> i
     rows = _waiting(Revision).where(~servable, ~func.coalesce(noted, false())).limit(settings.canary_batch_max)
     found = session.exec(rows.with_for_update(of=Revision, skip_locked=True)).all()
     for row in found:
-        row.canary_attempts, row.canary_asked_at = 0, None
         row.canary = {
             "waiting": f"no replica that serves rank {row.rank} of this base model is ready; the revision is run, and "
             "becomes ready, when one is"
@@ -107,7 +143,8 @@ def wait(session: Session, pools: Sequence[Pool], settings: WorkerSettings) -> i
 
 
 def decide(session: Session, result: CanaryResult) -> bool:
-    """Make a run's outcome the revision's; False for one that came too late, or of an adapter that is revoked.
+    """Make a run's outcome the revision's; False for one that came too late, or of an adapter that is revoked. Without
+    a verdict the revision is asked for again when the time of its attempt is up.
 
     A failure counts only from the newest attempt, since a later one may do better. That it ran well is true whenever
     it was found: a revision never changes.
@@ -121,6 +158,10 @@ def decide(session: Session, result: CanaryResult) -> bool:
         col(Revision.canary_asked_at).is_not(None),
     )
     row = session.exec(locked.with_for_update()).first()
+    if row is not None and result.code == "canary_later":
+        row.canary = {"waiting": _LATER}
+        session.add(row)
+        return False
     if row is None or session.exec(_revoked(row.adapter_id)).first():
         return False
     assert row.canary_asked_at is not None, "the query asks for it"
@@ -136,9 +177,8 @@ def decide(session: Session, result: CanaryResult) -> bool:
     return True
 
 
-def job_before(job: CanaryJob) -> CanaryJob | None:
-    """The job that this one takes the place of, which may still lie in its pool's list."""
-    return msgspec.structs.replace(job, attempt=job.attempt - 1) if job.attempt > 1 else None
+def _timed_out(session: Session, settings: WorkerSettings) -> datetime:
+    return decision.database_now(session) - timedelta(seconds=settings.canary_timeout_s)
 
 
 def _waiting(*columns: Any) -> Any:

@@ -2,6 +2,7 @@
 transaction; what is lost on the way is asked for again after its time.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -11,9 +12,10 @@ from sqlalchemy import Engine
 
 from control_plane.fleet import service as fleet
 from control_plane.registry import canary
+from control_plane.registry.canary import Fate, Pool
 from control_plane.settings import WorkerSettings
 from core import keys
-from core.contracts import CanaryJob, CanaryResult
+from core.contracts import CanaryJob, CanaryResult, CanaryRunning, ReplicaStatus
 from core.db import unit_of_work
 
 
@@ -29,9 +31,36 @@ class CanaryExchange:
 
     def step(self) -> bool:
         """Collect and ask; whether there may be more at once."""
+        alive = fleet.statuses(self._redis)
+        fates = self._fates(alive)  # before collecting: whoever answers after this look is still seen to run
         collected = self._collect()
-        self._ask()
+        self._ask(canary.pools_of(alive), fates)
         return collected == self._settings.canary_batch_max
+
+    def _fates(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], Fate]:
+        """What became of the attempts that are overdue, by revision and number."""
+        with unit_of_work(self._engine) as session:
+            attempts = canary.overdue(session, self._settings)
+        if not attempts:
+            return {}
+        waiting = {attempt for pool in canary.pools_of(alive) for attempt in self._waiting(pool)}
+        running = cast("list[bytes | None]", self._redis.mget([keys.canary_running(each) for each in attempts]))
+        boots = {status.id: status.boot_id for status in alive}
+        fates: dict[tuple[str, int], Fate] = {}
+        for attempt, encoded in zip(attempts.items(), running, strict=True):
+            taken = None if encoded is None else msgspec.json.decode(encoded, type=CanaryRunning)
+            if attempt in waiting:
+                fates[attempt] = "open"
+            elif taken is None or taken.attempt != attempt[1]:
+                fates[attempt] = "nothing"
+            else:
+                fates[attempt] = "open" if boots.get(taken.replica_id) == taken.boot_id else "replica_died"
+        return fates
+
+    def _waiting(self, pool: Pool) -> list[tuple[str, int]]:
+        """The attempts in a pool's list that nobody has taken."""
+        lying = cast("list[bytes]", self._redis.lrange(keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
+        return [(job.revision_id, job.attempt) for job in (msgspec.json.decode(each, type=CanaryJob) for each in lying)]
 
     def _collect(self) -> int:
         """Decide by the oldest results. One leaves its list only after its decision is committed."""
@@ -46,27 +75,21 @@ class CanaryExchange:
                 with unit_of_work(self._engine) as session:
                     decided = canary.decide(session, result)
                 structlog.get_logger().info(
-                    "canary result", revision_id=result.revision_id, code=result.code, decided=decided
+                    "canary result",
+                    revision_id=result.revision_id,
+                    code=result.code,
+                    decided=decided,
                 )
             self._redis.lrem(keys.CANARY_RESULTS, -1, cast("str", encoded))
         return len(results)
 
-    def _ask(self) -> None:
-        pools = canary.pools_of(fleet.statuses(self._redis))
+    def _ask(self, pools: Sequence[Pool], fates: Mapping[tuple[str, int], Fate]) -> None:
         with unit_of_work(self._engine) as session:
             canary.wait(session, pools, self._settings)
+            canary.keep(session, dict(attempt for attempt, fate in fates.items() if fate == "open"))
         for pool in pools:
             with unit_of_work(self._engine) as session:
-                jobs = canary.ask(session, pool, self._settings)
+                jobs = canary.ask(session, pool, fates, self._settings)
             for job in jobs:
-                self._push(job)
-
-    def _push(self, job: CanaryJob) -> None:
-        """Put the job in its pool's list in place of the one before, which nobody took or whose answer was lost."""
-        jobs = keys.canary_jobs(job.base_model, job.rank_class)
-        with self._redis.pipeline(transaction=True) as pipe:
-            if before := canary.job_before(job):
-                pipe.lrem(jobs, 0, cast("str", msgspec.json.encode(before)))
-            pipe.lpush(jobs, msgspec.json.encode(job))
-            pipe.execute()
-        structlog.get_logger().info("canary asked", revision_id=job.revision_id, attempt=job.attempt)
+                self._redis.lpush(keys.canary_jobs(job.base_model, job.rank_class), msgspec.json.encode(job))
+                structlog.get_logger().info("canary asked", revision_id=job.revision_id, attempt=job.attempt)

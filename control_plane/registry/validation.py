@@ -16,7 +16,7 @@ from adapters.base_model import BaseModelSpec, class_of
 from adapters.ingest import DeclaredFile
 from adapters.validation import UploadLimits
 from adapters.verdict import Verdict
-from control_plane.registry import announce, base_models, decision, revisions
+from control_plane.registry import announce, base_models, decision, revisions, turns
 from control_plane.registry.decision import database_now
 from control_plane.registry.models import Adapter, Revision
 from control_plane.tenants import service as tenants
@@ -36,16 +36,19 @@ class Job:
 
 
 def claim(session: Session, *, lease_s: int, attempts_max: int) -> Job | None:
-    """Take up the revision that has waited longest and that nobody holds; None when there is none.
+    """Take up the revision that has waited longest of the tenant whose turn it is, and that nobody holds; None when
+    there is none.
 
     A revision that has already cost ``attempts_max`` workers is rejected instead.
     """
+    order = turns.turns(session)
     waiting = (
         select(Revision)
+        .join(order, order.c.id == col(Revision.id))
         .where(_unchecked(), _unleased(database_now(session)))
-        .order_by(col(Revision.id))
+        .order_by(order.c.turn, col(Revision.id))
         .limit(1)
-        .with_for_update(skip_locked=True)
+        .with_for_update(of=Revision, skip_locked=True)
     )
     row = session.exec(waiting).first()
     if row is None:

@@ -37,7 +37,7 @@ class Validator:
         self._removal = StoredRemoval(engine, store, worker)
 
     def step(self) -> bool:
-        """Validate the revision that has waited longest; whether there was one."""
+        """Validate the revision whose turn it is; whether there was one."""
         with unit_of_work(self._engine) as session:
             job = validation.claim(
                 session, lease_s=self._worker.validation_lease_s, attempts_max=self._worker.validation_attempts_max

@@ -58,7 +58,7 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
         return Target(model, base, None)
     base = tables.base_models.get(route.base_model)
     if base is None or not weights:
-        raise _not_found(model)
+        raise _not_found(model, _unlisted(route) if model.startswith(f"{route.name}@") else "")
     chosen = pick(weights, f"{route.adapter_id}:{alias}", draw)
     return Target(model, base, Served(route, route.revisions[chosen]))
 
@@ -109,8 +109,18 @@ def _entry(model: str, created_at_ms: int, owner: str, parent: str | None) -> di
     return {"id": model, "object": "model", "created": created_at_ms // 1000, "owned_by": owner, "parent": parent}
 
 
-def _not_found(model: str) -> NotFound:
+def _unlisted(route: AdapterRoute) -> str:
+    """What to do about a ready revision that is too old to be published."""
+    return (
+        f" Of `{route.name}`, the {len(route.revisions)} newest or aliased revisions can be called; to call an older "
+        f"one, point an alias at it: PUT /api/v1/adapters/{route.name}/aliases/<alias>."
+    )
+
+
+def _not_found(model: str, cure: str = "") -> NotFound:
     shown = model if len(model) <= _SHOWN_CHARS else model[:_SHOWN_CHARS] + "…"
     return NotFound(
-        f"The model `{shown}` does not exist or you do not have access to it.", code="model_not_found", param="model"
+        f"The model `{shown}` does not exist or you do not have access to it.{cure}",
+        code="model_not_found",
+        param="model",
     )

@@ -1,9 +1,11 @@
 """Takes canary jobs of this replica's pool, one at a time, runs each adapter beside its base, and reports the verdict.
 
 A verdict is given only where the adapter is to blame. Whatever else goes wrong (a store that is away, an engine that
-fails the base too, this process's death) gives none, and the control plane asks again.
+is busy) is answered with "later", once the engine is seen to answer its base again. One that never does ends this
+process, and what says that the job was taken then stands in Redis: that is how a run which costs a replica is known.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final, Literal
@@ -14,7 +16,7 @@ import structlog
 from redis.asyncio import Redis
 
 from core import keys
-from core.contracts import CanaryJob, CanaryResult
+from core.contracts import CanaryJob, CanaryResult, CanaryRunning
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.canary_run import PROMPTS, AnswerFailed, CanaryRun
 from data_plane.engine.agent.canary_verdict import BEYOND_DOUBT, Answer, difference, is_nothing, is_plain
@@ -24,6 +26,8 @@ from data_plane.engine.settings import ReplicaSettings
 _log = structlog.get_logger()
 _BLOCK_S: Final = 2  # below the client's own timeout
 _SHOWN_CHARS: Final = 200
+_AGAIN_S: Final = 1.0
+_RUNNING_EXPIRES_S: Final = 3600  # longer than it takes to start another replica
 _LATER: Final = (429, 502, 503, 504)  # the door's way to say that the adapter is not to blame
 
 _NO_VERDICT: Final = (
@@ -37,7 +41,7 @@ _NO_VERDICT: Final = (
     TypeError,  # or of another shape
 )
 
-Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect"]
+Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"]
 
 
 class Canaries:
@@ -52,6 +56,7 @@ class Canaries:
         door: Door,
         run: CanaryRun,
         *,
+        boot_id: str,
         takes_jobs: Callable[[], bool],
         refused: Callable[[], frozenset[str]],
     ) -> None:
@@ -59,44 +64,75 @@ class Canaries:
         self._redis = redis
         self._door = door
         self._run = run
+        self._boot_id = boot_id
         self._takes_jobs = takes_jobs
         self._refused = refused
-        self.is_running = False
+        self._is_busy = False
+        self._unsent: CanaryResult | None = None
         self._jobs = keys.canary_jobs(settings.base_model, settings.engine_rank_max)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a job is taken and not answered."""
+        return self._is_busy or self._unsent is not None
+
     async def step(self) -> None:
-        """Do the next job, if there is one. Raises redis.RedisError."""
-        job = await self._take()
-        if job is None:
-            return
-        began = time.monotonic()
-        self.is_running = True
+        """Do the next job, if there is one. Raises redis.RedisError; an answer that could not be sent is sent next."""
+        if self._unsent is None:
+            job = await self._take()
+            if job is None:
+                return
+            began = time.monotonic()
+            self._is_busy = True
+            try:
+                self._unsent = await self._outcome(job)
+            finally:
+                self._is_busy = False
+            code = self._unsent.code
+            metrics.CANARIES.labels("lost" if code == "canary_later" else code or "passed").inc()
+            metrics.CANARY_SECONDS.observe(time.monotonic() - began)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.lpush(keys.CANARY_RESULTS, msgspec.json.encode(self._unsent))
+            pipe.delete(keys.canary_running(self._unsent.revision_id))
+            await pipe.execute()
+        self._unsent = None
+
+    async def _outcome(self, job: CanaryJob) -> CanaryResult:
+        """The verdict, or "later". An engine that the run may have harmed must answer first."""
+        if job.engine_name in self._refused():
+            return self._result(job, None, None, "canary_later", "the adapter is revoked")
         try:
-            result = None if job.engine_name in self._refused() else await self.judge(job)
+            return await self.judge(job)
         except _NO_VERDICT as error:
-            metrics.CANARIES.labels("lost").inc()
             _log.warning("canary gave no verdict; it will be asked again", revision=job.revision_id, error=repr(error))
-            return
-        finally:
-            self.is_running = False
-        if result is None:
-            return
-        metrics.CANARIES.labels(result.code or "passed").inc()
-        metrics.CANARY_SECONDS.observe(time.monotonic() - began)
-        await self._redis.lpush(keys.CANARY_RESULTS, msgspec.json.encode(result))
+            await self._until_base_answers()
+            return self._result(job, None, None, "canary_later", repr(error)[:_SHOWN_CHARS])
+
+    async def _until_base_answers(self) -> None:
+        """Wait for as long as it takes: whether the engine is lost is decided by its probes."""
+        while True:
+            try:
+                await self._ask_base()
+            except _NO_VERDICT:
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
 
     async def _take(self) -> CanaryJob | None:
-        """Wait a moment for a job. Once taken it is this replica's alone; one that is lost is asked for again."""
+        """Wait a moment for a job, and say that it is taken. One that is lost in between is asked for again."""
         if not self._takes_jobs():
             return None
         popped = await self._redis.brpop([self._jobs], timeout=_BLOCK_S)
         if popped is None:
             return None
         try:
-            return msgspec.json.decode(popped[1], type=CanaryJob)
+            job = msgspec.json.decode(popped[1], type=CanaryJob)
         except msgspec.MsgspecError as error:
             _log.error("a canary job cannot be read", error=str(error))
             return None
+        running = CanaryRunning(attempt=job.attempt, replica_id=self._settings.replica_id, boot_id=self._boot_id)
+        await self._redis.set(keys.canary_running(job.revision_id), msgspec.json.encode(running), ex=_RUNNING_EXPIRES_S)
+        return job
 
     async def judge(self, job: CanaryJob) -> CanaryResult:
         """Run the base, then the adapter. Raises what gives no verdict."""
@@ -162,7 +198,7 @@ class Canaries:
     def _result(
         self,
         job: CanaryJob,
-        base: list[Answer],
+        base: list[Answer] | None,
         adapter: list[Answer] | None,
         code: Code | None,
         message: str,
@@ -177,7 +213,7 @@ class Canaries:
             code=code,
             message=message,
             prompt=PROMPTS[0],
-            base_answer=base[0].text[:_SHOWN_CHARS],
+            base_answer="" if base is None else base[0].text[:_SHOWN_CHARS],
             adapter_answer="" if adapter is None else adapter[0].text[:_SHOWN_CHARS],
             logprob_difference=found,
             load_ms=load_ms,

@@ -54,6 +54,7 @@ class SideWork:
             redis,
             door,
             CanaryRun(session, url, key, probes, answer_s=settings.canary_answer_s),
+            boot_id=boot_id,
             takes_jobs=lambda: condition.takes_jobs,
             refused=lambda: self._revocations.names,
         )

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from control_plane.settings import ControlSettings, WebSettings
+from control_plane.publishing.relay import Relay
+from control_plane.settings import ControlSettings, PublishingSettings, WebSettings
+from control_plane.snapshots import projections
 from core import keys
 from core.contracts import AdapterRoute, PrefetchHint
 from tests.fixtures.control_api import control_settings
@@ -52,6 +54,23 @@ def test_a_flip_tells_replicas_what_to_bring_ahead(tenant, ready, base, redis):
     tenant.http.delete(f"{ALIASES}/prod").raise_for_status()
     assert put(tenant, "prod", revision="rev_none").is_error
     assert len(hinted(redis)) == 2
+
+
+def test_gateways_are_told_of_the_newest_revisions_and_of_those_with_an_alias(engine, tenant, ready, redis):
+    put(tenant, "old", revision=ready[0]).raise_for_status()
+    relay = Relay(engine, redis, projections(PublishingSettings(revisions_published_max=1)))
+
+    def published() -> AdapterRoute:
+        while relay.step():
+            pass
+        return msgspec.json.decode(redis.hget(keys.snapshot("adapters"), f"{tenant.id}/bot"), type=AdapterRoute)
+
+    relay.rebuild("test")
+    assert (set(published().revisions), published().newest) == ({ready[0], ready[2]}, ready[2])
+    put(tenant, "old", revision=ready[1]).raise_for_status()
+    assert set(published().revisions) == {ready[1], ready[2]}
+    tenant.http.delete(f"{ALIASES}/old").raise_for_status()
+    assert set(published().revisions) == {ready[2]}
 
 
 def problem(response) -> tuple[int, str, str | None]:

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.registry.canary_exchange import CanaryExchange
 from core import keys
-from core.contracts import CanaryJob, CanaryResult
+from core.contracts import CanaryJob, CanaryResult, CanaryRunning
 from tests.fixtures.registry_rows import add_revision, beat, impatient
 
 
@@ -104,14 +104,13 @@ def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, 
     assert not redis.exists(keys.snapshot("adapters"))
 
 
-def test_a_lost_job_is_asked_again_in_place_of_the_old_and_a_late_answer_is_dropped(
-    base, tenant, engine, redis, exchange
-):
+def test_a_lost_job_is_asked_again_and_a_late_answer_is_dropped(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.step()
     exchange.step()
-    assert redis.llen(keys.canary_jobs(base.id, 16)) == 1, "asked once while its time runs"
+    (first,) = jobs(redis, base)
+    assert first.attempt == 1, "asked once while its time runs"
     grow_older(engine, 31)
     exchange.step()
     (second,) = jobs(redis, base)
@@ -165,6 +164,83 @@ def test_a_pool_that_never_answers_gets_the_revision_rejected(base, tenant, engi
     assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
 
 
+def take(redis, job: CanaryJob, replica) -> None:
+    running = CanaryRunning(attempt=job.attempt, replica_id=replica.id, boot_id=replica.boot_id)
+    redis.set(keys.canary_running(job.revision_id), msgspec.json.encode(running))
+
+
+def test_a_job_that_waits_or_runs_is_no_attempt_however_long_it_takes(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    replica = beat(redis, base.id)
+    for _ in range(5):
+        exchange.step()
+        assert redis.llen(keys.canary_jobs(base.id, 16)) == 1
+        grow_older(engine, 31)
+    (job,) = jobs(redis, base)
+    take(redis, job, replica)
+    for _ in range(5):
+        exchange.step()
+        assert jobs(redis, base) == []
+        grow_older(engine, 31)
+    assert job.attempt == 1
+    result(redis, job)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_run_without_a_verdict_is_no_attempt_and_is_asked_again_after_its_time(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    for _ in range(5):
+        exchange.step()
+        (job,) = jobs(redis, base)
+        assert job.attempt == 1
+        result(redis, job, "canary_later")
+        exchange.step()
+        waiting = seen(tenant, revision)
+        assert (waiting["status"], jobs(redis, base)) == ("validating", [])
+        assert "gave no verdict" in waiting["report"]["notes"][-1]
+        grow_older(engine, 31)
+    exchange.step()
+    result(redis, jobs(redis, base)[0])
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_revision_that_costs_three_replicas_is_rejected_though_each_was_the_last(
+    base, tenant, engine, redis, exchange
+):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    for attempt in (1, 2, 3):
+        replica = beat(redis, base.id, replica_id="rep_1")
+        exchange.step()
+        (job,) = jobs(redis, base)
+        assert job.attempt == attempt
+        take(redis, job, replica)
+        redis.delete(keys.replica(replica.id))
+        exchange.step()
+        assert seen(tenant, revision)["status"] == "validating"
+        grow_older(engine, 31)
+    beat(redis, base.id, replica_id="rep_1")
+    exchange.step()
+    rejected = seen(tenant, revision)
+    assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
+
+
+def test_a_good_answer_that_lies_there_is_read_before_the_last_attempt_is_given_up(
+    base, tenant, engine, redis, exchange
+):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    for _ in range(3):
+        exchange.step()
+        (job,) = jobs(redis, base)
+        grow_older(engine, 31)
+    result(redis, job)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
 def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False, rank=12)
     beat(redis, base.id, rank_max=8)
@@ -184,7 +260,7 @@ def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, en
     assert note not in seen(tenant, revision)["report"]["notes"]
 
 
-def test_runs_lost_with_their_pool_do_not_count(base, tenant, engine, redis, exchange):
+def test_jobs_lost_with_their_pool_do_not_count(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     for _ in range(4):
         replica = beat(redis, base.id)
@@ -210,6 +286,27 @@ def test_a_pool_is_asked_no_more_than_it_can_take_in_turns_between_tenants(api, 
     result(redis, first[0])
     exchange.step()
     assert [job.revision_id for job in jobs(redis, base)] == [flood[1]]
+
+
+def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engine, redis):
+    one_at_a_time = CanaryExchange(engine, redis, impatient(canary_jobs_per_replica=1))
+    other = api.tenant()
+    other.adapter("bot", base)
+    flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(4)]
+    single = add_revision(engine, other, "bot", ready=False)["id"]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET completed_at = now()")
+    beat(redis, base.id)
+    order = []
+    for _ in range(3):
+        one_at_a_time.step()
+        (job,) = jobs(redis, base)
+        order.append(job.revision_id)
+        result(redis, job)
+        one_at_a_time.step()
+        redis.delete(keys.canary_jobs(base.id, 16))
+        grow_older(engine, 31)
+    assert order == [flood[0], single, flood[1]]
 
 
 def test_a_suspended_tenants_revision_is_neither_asked_nor_judged(api, base, tenant, engine, redis, exchange):

@@ -11,6 +11,7 @@ import pytest
 
 from adapters.manifest import MANIFEST_FILE
 from adapters.store import revision_prefix
+from adapters.verdict import Problem, rejected
 from control_plane.registry import validation
 from control_plane.registry.cleanup import UploadCleanup
 from core import db, keys
@@ -135,9 +136,25 @@ def test_an_upload_that_costs_three_workers_is_rejected(api, base, engine, tmp_p
     assert (revision["status"], revision["report"]["problems"][0]["code"]) == ("rejected", "validation_failed")
 
 
-def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path):
-    from adapters.verdict import Problem, rejected
+def test_tenants_take_turns_at_validation(api, base, engine, tmp_path):
+    flood, single = api.tenant(), api.tenant()
+    folder = write_adapter(tmp_path / "a", base)
+    for tenant in (flood, single):
+        tenant.adapter("router", base)
+    paths = [upload(tenant, "router", folder) for tenant in (flood, flood, flood, single)]
+    order = []
+    verdict = rejected(Problem(code="validation_failed", message="no"))
+    for _ in paths:
+        with db.unit_of_work(engine) as session:
+            job = validation.claim(session, lease_s=60, attempts_max=3)
+        order.append(job.revision_id)
+        with db.unit_of_work(engine) as session:
+            assert validation.record(session, job, verdict, canary_required=False)
+    expected = [paths[0], paths[3], paths[1], paths[2]]
+    assert order == [path.rpartition("/")[2] for path in expected]
 
+
+def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))

@@ -1,8 +1,12 @@
 """Canaries on a replica: each way an adapter can fail has its code, and what is not its fault gives no verdict."""
 
+import time
+
+import msgspec
 import pytest
 
 from core import keys
+from core.contracts import CanaryRunning
 from tests.conftest import wait_until
 from tests.fixtures.agent_room import engine_name, room_of
 
@@ -73,15 +77,29 @@ def test_an_adapter_that_the_engine_will_not_take_failed_to_load(room):
     [{"status": 500}, {"loading": "2", "adapters_only": True}, {"hang": True}, {"logprob": None}],
     ids=str,
 )
-def test_what_is_not_the_adapters_fault_gives_no_verdict_and_the_next_attempt_one(room, faults):
+def test_what_is_not_the_adapters_fault_is_answered_later_and_the_next_attempt_gets_a_verdict(room, faults):
     name = engine_name()
     lost = room.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}')
     room.engine.faults(**faults)
-    room.post_canary(name)
-    wait_until(lambda: room.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}') == lost + 1)
+    job = room.post_canary(name)
+    time.sleep(2.5)  # longer than the run waits for an answer
     room.engine.faults()
-    assert room.client.llen(keys.CANARY_RESULTS) == 0
+    assert room.canary_result(job).code == "canary_later"
+    assert not room.client.exists(keys.canary_running(job.revision_id))
+    assert room.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}') == lost + 1
     assert room.canary(name, attempt=2).code is None
+
+
+def test_a_run_that_harms_the_engine_is_answered_only_once_the_base_is(room):
+    """Or never, when the engine is lost: what says that the job was taken then stays."""
+    room.engine.faults(hang=True)
+    job = room.post_canary(engine_name())
+    wait_until(lambda: room.client.exists(keys.canary_running(job.revision_id)))
+    time.sleep(4)
+    taken = msgspec.json.decode(room.client.get(keys.canary_running(job.revision_id)), type=CanaryRunning)
+    assert (taken.attempt, taken.boot_id) == (1, room.status().boot_id)
+    room.engine.faults()
+    assert room.canary_result(job).code == "canary_later"
 
 
 def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(room):
@@ -89,9 +107,9 @@ def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(room):
     revoked = engine_name()
     revocation = room.revoke(revoked)
     wait_until(lambda: room.removed(revocation))
-    room.post_canary(revoked)
-    assert room.canary(engine_name()).code is None  # the only result that comes
-    assert room.client.llen(keys.CANARY_RESULTS) == 0
+    job = room.post_canary(revoked)
+    assert room.canary_result(job).code == "canary_later"
+    assert room.canary(engine_name()).code is None
 
 
 def test_the_heartbeat_goes_on_while_a_canary_hangs(room):

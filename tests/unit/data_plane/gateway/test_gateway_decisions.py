@@ -116,6 +116,7 @@ def test_an_alias_or_a_revision_that_is_not_there_is_no_model(model):
         with pytest.raises(NotFound) as refusal:
             named(built, "tn_1", name)
         assert (refusal.value.code, refusal.value.param) == ("model_not_found", "model")
+        assert ("/api/v1/adapters/bot/aliases/" in refusal.value.message) is (name in ("bot@", "bot@rev_3"))
 
 
 def test_a_weighted_alias_leaves_out_a_revision_that_is_not_there():
