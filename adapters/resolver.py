@@ -5,7 +5,6 @@ Used in the API server process alone: that is where unknown names are resolved (
 shape, an absent revision or one that cannot be verified is never loaded.
 """
 
-import re
 from typing import Final
 
 import structlog
@@ -18,13 +17,13 @@ from adapters.manifest import MANIFEST_FILE, read_manifest
 from adapters.s3 import Bucket, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
 from adapters.store import AdapterStore
+from core.engine_names import adapter_of, digest_of, is_engine_name
 from core.errors import Unavailable
 from core.settings import S3Settings
 
 REGISTERED_NAME: Final = "tenora"
 
 _log: Final = structlog.get_logger()
-_ENGINE_NAME: Final = re.compile(r"(?P<adapter>ad_[0-9a-hjkmnp-tv-z]{26})@(?P<digest>[0-9a-f]{64})")
 _ANY_NUMBER: Final = 1  # vLLM gives it one of its own
 
 
@@ -45,18 +44,18 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
         Names of any other shape cost no input or output. When the store or the disk fails, the caller gets 503, since
         404 would say that the adapter does not exist; the engine and other requests are not touched.
         """
-        match = _ENGINE_NAME.fullmatch(lora_name)
-        if match is None:
+        if not is_engine_name(lora_name):
             return None
+        digest = digest_of(lora_name)
         try:
-            path = await self.cache.fetch(match["digest"], holder=lora_name)
+            path = await self.cache.fetch(digest, holder=lora_name)
         except ObjectMissing:
             _log.warning("no such revision in the store", adapter=lora_name)
             return None
         except Unavailable as error:
             _log.error("adapter could not be fetched", adapter=lora_name, code=error.code, reason=error.message)
-            raise HTTPException(503, f"adapter {match['adapter']} cannot be fetched now ({error.code})") from error
-        manifest = read_manifest((path / MANIFEST_FILE).read_bytes(), match["digest"])
+            raise HTTPException(503, f"adapter {adapter_of(lora_name)} cannot be fetched now ({error.code})") from error
+        manifest = read_manifest((path / MANIFEST_FILE).read_bytes(), digest)
         if manifest.base_model != self._base_model:
             _log.error("adapter of another base model", adapter=lora_name, base_model=manifest.base_model)
             return None

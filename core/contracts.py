@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from core.engine_names import engine_name
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan allows a tenant. Every number is a ceiling."""
@@ -77,7 +79,7 @@ class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     def engine_name(self, revision_id: str) -> str:
         """The only name an engine ever sees for it: immutable, and never chosen by a tenant."""
-        return f"{self.adapter_id}@{self.revisions[revision_id].digest}"
+        return engine_name(self.adapter_id, self.revisions[revision_id].digest)
 
 
 class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,9 +212,6 @@ class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base, and
-    ``canary_later`` when the run gave no verdict, for reasons that say nothing of the adapter.
 class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
     """Who has taken a job; left standing by a replica that dies of it."""
 
@@ -221,6 +220,9 @@ class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
 
 
+class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base, and
+    ``canary_later`` when the run gave no verdict, for reasons that say nothing of the adapter.
     ``logprob_difference`` is the largest difference of a token's log-probability, in nats, None where one was not
     finite (JSON has no other word for it); ``load_ms`` from the store to its first token.
     """

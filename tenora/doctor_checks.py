@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Residency, Revocation
-from data_plane.engine.agent.door_client import EngineTruth
+from data_plane.engine.door_protocol import EngineTruth
 
 _AGENT_FIX = "restart the replica; its agent publishes all of it anew"
 _PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything anew"
@@ -148,7 +148,7 @@ def _revoked(replica: ReplicaLook, look: Look) -> Iterator[Finding]:
             continue
         for name in revocation.engine_names:
             where = f"replica {replica.status.id}"
-            if name not in truth.revoked:
+            if not truth.refuses(name):
                 yield Finding(where, f"does not refuse {name}, which is revoked", fix)
             if name in truth.known:
                 yield Finding(where, f"still holds {name}, which is revoked", fix)

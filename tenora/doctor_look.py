@@ -18,7 +18,7 @@ from control_plane.snapshots import projections
 from core import db, keys
 from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Revocation, SnapshotKind
 from core.settings import EngineKeySettings, Fragment, PostgresSettings, RedisSettings
-from data_plane.engine.agent.door_client import EngineTruth
+from data_plane.engine.door_protocol import EngineTruth
 from tenora.doctor_checks import Look, ReplicaLook
 from tenora.lifetime import is_up
 from tenora.settings import StackSettings

@@ -44,7 +44,6 @@ class EngineResidency(msgspec.Struct, frozen=True, kw_only=True):
     slot is empty, and what it generates belongs to nobody. Evictions are counts since the engine started.
     """
 
-    pid: int
     started_at_ms: int
     version: int
     slots: tuple[str | None, ...]
@@ -71,11 +70,15 @@ def read_residency(run_dir: Path) -> EngineResidency | None:
 
 
 class ResidencyReader:
-    """Reads the table again only when the file has changed: asking costs one ``stat``."""
+    """Reads the table again only when the file has changed: asking costs one ``stat``.
+
+    What was read is kept open, so that no later file can be given its inode, whatever their times and sizes.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._path = str(run_dir / RESIDENCY_FILE)
+        self._kept: int | None = None
         self._seen: tuple[int, int] | None = None
         self._table: EngineResidency | None = None
 
@@ -83,9 +86,22 @@ class ResidencyReader:
         """The newest table, as ``read_residency`` gives it."""
         try:
             status = os.stat(self._path)  # noqa: PTH116 - the door asks once for each part of each stream
+            if (status.st_dev, status.st_ino) != self._seen:
+                self._keep(os.open(self._path, os.O_PATH | os.O_CLOEXEC))
+                self._table = read_residency(self._run_dir)
         except FileNotFoundError:
-            self._seen = self._table = None
-            return None
-        if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:
-            self._seen, self._table = seen, read_residency(self._run_dir)
+            self._keep(None)
+            self._table = None
         return self._table
+
+    def _keep(self, descriptor: int | None) -> None:
+        """Before the table is read: what is read may be newer than what is kept, and is then read once more."""
+        if self._kept is not None:
+            os.close(self._kept)
+        self._kept, self._seen = descriptor, None
+        if descriptor is not None:
+            status = os.fstat(descriptor)
+            self._seen = status.st_dev, status.st_ino
+
+    def __del__(self) -> None:
+        self._keep(None)

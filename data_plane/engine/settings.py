@@ -107,6 +107,9 @@ class DoorSettings(TierSettings, EngineKeySettings):
     door_loads_max: int = Field(
         default=64, ge=1, le=10_000, description="Adapters that one engine brings in at the same time."
     )
+    door_tenant_loads_max: int = Field(
+        default=16, ge=1, le=10_000, description="Adapters of one tenant that one engine brings in at the same time."
+    )
     door_body_bytes_max: int = Field(
         default=8 << 20, ge=1024, description="Body of a request without `x-tenora-adapter`, read to find its model."
     )
@@ -116,7 +119,10 @@ class DoorSettings(TierSettings, EngineKeySettings):
     door_forget_every_s: float = Field(
         default=5, gt=0, le=600, description="Between two looks at which adapters the front end may forget."
     )
-    door_names_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned or revoked adapters.")
+    door_names_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned adapters.")
+    door_revoked_max: int = Field(
+        default=100_000, ge=1, le=100_000, description="Adapters that an engine refuses; of more, those revoked last."
+    )
 
 
 class ReplicaSettings(AdapterLifeSettings, DoorSettings, RedisSettings, TelemetrySettings):

@@ -12,12 +12,12 @@ import msgspec
 
 from data_plane.engine.residency import SOCKET_FILE
 
-LINE_BYTES_MAX: Final = 4 << 20  # the set of refused names is sent whole
+LINE_BYTES_MAX: Final = 4 << 20  # the set of refused adapters is sent whole
 
 
 class TierCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of held, pinned or
-    refused names.
+    """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of held or
+    pinned names or, as ``names`` too, of refused adapter ids.
     """
 
     id: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from core.contracts import ReplicaStatus, Residency, Tier
+from core.engine_names import digest_of
 
 _TIERS: Final[tuple[Tier, ...]] = ("slot", "memory", "disk", "store")
 
@@ -32,7 +33,7 @@ class Resident:
             return "slot"
         if engine_name in self.memory:
             return "memory"
-        return "disk" if engine_name.rpartition("@")[2] in self.disk else "store"
+        return "disk" if digest_of(engine_name) in self.disk else "store"
 
 
 NOTHING_RESIDENT: Final = Resident()

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.base_model import describe
 from core.contracts import ReplicaStatus
-from data_plane.engine.agent.door_client import EngineTruth
+from data_plane.engine.door_protocol import EngineTruth
 from tenora.base_model import HUB_NAME, MODEL_ID
 from tenora.demo.control import ControlPlane
 from tenora.doctor_look import engine_truth
@@ -144,7 +144,7 @@ def receipts_of(revocation: dict, truths) -> None:
             "removed", [], [], [],
         )  # fmt: skip
     assert {replica: left_of(name, truth) for replica, truth in now.items()} == {replica: [] for replica in now}
-    assert all(name in truth.revoked for truth in now.values())
+    assert all(truth.refuses(name) for truth in now.values())
 
 
 def assert_healthy(platform) -> None:
@@ -224,5 +224,5 @@ def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_res
     )
     assert answer.json()["choices"][0]["text"] == before, "the same weights came back"
     assert [each["state"] for each in customer.revocations()] == ["lifted"]
-    assert not any(customer.engine_name in truth.revoked for truth in truths().values())
+    assert not any(truth.refuses(customer.engine_name) for truth in truths().values())
     assert_healthy(platform)

@@ -46,7 +46,7 @@ Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect",
 
 class Canaries:
     """``step`` waits for a job for a moment and does it. ``takes_jobs`` says whether the engine should have more work,
-    ``refused`` which names it must not run.
+    ``refused`` whether it must not run a name.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Canaries:
         *,
         boot_id: str,
         takes_jobs: Callable[[], bool],
-        refused: Callable[[], frozenset[str]],
+        refused: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._redis = redis
@@ -99,7 +99,7 @@ class Canaries:
 
     async def _outcome(self, job: CanaryJob) -> CanaryResult:
         """The verdict, or "later". An engine that the run may have harmed must answer first."""
-        if job.engine_name in self._refused():
+        if self._refused(job.engine_name):
             return self._result(job, None, None, "canary_later", "the adapter is revoked")
         try:
             return await self.judge(job)
@@ -141,7 +141,7 @@ class Canaries:
             raise AnswerFailed(200, "the base model itself gives no finite numbers")
         began = time.monotonic()
         try:
-            await self._door.prefetch(job.engine_name, "memory", timeout_s=self._settings.canary_load_s)
+            await self._door.prefetch(job.engine_name, "memory", tenant=None, timeout_s=self._settings.canary_load_s)
         except DoorRefused as error:
             if error.answered in _LATER:
                 raise

@@ -1,81 +1,30 @@
 """The engine's door as its agent, and whoever compares the agent's word with the truth, asks it over HTTP.
 
-What the door does with an adapter is its own business; here are the questions, the answers' shapes, and what their
-failure means.
+What the door does with an adapter is its own business; here are the questions and what their failure means. The shapes
+are in ``door_protocol``.
 """
 
+from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import aiohttp
 import msgspec
 
-from core.contracts import Tier
 from core.errors import BadGateway
+from data_plane.engine.door_protocol import (
+    EngineTruth,
+    PinsBody,
+    PrefetchBody,
+    Prefetched,
+    RevokedBody,
+    UnloadBody,
+    Unloaded,
+)
 
 _ANSWER_MAX_BYTES = 16 << 20
 _SAID_CHARS = 300
 _ROOT = "/tenora/v1"
 T = TypeVar("T")
-
-
-class SlotTruth(msgspec.Struct, frozen=True):
-    """One slot of the engine: which adapter is in it, and whether its weights are all zero."""
-
-    index: int
-    lora_int_id: int | None
-    name: str | None
-    zeroed: bool
-
-
-class MemoryTruth(msgspec.Struct, frozen=True):
-    """One adapter in the engine's host memory. ``name`` is None where the engine has forgotten whose it is."""
-
-    lora_int_id: int
-    name: str | None
-
-
-class EngineTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """Where adapters lie, as the engine itself says. ``disk`` has digests, the others engine names."""
-
-    slots: tuple[SlotTruth, ...]
-    memory: tuple[MemoryTruth, ...]
-    names: tuple[str, ...] = ()
-    staged: tuple[str, ...] = ()
-    disk: tuple[str, ...] = ()
-    revoked: tuple[str, ...] = ()
-
-    @property
-    def in_slots(self) -> tuple[str | None, ...]:
-        """The engine name in each slot, by index."""
-        by_index = {slot.index: slot.name for slot in self.slots}
-        return tuple(by_index.get(index) for index in range(max(by_index, default=-1) + 1))
-
-    @property
-    def in_memory(self) -> frozenset[str]:
-        """Engine names in host memory, registered or ready to be."""
-        return frozenset(each.name for each in self.memory if each.name is not None) | frozenset(self.staged)
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Every engine name that any tier above the disk, or the front end, still has."""
-        return self.in_memory | frozenset(name for name in self.in_slots if name is not None) | frozenset(self.names)
-
-
-class Prefetched(msgspec.Struct, frozen=True):
-    """Where an adapter lay before, and how long bringing it took."""
-
-    tier: Tier
-    load_ms: int
-
-
-class Unloaded(msgspec.Struct, frozen=True):
-    """How many requests of an adapter ended by themselves and how many were ended, and what is left of it."""
-
-    drained: int
-    aborted: int
-    in_slots: tuple[str, ...] = ()
-    in_memory: tuple[str, ...] = ()
-    on_disk: tuple[str, ...] = ()
 
 
 class _ErrorDetail(msgspec.Struct, frozen=True):
@@ -110,22 +59,23 @@ class Door:
         """The truth, asked of the engine's worker."""
         return await self._ask("GET", "/residency", None, EngineTruth)
 
-    async def prefetch(self, name: str, tier: Literal["disk", "memory"], *, timeout_s: float) -> Prefetched:
-        """Bring an adapter to a tier; returns when it is there."""
-        return await self._ask("POST", "/prefetch", {"name": name, "tier": tier}, Prefetched, timeout_s)
+    async def prefetch(
+        self, name: str, tier: Literal["disk", "memory"], *, tenant: str | None, timeout_s: float
+    ) -> Prefetched:
+        """Bring an adapter to a tier, in turn with others of its tenant; returns when it is there."""
+        return await self._ask("POST", "/prefetch", PrefetchBody(name, tier, tenant), Prefetched, timeout_s)
 
     async def unload(self, name: str, *, drain_s: float, timeout_s: float) -> Unloaded:
-        """End an adapter in every tier, after its running requests or after ``drain_s``. Its name stays refused."""
-        body = {"name": name, "drain_s": drain_s}
-        return await self._ask("POST", "/unload", body, Unloaded, timeout_s)
+        """End an adapter in every tier, after its running requests or after ``drain_s``. It stays refused."""
+        return await self._ask("POST", "/unload", UnloadBody(name, drain_s), Unloaded, timeout_s)
 
-    async def refuse(self, names: list[str]) -> None:
-        """The whole set of names to refuse from now on; others are served again."""
-        await self._ask("PUT", "/revoked", {"names": names}, object)
+    async def refuse(self, adapters: Iterable[str]) -> None:
+        """The whole set of adapters to refuse from now on; others are served again."""
+        await self._ask("PUT", "/revoked", RevokedBody(tuple(adapters)), object)
 
     async def pin(self, names: list[str]) -> None:
         """The whole set of names to keep in host memory once they are there."""
-        await self._ask("PUT", "/pins", {"names": names}, object)
+        await self._ask("PUT", "/pins", PinsBody(tuple(names)), object)
 
     async def _ask(self, method: str, path: str, body: object, shape: type[T], timeout_s: float | None = None) -> T:
         async with self._session.request(

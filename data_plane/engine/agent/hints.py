@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from core import keys
 from core.contracts import PrefetchHint, ReplicaStatus
+from core.engine_names import adapter_of
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.forecast import UseHistory
 from data_plane.engine.agent.pool import Pool, in_pool_of, rendezvous
@@ -33,7 +34,7 @@ def is_mine(name: str, rank_class: int, *, me: str, live: list[ReplicaStatus], h
     mine = next((replica for replica in live if replica.id == me), None)
     if mine is None or mine.rank_max < rank_class:
         return False
-    adapter = name.partition("@")[0] + "@"
+    adapter = adapter_of(name) + "@"
     if any(other.startswith(adapter) and other != name for other in held):
         return True
     pool = [replica.id for replica in live if in_pool_of(rank_class, replica, live)]
@@ -114,7 +115,7 @@ class Hints:
         held = frozenset() if table is None else table.in_memory | {name for name in table.slots if name is not None}
         live = await self._pool.live()
         if is_mine(hint.engine_name, hint.rank_class, me=self._settings.replica_id, live=live, held=held):
-            self._prefetcher.ask(hint.engine_name, hint.reason)
+            self._prefetcher.ask(hint.engine_name, hint.reason, tenant=hint.tenant_id or None)
         else:
             metrics.PREFETCHES_SKIPPED.labels("elsewhere").inc()
 

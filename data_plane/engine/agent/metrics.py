@@ -49,7 +49,10 @@ PREFETCH_SECONDS: Final = Histogram(
 PINNED: Final = Gauge("tenora_replica_pinned_adapters", "Adapters that plans pin to host memory here.")
 PINS_DROPPED: Final = Gauge("tenora_replica_pins_dropped", "Pins beyond half of host memory, which are not kept here.")
 
-REVOKED: Final = Gauge("tenora_replica_revoked_names", "Engine names the engine has been told to refuse.")
+REVOKED: Final = Gauge("tenora_replica_revoked_adapters", "Adapters the engine has been told to refuse.")
+REVOKED_BEYOND: Final = Gauge(
+    "tenora_replica_revoked_beyond_bound_adapters", "Revoked adapters beyond TENORA_DOOR_REVOKED_MAX, the oldest ones."
+)
 REVOCATIONS: Final = Counter(
     "tenora_replica_revocations_total", "Revocations by what came of an attempt: removed, left, failed.", ["result"]
 )

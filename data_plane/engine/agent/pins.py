@@ -32,7 +32,7 @@ class Pins:
         prefetcher: Prefetcher,
         *,
         residency: Callable[[], EngineResidency | None],
-        refused: Callable[[], frozenset[str]],
+        refused: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._door = door
@@ -57,8 +57,8 @@ class Pins:
             self._acknowledged = names
         table = self._residency()
         for name in names:
-            if table is not None and name not in table.in_memory:
-                self._prefetcher.ask(name, "pin")
+            if table is not None and name in self._pins and name not in table.in_memory:
+                self._prefetcher.ask(name, "pin", tenant=self._pins[name].tenant_id)
 
     async def _mine(self) -> list[str]:
         live = await self._pool.live()
@@ -70,7 +70,7 @@ class Pins:
             for pin in self._pins.values()
             if pin.base_model == self._settings.base_model
             and in_pool_of(pin.rank_class, me, live)
-            and pin.engine_name not in self._refused()
+            and not self._refused(pin.engine_name)
         )
         kept = names[: self._settings.memory_adapters // _SHARE_OF_MEMORY]
         metrics.PINNED.set(len(kept))

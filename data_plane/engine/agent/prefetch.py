@@ -33,7 +33,7 @@ class Prefetcher:
         residency: Callable[[], EngineResidency | None],
         last_use: Callable[[str], float | None],
         is_busy: Callable[[], bool],
-        refused: Callable[[], frozenset[str]],
+        refused: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._door = door
@@ -41,19 +41,19 @@ class Prefetcher:
         self._last_use = last_use
         self._is_busy = is_busy
         self._refused = refused
-        self._queue: OrderedDict[str, Reason] = OrderedDict()
+        self._queue: OrderedDict[str, tuple[Reason, str | None]] = OrderedDict()
         self._unjudged: OrderedDict[str, float] = OrderedDict()  # prefetched, not yet used: when, in Unix seconds
         self._tried: OrderedDict[str, float] = OrderedDict()  # when last, by the monotonic clock
 
-    def ask(self, name: str, reason: Reason) -> None:
-        """Prefetch this adapter when there is time. A full queue forgets its oldest; what was tried a moment ago, and
-        is not announced by a flip, is not tried again.
+    def ask(self, name: str, reason: Reason, *, tenant: str | None) -> None:
+        """Prefetch this adapter of a tenant (None for unknown) when there is time. A full queue forgets its oldest;
+        what was tried a moment ago, and is not announced by a flip, is not tried again.
         """
         again_s = self._settings.prefetch_again_s
         recent = reason != "flip" and time.monotonic() - self._tried.get(name, -again_s) < again_s
-        if recent or name in self._queue or name in self._refused():
+        if recent or name in self._queue or self._refused(name):
             return
-        self._queue[name] = reason
+        self._queue[name] = (reason, tenant)
         if len(self._queue) > self._settings.prefetch_queue_max:
             self._queue.popitem(last=False)
             metrics.PREFETCHES_SKIPPED.labels("queue_full").inc()
@@ -64,8 +64,8 @@ class Prefetcher:
         table = self._residency()
         if table is None or not self._queue or self._is_busy():
             return
-        name, reason = self._queue.popitem(last=False)
-        if name in table.in_memory or name in table.slots or name in self._refused():
+        name, (reason, tenant) = self._queue.popitem(last=False)
+        if name in table.in_memory or name in table.slots or self._refused(name):
             metrics.PREFETCHES_SKIPPED.labels("resident").inc()
             return
         self._note_try(name)
@@ -74,7 +74,10 @@ class Prefetcher:
         try:
             # Without room in memory the disk is still nearer than the store.
             found = await self._door.prefetch(
-                name, "disk" if evicts and reason != "pin" else "memory", timeout_s=self._settings.prefetch_timeout_s
+                name,
+                "disk" if evicts and reason != "pin" else "memory",
+                tenant=tenant,
+                timeout_s=self._settings.prefetch_timeout_s,
             )
         except (DoorRefused, aiohttp.ClientError, TimeoutError) as error:
             metrics.PREFETCHES_SKIPPED.labels("failed").inc()

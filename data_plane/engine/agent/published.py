@@ -53,10 +53,6 @@ class PublishedHash(Generic[T]):
         self._position, self.epoch = position, cast("bytes", position[0]).decode()
         return found
 
-    def forget_position(self) -> None:
-        """Have the next ``changed`` read again: what was read could not be acted upon."""
-        self._position = ()
-
     async def _read_position(self, redis: Redis) -> tuple[bytes | None, ...]:
         return _position(await redis.hmget(keys.SNAPSHOT_META, ["epoch", "generation"]))
 

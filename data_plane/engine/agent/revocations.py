@@ -1,4 +1,4 @@
-"""What a replica does about revoked adapters: refuse their names, end and unload them in every tier, and say so.
+"""What a replica does about revoked adapters: refuse them, end and unload them in every tier, and say so.
 
 Fails closed. What was once read as revoked stays refused while Redis is away, a replica that starts waits until it
 knows what is revoked, and a receipt is written only after the engine itself was asked and has nothing left.
@@ -9,6 +9,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Literal
 
 import msgspec
@@ -19,14 +20,15 @@ from redis.exceptions import RedisError
 from core import keys
 from core.clock import now_ms
 from core.contracts import Revocation, RevocationReceipt
+from core.engine_names import adapter_of, digest_of
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.door_client import Door, EngineTruth, Unloaded
+from data_plane.engine.agent.door_client import Door
 from data_plane.engine.agent.published import PublishedHash
+from data_plane.engine.door_protocol import EngineTruth, Unloaded
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
 _RETRY_FIRST_S: Final = 0.5
-_SCAN_COUNT: Final = 1000
 
 
 class Revocations:
@@ -40,16 +42,16 @@ class Revocations:
         self._published = PublishedHash(redis, "revocations", Revocation)
         self._epoch = ""
         self._revoked: dict[str, Revocation] = {}
-        self._refused: frozenset[str] | None = None  # what the door has acknowledged
+        self._adapters: frozenset[str] = frozenset()  # those that are revoked
+        self._acknowledged: frozenset[str] | None = frozenset()  # what the door refuses; None for unknown
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._receipts: dict[str, RevocationReceipt] = {}  # of what is gone
         self._untold: set[str] = set()
         self._turns = asyncio.Semaphore(settings.revocations_at_once)
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Engine names that must not be served, loaded or prefetched."""
-        return frozenset(name for each in self._revoked.values() for name in each.engine_names)
+    def refuses(self, name: str) -> bool:
+        """Whether this engine name must not be served, loaded or prefetched."""
+        return adapter_of(name) in self._adapters
 
     async def step(self) -> None:
         """Learn what is revoked, have the door refuse it, and see to its removal. Raises NothingPublished,
@@ -80,6 +82,7 @@ class Revocations:
             return
         base_model = self._settings.base_model
         self._revoked = {field: each for field, each in published.items() if each.base_model == base_model}
+        self._adapters = frozenset(each.adapter_id for each in self._revoked.values())
         if self._published.epoch != self._epoch:  # Redis may have lost receipts too
             self._epoch = self._published.epoch
             self._untold |= self._receipts.keys()
@@ -90,12 +93,21 @@ class Revocations:
                 task.cancel()
 
     async def _refuse(self) -> None:
-        names = self.names
-        if names == self._refused or (self._refused is None and not names):
+        """Tell the door what differs. Of more than it takes, those revoked last: the others left every tier long ago,
+        and no gateway has a route to them.
+        """
+        most = self._settings.door_revoked_max
+        newest = sorted(self._revoked.values(), key=lambda each: each.id, reverse=True)
+        told = frozenset(islice(dict.fromkeys(each.adapter_id for each in newest), most))
+        if told == self._acknowledged:
             return
-        await self._door.refuse(sorted(names))
-        self._refused = names
-        metrics.REVOKED.set(len(names))
+        beyond = len(self._adapters) - len(told)
+        metrics.REVOKED.set(len(told))
+        metrics.REVOKED_BEYOND.set(beyond)
+        if beyond:
+            _log.error("more adapters are revoked than the engine can refuse", most=most, beyond=beyond)
+        await self._door.refuse(sorted(told))
+        self._acknowledged = told
 
     def _begin_removals(self) -> None:
         for name, revocation in self._revoked.items():
@@ -104,8 +116,10 @@ class Revocations:
                 self._removing[name] = task
                 task.add_done_callback(partial(self._ended, name))
 
-    def _ended(self, name: str, _task: "asyncio.Task[None]") -> None:
+    def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
         del self._removing[name]
+        if task.cancelled():
+            self._acknowledged = None  # an unload that reaches the door late refuses its adapter again
 
     async def _remove(self, revocation: Revocation) -> None:
         """Until it is gone: one attempt after the other, with growing pauses."""
@@ -133,32 +147,27 @@ class Revocations:
 
     async def _remove_once(self, revocation: Revocation, unloaded: list[Unloaded]) -> RevocationReceipt | None:
         """Unload every revision, then ask the engine. None where something is left of it. What each unloading said is
-        added to ``unloaded``, so that the receipt counts the requests of all attempts.
+        added to ``unloaded``, so that the receipt counts the requests of all attempts. Files that somebody else holds
+        who may be served stay: the same weights under another name are that one's own.
         """
         with contextlib.suppress(RedisError, OSError):  # a word on the way, not the receipt
             await self._tell(self._receipt(revocation, "draining", [], Left()))
+        foreign = set()
         for name in revocation.engine_names:
-            await self._unload(name, unloaded)
+            said = await self._unload(name)
+            unloaded.append(said)
+            if any(not self.refuses(holder) for holder in said.holders):
+                foreign.add(digest_of(name))
         left = left_of(revocation, await self._door.residency())
-        foreign = await self._served_for_others(left.on_disk) if left.on_disk else frozenset()
         if left.in_slots or left.in_memory or set(left.on_disk) - foreign:
             _log.warning("revoked adapter is still there", revocation=revocation.id, left=repr(left))
             return None
         return self._receipt(revocation, "removed", unloaded, left)
 
-    async def _unload(self, name: str, unloaded: list[Unloaded]) -> None:
+    async def _unload(self, name: str) -> Unloaded:
         drain_s = self._settings.revocation_drain_s
         timeout_s = drain_s + self._settings.door_abort_s + self._settings.door_timeout_s
-        unloaded.append(await self._door.unload(name, drain_s=drain_s, timeout_s=timeout_s))
-
-    async def _served_for_others(self, digests: tuple[str, ...]) -> frozenset[str]:
-        """Those that an adapter which may be served has too: the same weights under its name are its own. It need not
-        be loaded here, since replicas of one machine share a folder. Raises redis.RedisError.
-        """
-        found: set[str] = set()
-        async for _field, route in self._redis.hscan_iter(keys.snapshot("adapters"), count=_SCAN_COUNT):
-            found |= {digest for digest in digests if digest.encode() in route}
-        return frozenset(found)
+        return await self._door.unload(name, drain_s=drain_s, timeout_s=timeout_s)
 
     def _receipt(
         self, revocation: Revocation, state: Literal["draining", "removed"], unloaded: list[Unloaded], left: "Left"
@@ -204,7 +213,7 @@ def left_of(revocation: Revocation, truth: EngineTruth) -> Left:
     weights those are cannot be told.
     """
     names = set(revocation.engine_names)
-    digests = {name.rpartition("@")[2] for name in names}
+    digests = {digest_of(name) for name in names}
     stray = {f"slot {slot.index}" for slot in truth.slots if slot.name is None and not slot.zeroed}
     nameless = {f"adapter {each.lora_int_id}" for each in truth.memory if each.name is None}
     return Left(

@@ -56,7 +56,7 @@ class SideWork:
             CanaryRun(session, url, key, probes, answer_s=settings.canary_answer_s),
             boot_id=boot_id,
             takes_jobs=lambda: condition.takes_jobs,
-            refused=lambda: self._revocations.names,
+            refused=self._revocations.refuses,
         )
         self._prefetcher = Prefetcher(
             settings,
@@ -64,7 +64,7 @@ class SideWork:
             residency=lambda: watch.table,
             last_use=uses.last_use,
             is_busy=lambda: condition.is_busy,
-            refused=lambda: self._revocations.names,
+            refused=self._revocations.refuses,
         )
         self._hints = Hints(settings, redis, pool, self._prefetcher, uses, residency=lambda: watch.table)
         self._pins = Pins(
@@ -74,7 +74,7 @@ class SideWork:
             pool,
             self._prefetcher,
             residency=lambda: watch.table,
-            refused=lambda: self._revocations.names,
+            refused=self._revocations.refuses,
         )
         self._tasks = SideTasks(backoff_max_s=settings.task_backoff_max_s)
 

@@ -6,37 +6,32 @@ The order of the steps is here; each step has a file of its own. Fails closed.
 
 import asyncio
 import json
-import re
 import secrets
 from typing import Final
 
 import structlog
 
 from adapters.cache import DiskCache
-from core.errors import AppError, InvalidRequest, NotFound, TooLarge, Unavailable
+from core.engine_names import is_engine_name
+from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
 from data_plane.engine.door.answers import App, ClientGone, Message, Receive, Scope, Send, body, header, refuse
 from data_plane.engine.door.disk_holds import DiskHolds
 from data_plane.engine.door.front_end import FrontEnd
 from data_plane.engine.door.in_flight import InFlight
 from data_plane.engine.door.load_report import ReportedSend, Stalls
+from data_plane.engine.door.refused import Refused
 from data_plane.engine.door.tier_client import TierClient
 from data_plane.engine.door.warm import Warmer
+from data_plane.engine.door_protocol import EngineTruth
 from data_plane.engine.residency import ResidencyReader
 from data_plane.engine.settings import DoorSettings
 
 _log: Final = structlog.get_logger()
-ENGINE_NAME: Final = re.compile(r"ad_[0-9a-hjkmnp-tv-z]{26}@[0-9a-f]{64}")
 _ADAPTER_HEADER: Final = b"x-tenora-adapter"
 _TENANT_HEADER: Final = b"x-tenora-tenant"
 _REQUEST_ID_HEADER: Final = b"x-request-id"
 # What vLLM makes of a request's id; a completion gets an index per prompt, and gateways send one.
 _ENGINE_IDS: Final = {"/v1/chat/completions": "chatcmpl-{}", "/v1/completions": "cmpl-{}-0"}
-
-
-class AdapterRevoked(NotFound):
-    """The adapter must not be served any more. To its callers it does not exist."""
-
-    default_code = "adapter_revoked"
 
 
 class AdapterFailed(Unavailable):
@@ -50,12 +45,12 @@ class AdapterDoor:
 
     def __init__(self, settings: DoorSettings, cache: DiskCache) -> None:
         self.settings = settings
-        self.disk = DiskHolds(cache, settings.base_model, settings.door_load_deadline_s)
+        self.refused = Refused()
+        self.disk = DiskHolds(cache, self.refused, settings.base_model, settings.door_load_deadline_s)
         self.residency = ResidencyReader(settings.run_dir)
         self.worker = TierClient(settings.run_dir)
-        self.warmer = Warmer(settings, self.disk, self.worker, self.residency)
+        self.warmer = Warmer(settings, self.refused, self.disk, self.worker, self.residency)
         self.in_flight = InFlight()
-        self.revoked: frozenset[str] = frozenset()
         self._stalls = Stalls(self.residency)
         self._healing: dict[str, asyncio.Task[None]] = {}
 
@@ -75,10 +70,10 @@ class AdapterDoor:
     async def _generate(self, name: str, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         if (healing := self._healing.get(name)) is not None:
             await asyncio.shield(healing)
-        self._check_served(name)
+        self.refused.check(name)
         with self.in_flight.request(name, _engine_id(scope)):  # nothing awaited in between: an unload counts it or not
             async with self.warmer.warm(name, header(scope, _TENANT_HEADER)) as warmth:
-                self._check_served(name)
+                self.refused.check(name)
                 front_end = FrontEnd(scope["app"].state)
                 reported = ReportedSend(send, name, warmth, self._stalls, lambda: self._heal(name, front_end))
                 await app(scope, receive, reported)
@@ -87,16 +82,26 @@ class AdapterDoor:
         elif reported.failed:
             raise AdapterFailed("the adapter was lost on its way into the engine; ask again", retry_after_s=1)
 
-    def _check_served(self, name: str) -> None:
-        if name in self.revoked:
-            raise AdapterRevoked(f"adapter {name} is not served any more")
+    async def take_out(self, name: str, front_end: FrontEnd, *, idle: bool) -> EngineTruth:
+        """Empty slots and host memory of an adapter. While a request of it runs on (not ``idle``) vLLM keeps its name,
+        since under a second number it would be two adapters to the worker; and what a step has cached while its slot
+        was empty is dropped.
+        """
+        had_failed = self._stalls.has_failed(name)
+        truth = await front_end.unload(name)
+        self.warmer.lost(name)
+        if idle:
+            front_end.forget(name)
+        if had_failed or not idle:
+            await front_end.drop_prefix_cache()
+        return truth
 
     async def _adapter_of(self, scope: Scope, receive: Receive) -> tuple[str | None, Receive]:
         """The engine name a request asks for, None for the base model. Gateways say it in a header; for others the
         body is read, so that nobody comes around the door.
         """
         if (name := header(scope, _ADAPTER_HEADER)) is not None:
-            if ENGINE_NAME.fullmatch(name) is None:
+            if not is_engine_name(name):
                 raise InvalidRequest("x-tenora-adapter must be <adapter id>@<digest>", param="x-tenora-adapter")
             return name, receive
         content = await body(receive, self.settings.door_body_bytes_max)
@@ -114,10 +119,8 @@ class AdapterDoor:
         _log.error("adapter failed in a step; ending its requests", adapter=name)
         try:
             await front_end.abort(self.in_flight.ids(name))
-            await self.in_flight.wait_idle(name, self.settings.door_abort_s)
-            await front_end.unload(name)
-            front_end.forget(name)
-            await front_end.drop_prefix_cache()
+            idle = await self.in_flight.wait_idle(name, self.settings.door_abort_s)
+            await self.take_out(name, front_end, idle=idle)
         except Exception:  # noqa: BLE001 - vLLM has errors of its own; the next request finds it failed still
             _log.exception("adapter could not be taken out after it failed", adapter=name)
 
@@ -137,7 +140,7 @@ def _model_of(content: bytes) -> str | None:
         model = json.loads(content)["model"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None  # vLLM says what is wrong with it
-    return model if isinstance(model, str) and ENGINE_NAME.fullmatch(model) else None
+    return model if isinstance(model, str) and is_engine_name(model) else None
 
 
 def _replay(content: bytes, receive: Receive) -> Receive:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from adapters.cache import DiskCache
 from adapters.cache_errors import CacheFailed
-from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
+from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, read_manifest
+from core.engine_names import digest_of
 from core.errors import NotFound
+from data_plane.engine.door.refused import Refused
 
 
 class OtherBaseModel(NotFound):
@@ -23,8 +25,9 @@ class OtherBaseModel(NotFound):
 class DiskHolds:
     """One event loop. Every name that was fetched holds its digest until ``release``."""
 
-    def __init__(self, cache: DiskCache, base_model: str, deadline_s: float) -> None:
+    def __init__(self, cache: DiskCache, refused: Refused, base_model: str, deadline_s: float) -> None:
         self._cache = cache
+        self._refused = refused
         self._base_model = base_model
         self._deadline_s = deadline_s
         self._names: set[str] = set()
@@ -40,24 +43,27 @@ class DiskHolds:
 
     async def has(self, name: str) -> bool:
         """Whether the adapter need not be downloaded."""
-        return _digest(name) in await self._cache.digests()
+        return digest_of(name) in await self._cache.digests()
 
     async def fetch(self, name: str, tenant: str | None) -> Path:
-        """The folder of the adapter's verified files. Raises ``NotFound`` for one that is not stored or of another base
-        model, ``AdapterLoading`` when it takes too long, another ``Unavailable`` when S3 or the disk fails.
+        """The folder of the adapter's verified files. Raises ``NotFound`` for one that is not stored, revoked or of
+        another base model, ``AdapterLoading`` when it takes too long, another ``Unavailable`` when S3 or the disk
+        fails.
         """
+        self._refused.check(name)
         self._names.add(name)  # before the wait: whoever gives up meanwhile is released by the next look around
         try:
             folder = await self._from_cache(name, tenant)
         except CacheFailed:  # also when somebody removed the folder while it was being written to
+            self._refused.check(name)
             folder = await self._from_cache(name, tenant)
-        manifest = await asyncio.to_thread(lambda: read_manifest((folder / MANIFEST_FILE).read_bytes(), _digest(name)))
+        manifest = await asyncio.to_thread(_manifest, folder, digest_of(name))
         if manifest.base_model != self._base_model:
             raise OtherBaseModel(f"the adapter is for {manifest.base_model}; this engine serves {self._base_model}")
         return folder
 
     async def _from_cache(self, name: str, tenant: str | None) -> Path:
-        return await self._cache.fetch(_digest(name), holder=name, tenant=tenant, deadline_s=self._deadline_s)
+        return await self._cache.fetch(digest_of(name), holder=name, tenant=tenant, deadline_s=self._deadline_s)
 
     def suspect(self, folder: Path) -> None:
         """The engine could not use these files: the next ``fetch`` looks at every byte of them, as it does whenever
@@ -69,15 +75,13 @@ class DiskHolds:
     def release(self, name: str) -> None:
         """No tier above reads it again: the disk may evict it."""
         self._names.discard(name)
-        self._cache.release(_digest(name), name)
+        self._cache.release(digest_of(name), name)
 
-    async def forget(self, name: str) -> list[str]:
-        """Remove it from the disk; returns its digest when it is still there and nobody else has a right to it."""
+    async def forget(self, name: str) -> frozenset[str]:
+        """Remove it from the disk unless others have a right to it: who has."""
         self._names.discard(name)
-        others = await self._cache.forget(_digest(name), name)
-        left = _digest(name) in await self._cache.digests()
-        return [_digest(name)] if left and not others else []
+        return await self._cache.forget(digest_of(name), name)
 
 
-def _digest(name: str) -> str:
-    return name.rpartition("@")[2]
+def _manifest(folder: Path, digest: str) -> AdapterManifest:
+    return read_manifest((folder / MANIFEST_FILE).read_bytes(), digest)

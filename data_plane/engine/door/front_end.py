@@ -7,21 +7,7 @@ from typing import Any
 
 import msgspec
 
-
-class WorkerTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker's tables and tensors hold; the dictionaries are as the door answers them."""
-
-    slots: list[dict[str, Any]]
-    memory: list[dict[str, Any]]
-    staged: list[str]
-
-    def in_slots(self, name: str) -> list[str]:
-        """``name`` once for each slot that has it."""
-        return [name for slot in self.slots if slot["name"] == name]
-
-    def in_memory(self, name: str) -> list[str]:
-        """``name`` once for each copy in host memory."""
-        return [name for each in self.memory if each["name"] == name] + [name] * (name in self.staged)
+from data_plane.engine.door_protocol import EngineTruth
 
 
 class FrontEnd:
@@ -52,15 +38,15 @@ class FrontEnd:
         if (lock := self._models.lora_resolver_lock.get(name)) is not None and not lock.locked():
             del self._models.lora_resolver_lock[name]
 
-    async def truth(self) -> WorkerTruth:
+    async def truth(self) -> EngineTruth:
         """Asked of the worker between two steps."""
         (answer,) = await self._client.collective_rpc("tenora_truth")
-        return msgspec.convert(answer, WorkerTruth)
+        return msgspec.convert(answer, EngineTruth)
 
-    async def unload(self, name: str) -> WorkerTruth:
+    async def unload(self, name: str) -> EngineTruth:
         """Take an adapter out of slots and host memory, overwrite free slots, and look again."""
         (answer,) = await self._client.collective_rpc("tenora_unload", args=(name,))
-        return msgspec.convert(answer, WorkerTruth)
+        return msgspec.convert(answer, EngineTruth)
 
     async def abort(self, request_ids: frozenset[str]) -> None:
         """End requests now; their streams end in the ordinary way, with their final counts."""

@@ -1,4 +1,5 @@
-"""Which requests of which adapter the engine has at this moment, so that an unload can wait for them or end them.
+"""Which requests and prefetches of which adapter the engine has at this moment, so that an unload can wait for them or
+end them.
 
 One event loop; nothing here waits for the engine.
 """
@@ -9,42 +10,43 @@ from contextlib import contextmanager
 
 
 class InFlight:
-    """Requests by engine name, with the ids under which vLLM can abort them."""
+    """What runs by engine name, with the ids under which vLLM can abort the requests among it."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, set[str]] = {}
+        self._running: dict[str, dict[object, str | None]] = {}
         self._idle: dict[str, asyncio.Event] = {}
 
     @contextmanager
-    def request(self, name: str, request_id: str) -> Iterator[None]:
-        """The request counts within the block."""
-        self._requests.setdefault(name, set()).add(request_id)
+    def request(self, name: str, request_id: str | None) -> Iterator[None]:
+        """It counts within the block. A prefetch has no id: it is waited for, and ends by itself."""
+        running = object()
+        self._running.setdefault(name, {})[running] = request_id
         try:
             yield
         finally:
-            ids = self._requests[name]
-            ids.remove(request_id)
-            if not ids:
-                del self._requests[name]
+            others = self._running[name]
+            del others[running]
+            if not others:
+                del self._running[name]
                 if (idle := self._idle.pop(name, None)) is not None:
                     idle.set()
 
     @property
     def names(self) -> Collection[str]:
-        """Adapters with at least one request."""
-        return self._requests.keys()
+        """Adapters with at least one request or prefetch."""
+        return self._running.keys()
 
     def ids(self, name: str) -> frozenset[str]:
         """The requests of one adapter."""
-        return frozenset(self._requests.get(name, ()))
+        return frozenset(each for each in self._running.get(name, {}).values() if each is not None)
 
     async def wait_idle(self, name: str, timeout_s: float) -> bool:
-        """Until the adapter has no request; False when it still has some after ``timeout_s``."""
-        if name not in self._requests:
+        """Until nothing of the adapter runs; False when something still does after ``timeout_s``."""
+        if name not in self._running:
             return True
         idle = self._idle.setdefault(name, asyncio.Event())
         try:
             await asyncio.wait_for(idle.wait(), timeout_s)
         except TimeoutError:
-            return name not in self._requests
+            return name not in self._running
         return True

@@ -48,9 +48,9 @@ class TierClient:
         """Replace the pinned set; returns those that are not in host memory."""
         return (await self._call("pin", names=names)).missing
 
-    async def refuse(self, names: tuple[str, ...]) -> None:
-        """Replace the refused set."""
-        await self._call("refuse", names=names)
+    async def refuse(self, adapters: tuple[str, ...]) -> None:
+        """Replace the set of refused adapter ids."""
+        await self._call("refuse", names=adapters)
 
     def release(self, name: str) -> None:
         """Give up a hold, also one that was never confirmed. Nobody waits for the answer; a later ``hold`` is answered

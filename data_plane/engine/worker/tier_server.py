@@ -1,7 +1,9 @@
 """The worker's threads beside its steps: one that answers the door, some that load adapters, one that writes the table.
 
-They are daemons of the worker process and end with it. A load that fails is an answer to the door, never an exception
-in the worker; a table that cannot be written is logged and tried again with the next change.
+Adapters are loaded in the order in which the door asks: it bounds how many of each tenant are on their way, one takes
+tens of milliseconds, and one that nobody waits for any more takes none. The threads are daemons of the worker process
+and end with it. A load that fails is an answer to the door, never an exception in the worker; a table that cannot be
+written is logged and tried again with the next change.
 """
 
 import ctypes
@@ -86,7 +88,8 @@ class TierServer:
 
     def _load_and_answer(self, call: TierCall, answer: "_Answers") -> None:
         try:
-            reply = TierReply(id=call.id, loaded=self._load(call.name, call.path))
+            wanted = self._table.wants(call.name)  # whoever asked may have given up in the queue
+            reply = TierReply(id=call.id, loaded=wanted and self._load(call.name, call.path))
         except Exception as error:  # noqa: BLE001 - vLLM raises many kinds, and each concerns this adapter alone
             _log.warning("adapter could not be read", adapter=call.name, reason=repr(error))
             reply = TierReply(id=call.id, error=f"{type(error).__name__}: {error}"[:500])

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final, Generic, Literal, TypeVar
 
 from core.clock import now_ms
+from core.engine_names import adapter_of
 from data_plane.engine.residency import LOADS_MAX, EngineResidency, LoadKind, LoadRecord
 
 Weights = TypeVar("Weights")
@@ -44,10 +45,9 @@ def choose_victim(
 class TierTable(Generic[Weights]):
     """Thread-safe: every method takes the lock for a few dictionary operations and no longer."""
 
-    def __init__(self, *, slots: int, pid: int) -> None:
+    def __init__(self, *, slots: int) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._pid = pid
         self._started_at_ms = now_ms()
         self._version = 0
         self._sequence = 0
@@ -90,20 +90,25 @@ class TierTable(Generic[Weights]):
             self._note_change()
             return sorted(name for name in self._pinned if self._where(name) is None)
 
-    def refuse(self, names: Iterable[str]) -> None:
-        """Replace the set that must not be loaded."""
+    def refuse(self, adapters: Iterable[str]) -> None:
+        """Replace the set of adapter ids whose revisions must not be loaded."""
         with self._lock:
-            self._refused = frozenset(names)
+            self._refused = frozenset(adapters)
 
     def is_refused(self, name: str) -> bool:
         """Whether it must not be loaded."""
         with self._lock:
-            return name in self._refused
+            return adapter_of(name) in self._refused
+
+    def wants(self, name: str) -> bool:
+        """Whether weights of this name would be staged now."""
+        with self._lock:
+            return self._wants(name)
 
     def stage(self, name: str, weights: Weights) -> bool:
         """Offer weights to the next step that asks for them. False when nobody wants them any more."""
         with self._changed:
-            wanted = name not in self._refused and (name in self._held or name in self._pinned)
+            wanted = self._wants(name)
             if wanted:
                 self._staged[name] = weights
             self._note_change()
@@ -187,7 +192,6 @@ class TierTable(Generic[Weights]):
         """All of it, as the published table."""
         with self._lock:
             return EngineResidency(
-                pid=self._pid,
                 started_at_ms=self._started_at_ms,
                 version=self._version,
                 slots=self._slots,
@@ -209,6 +213,9 @@ class TierTable(Generic[Weights]):
                     return False
                 self._changed.wait(left)
             return True
+
+    def _wants(self, name: str) -> bool:
+        return adapter_of(name) not in self._refused and (name in self._held or name in self._pinned)
 
     def _where(self, name: str) -> Held | None:
         if name in self._failed:

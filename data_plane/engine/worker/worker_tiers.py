@@ -6,7 +6,6 @@ failed, so that the door ends its requests before a token of theirs leaves, and 
 in use is never evicted from host memory; the door lets in no more of them than fit. Fails closed.
 """
 
-import os
 import time
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -21,6 +20,7 @@ from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.worker import lora_model_runner_mixin
 
+from core.engine_names import digest_of
 from data_plane.engine.settings import TierSettings
 from data_plane.engine.worker.private_copy import private_copy
 from data_plane.engine.worker.tier_server import TierServer
@@ -44,7 +44,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         self._scratch = settings.run_dir
         self._names: dict[int, str] = {}
         self._known_zeroed: set[int] = set()  # free slots that were looked at since their last use
-        self._table: TierTable[Any] = TierTable(slots=self.lora_config.max_loras, pid=os.getpid())
+        self._table: TierTable[Any] = TierTable(slots=self.lora_config.max_loras)
         self._server = TierServer(self._table, settings.run_dir, self.load, loaders=settings.engine_loader_threads)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> Any:
@@ -61,15 +61,13 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         """Read, check and merge an adapter while steps go on. Raises one of vLLM's many errors for files it cannot
         use; False when the adapter is no longer wanted.
         """
-        if self._table.is_refused(name):
-            return False
         started = time.monotonic()
         lora = self._read(name, path)
         self._table.record(name, "memory", _ms_since(started), in_step=False)
         return self._table.stage(name, lora)
 
     def _read(self, name: str, path: str) -> Any:
-        with private_copy(Path(path), name.rpartition("@")[2], self._scratch) as folder:
+        with private_copy(Path(path), digest_of(name), self._scratch) as folder:
             request = LoRARequest(lora_name=name, lora_int_id=_NO_NUMBER, lora_path=str(folder))
             lora = self._load_adapter(request)
             if not PIN_MEMORY:  # pinning has copied them already

@@ -203,7 +203,7 @@ async def test_an_unload_waits_for_requests_refuses_new_ones_and_leaves_nothing(
     assert not unloading.done()
     await door.client.abort(["chatcmpl-r1"])
     assert (await running).status == 200
-    gone = {"drained": 1, "aborted": 0, "in_slots": [], "in_memory": [], "on_disk": []}
+    gone = {"drained": 1, "aborted": 0, "in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
     assert (await unloading).json == gone
     assert not (tmp_path / "cache" / name.rpartition("@")[2]).exists()
     again = await door.ask("POST", "/tenora/v1/unload", {"name": name})
@@ -227,12 +227,12 @@ async def test_an_adapter_revoked_while_it_is_loaded_never_reaches_the_engine(ma
     door.worker.gate.clear()
     asking = asyncio.create_task(door.chat(name))
     await asyncio.sleep(0.3)
-    await door.ask("PUT", "/tenora/v1/revoked", {"names": [name]})
+    await door.ask("PUT", "/tenora/v1/revoked", {"adapters": [name.partition("@")[0]]})
     door.worker.gate.set()
     answer = await asking
     assert answer.status in (404, 503)
     assert door.generation.started == []
-    await door.ask("PUT", "/tenora/v1/revoked", {"names": []})
+    await door.ask("PUT", "/tenora/v1/revoked", {"adapters": []})
     assert (await door.chat(name)).status == 200
 
 
@@ -243,6 +243,7 @@ async def test_another_name_for_the_same_bytes_keeps_the_files_of_a_revoked_one(
     await door.chat(other)
     answer = await door.ask("POST", "/tenora/v1/unload", {"name": name})
     assert answer.json["on_disk"] == [], "the other name's right to them is not this one's"
+    assert answer.json["holders"] == [other]
     assert (tmp_path / "cache" / name.rpartition("@")[2]).exists()
     assert (await door.chat(other)).status == 200
 

@@ -37,10 +37,30 @@ def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk
         client.hset(keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
         room.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
         wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
-        assert name in room.truth()["revoked"]
+        assert name.partition("@")[0] in room.truth()["revoked"]
         assert not left_by_the_last.exists()
         assert wait_until(lambda: room.removed(revocation)).boot_id == room.status().boot_id
         assert "Traceback" not in agent.log.read_text()
+
+
+def test_more_revocations_than_an_engine_can_refuse_stop_neither_the_replica_nor_the_newest(
+    client, redis_server, tmp_path
+):
+    names = [engine_name() for _ in range(4)]
+    with processes.agent(tmp_path, redis_server, REPLICA, door_revoked_max=2) as agent:
+        room = Room(client, Publisher(client, processes.PEPPER), agent)
+        made = []
+        for name in names[:3]:
+            made.append(room.revoke(name))
+            time.sleep(0.01)  # ids sort by the millisecond
+        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+        wait_until(lambda: all(room.removed(each) for each in made), what="every receipt")
+        assert agent.metric("tenora_replica_revoked_beyond_bound_adapters") == 1
+        assert {made[1].adapter_id, made[2].adapter_id} <= set(room.truth()["revoked"])
+        last = room.revoke(names[3])
+        wait_until(lambda: room.removed(last), what="the last one's receipt")
+        assert {made[2].adapter_id, last.adapter_id} <= set(room.truth()["revoked"])
+        assert agent.metric("tenora_replica_revoked_beyond_bound_adapters") == 2
 
 
 def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_counted(client, redis_server, tmp_path):
@@ -99,11 +119,11 @@ def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
             asking.start()
             wait_until(lambda: any(name == line.get("model") for line in room.engine.lines()), what="the request")
             room.revoke(name)
-            wait_until(lambda: name in room.truth()["revoked"], what="the refusal")
+            wait_until(lambda: name.partition("@")[0] in room.truth()["revoked"], what="the refusal")
             server.kill()
             server.wait()
             asking.join()
             wait_until(lambda: not room.in_memory(name), what="the unloading without Redis")
             time.sleep(1)
-            assert name in room.truth()["revoked"]
+            assert name.partition("@")[0] in room.truth()["revoked"]
             assert agent.process.poll() is None

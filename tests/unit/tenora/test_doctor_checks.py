@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from core.contracts import AdapterRoute, GatewayStatus, ReplicaStatus, Residency, RevisionRoute, Revocation
-from data_plane.engine.agent.door_client import EngineTruth, MemoryTruth, SlotTruth
+from data_plane.engine.door_protocol import EngineTruth, MemoryTruth, SlotTruth
 from tenora.doctor import lasting
 from tenora.doctor_checks import Look, ReplicaLook, findings
 
@@ -16,7 +16,7 @@ ROUTE = AdapterRoute(
 REVOKED = Revocation(id="rvk_1", adapter_id="ad_9", base_model="m", engine_names=("ad_9@" + "9" * 64,))
 TRUTH = EngineTruth(
     slots=(SlotTruth(0, 1, NAME, False), SlotTruth(1, None, None, True)), memory=(MemoryTruth(1, NAME),),
-    names=(NAME,), disk=(DIGEST,), revoked=REVOKED.engine_names,
+    names=(NAME,), disk=(DIGEST,), revoked=(REVOKED.adapter_id,),
 )  # fmt: skip
 STATUS = ReplicaStatus(
     id="rep_1", url="http://x", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=1,
@@ -96,7 +96,7 @@ def test_a_digest_that_another_adapter_serves_is_no_left_over():
     twin = msgspec.structs.replace(REVOKED, engine_names=(f"ad_9@{DIGEST}",))
     assert findings(look(revocations=(twin,), replicas=(
         ReplicaLook(
-            status=STATUS, residency=RESIDENCY, truth=msgspec.structs.replace(TRUTH, revoked=twin.engine_names)
+            status=STATUS, residency=RESIDENCY, truth=msgspec.structs.replace(TRUTH, revoked=(twin.adapter_id,))
         ),
     ))) == []  # fmt: skip
 

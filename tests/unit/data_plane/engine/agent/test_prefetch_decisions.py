@@ -53,7 +53,7 @@ def test_whoever_holds_another_revision_acts_too_but_never_beyond_its_rank():
 
 def table(memory: tuple[str, ...], **changes) -> EngineResidency:
     fields = {
-        "pid": 1, "started_at_ms": 1, "version": 1, "slots": (None,), "memory": memory, "staged": (), "pinned": (),
+        "started_at_ms": 1, "version": 1, "slots": (None,), "memory": memory, "staged": (), "pinned": (),
         "failed": (), "slot_evictions": 0, "memory_evictions": 0, "loads": (), **changes,
     }  # fmt: skip
     return EngineResidency(**fields)

@@ -12,7 +12,7 @@ DIGESTS = ["a" * 64, "b" * 64]
 
 def table(**changes) -> EngineResidency:
     fields = {
-        "pid": 1, "started_at_ms": 1, "version": 1, "slots": ("ad_1@a", None), "memory": ("ad_1@a",),
+        "started_at_ms": 1, "version": 1, "slots": ("ad_1@a", None), "memory": ("ad_1@a",),
         "staged": ("ad_2@b",), "pinned": (), "failed": (), "slot_evictions": 0, "memory_evictions": 0, "loads": (),
     }  # fmt: skip
     return EngineResidency(**{**fields, **changes})

@@ -104,15 +104,15 @@ async def test_websockets_are_closed(door):
         ("POST", "/tenora/v1/unload", {"name": NAME, "drain_s": -1}),
         ("POST", "/tenora/v1/unload", {"name": NAME, "drain_s": 1e9}),
         ("POST", "/tenora/v1/unload", b'{"name": "' + NAME.encode() + b'", "drain_s": NaN}'),
-        ("PUT", "/tenora/v1/revoked", {"names": "all"}),
-        ("PUT", "/tenora/v1/revoked", {"names": ["bot"]}),
+        ("PUT", "/tenora/v1/revoked", {"adapters": "all"}),
+        ("PUT", "/tenora/v1/revoked", {"adapters": [NAME]}),
         ("PUT", "/tenora/v1/pins", {"names": [NAME], "more": 1}),
     ],
 )
 async def test_a_malformed_question_is_400_and_changes_nothing(door, method, path, body):
     answer = await door.ask(method, path, body)
     assert (answer.status, answer.code) == (400, "invalid_value")
-    assert door.adapters.revoked == frozenset()
+    assert door.adapters.refused.adapters == frozenset()
 
 
 async def test_a_name_in_the_header_of_another_shape_is_refused(door):

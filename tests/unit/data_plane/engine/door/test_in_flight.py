@@ -32,3 +32,11 @@ async def test_a_request_that_fails_counts_no_more():
     with pytest.raises(ValueError, match="lost"), requests.request("a", "one"):
         raise ValueError("lost")
     assert requests.ids("a") == frozenset()
+
+
+async def test_a_prefetch_is_waited_for_and_is_no_request():
+    running = InFlight()
+    with running.request("a", None):
+        assert running.ids("a") == frozenset()
+        assert not await running.wait_idle("a", 0.01)
+    assert await running.wait_idle("a", 0)

@@ -16,7 +16,7 @@ class Told:
 
     def __init__(self, folder):
         self.folder = folder
-        self.tiers: TierTable[str] = TierTable(slots=1, pid=1)
+        self.tiers: TierTable[str] = TierTable(slots=1)
         self.stalls = Stalls(ResidencyReader(folder))
         self.sent = []
         self.failures = 0

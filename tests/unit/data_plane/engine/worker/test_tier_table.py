@@ -13,7 +13,7 @@ SETS = st.frozensets(NAMES)
 
 
 def table() -> TierTable[str]:
-    return TierTable(slots=2, pid=7)
+    return TierTable(slots=2)
 
 
 @given(st.lists(NAMES, unique=True), SETS, SETS, SETS, st.booleans())
