@@ -26,14 +26,23 @@ class Answer:
 
 
 async def stream(
-    session: aiohttp.ClientSession, url: str, key: str, *, model: str, prompt: str | Sequence[int], output_tokens: int
+    session: aiohttp.ClientSession,
+    url: str,
+    key: str,
+    *,
+    model: str,
+    prompt: str | Sequence[int],
+    output_tokens: int,
+    tenant: str = "tn_benchmark",
 ) -> Answer:
     """One completion of exactly ``output_tokens``. Raises aiohttp.ClientError, or RuntimeError for a short answer."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    headers = {"Authorization": f"Bearer {key}"} | ({"x-tenora-adapter": model} if "@" in model else {})
+    headers = {"Authorization": f"Bearer {key}"} | (
+        {"x-tenora-adapter": model, "x-tenora-tenant": tenant} if "@" in model else {}
+    )
     started = time.perf_counter()
     first, usage, told = 0.0, None, None
     async with session.post(f"{url}/v1/completions", json=body, headers=headers, raise_for_status=True) as response:

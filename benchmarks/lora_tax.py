@@ -24,7 +24,7 @@ from tenora.base_model import materialise
 from tests.fixtures.real_engine import BASE, KEY, RealEngine, real_engine
 
 CONCURRENCIES = (1, 8, 32)
-GOALS = {(1, 1): 0.85, (8, 1): 0.85, (1, 8): 0.85, (8, 8): 0.85, (1, 32): 0.95, (8, 32): 0.90}
+GOALS = {(adapters, at_once): 0.85 for adapters in (1, 2, 4, 8) for at_once in (1, 8)} | {(1, 32): 0.95, (8, 32): 0.90}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,9 @@ import numpy as np
 
 Popularity = Literal["power", "zipf"]
 
+TENANTS = 16
+"""Adapters belong to this many tenants in turn."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
@@ -66,6 +69,6 @@ def _adapters(chance: np.random.Generator, shape: TraceShape, count: int) -> np.
 
 
 def jain(values: list[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything. 1 for none."""
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything, 0 when nobody has anything."""
     total, squares = sum(values), sum(value * value for value in values)
-    return total * total / (len(values) * squares) if squares else 1.0
+    return total * total / (len(values) * squares) if squares else 0.0
