@@ -4,6 +4,9 @@ A revision lies under its digest, so the same one of two tenants is stored once.
 """
 
 import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +26,14 @@ from adapters.s3 import Bucket, ObjectDamaged, StoreUnavailable, base64_of, tran
 from adapters.transfer import Transfer
 
 _CHUNK_BYTES: Final = 1 << 20
+_ADAPTERS: Final = "adapters/"
 
 
 def revision_prefix(digest: str) -> str:
     """Where a re-serialised revision lies. Raises ``ValueError`` for what is no digest."""
     if not is_digest(digest):
         raise ValueError(f"{digest!r} is no digest")
-    return f"adapters/{digest}/"
+    return f"{_ADAPTERS}{digest}/"
 
 
 class AdapterStore:
@@ -124,6 +128,20 @@ class AdapterStore:
         with translated(prefix + MANIFEST_FILE):
             self.bucket.client.put_object(Bucket=self.bucket.name, Key=prefix + MANIFEST_FILE, Body=manifest.to_json())
         return digest
+
+    def stored(self) -> Iterator[tuple[str, datetime]]:
+        """Every digest of which anything is stored, whole or not, with the time of its last write; read as it is asked
+        for. Raises ``Unavailable`` when S3 fails.
+        """
+        with translated(_ADAPTERS):
+            pages = self.bucket.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket.name, Prefix=_ADAPTERS
+            )
+            listed = (entry for page in pages for entry in page.get("Contents", []))
+            entries = ((entry["Key"].split("/")[1], entry["LastModified"]) for entry in listed)
+            for digest, written in groupby(entries, key=lambda entry: entry[0]):  # S3 lists keys in their order
+                if is_digest(digest):
+                    yield digest, max(at for _, at in written)
 
     def remove_revision(self, digest: str) -> int:
         """Delete a stored revision, its manifest first so that it is never found in part; returns how many objects

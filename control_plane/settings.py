@@ -99,6 +99,12 @@ class WorkerSettings(Fragment):
     revocation_keep_s: int = Field(
         default=604_800, ge=60, description="How long replicas are told of a deletion; their caches must not be older."
     )
+    orphans_poll_s: int = Field(
+        default=3600, ge=1, description="Pause between rounds over all stored files for such as no revision knows."
+    )
+    orphan_age_s: int = Field(
+        default=86_400, ge=0, description="How old those files are when they are removed; longer than any validation."
+    )
     upload_expires_s: int = Field(
         default=86_400, ge=60, description="An upload not completed this long after its announcement is given up."
     )

@@ -24,6 +24,7 @@ from control_plane.idempotency import service as idempotency
 from control_plane.publishing.relay import Relay
 from control_plane.registry.canary_exchange import CanaryExchange
 from control_plane.registry.cleanup import UploadCleanup
+from control_plane.registry.orphans import OrphanSweep
 from control_plane.registry.receipts import ReceiptCollector
 from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validator import Validator
@@ -66,6 +67,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     canaries = CanaryExchange(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
     removal = StoredRemoval(engine, AdapterStore(bucket), worker)
+    orphans = OrphanSweep(engine, AdapterStore(bucket), worker)
     return [
         Loop(name="relay", step=relay.step, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -76,6 +78,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations", step=receipts.step, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", step=receipts.revisit, idle_s=worker.cleanup_poll_s),
         Loop(name="removal", step=removal.step, idle_s=worker.cleanup_poll_s),
+        Loop(name="orphans", step=orphans.step, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", step=cleanup.step, idle_s=worker.cleanup_poll_s),
         Loop(name="idempotency", step=forget_responses, idle_s=worker.cleanup_poll_s),
     ]

@@ -8,6 +8,7 @@ from core.contracts import SnapshotKind
 SNAPSHOT_META: Final = "tenora:snapshot"  # hash: epoch, generation
 SNAPSHOT_CHANGES: Final = "tenora:snapshot:changes"  # stream of SnapshotChange in field "change"
 SNAPSHOT_CHANGES_MAX: Final = 10_000
+SNAPSHOT_UNSURE: Final = "tenora:snapshot:unsure"  # for a while after Redis lost data, and heartbeats with it
 
 # Written by agents.
 REPLICAS: Final = "tenora:replicas"  # sorted set: replica id by heartbeat in Unix milliseconds
@@ -26,6 +27,7 @@ PREFETCH_HINTS_MAX: Final = 1_000
 
 # Written by gateways, read by the control plane.
 GATEWAYS: Final = "tenora:gateways"  # sorted set: gateway id by heartbeat in Unix milliseconds
+GATEWAYS_LEASE_S_MAX: Final = 60  # for no longer than this one may serve after its heartbeat
 
 
 def snapshot(kind: SnapshotKind) -> str:

@@ -2,7 +2,9 @@
 
 Fails open: when Redis or a gateway does not answer in time the change stands all the same, and the answer says that it
 is not acknowledged. A gateway process without a heartbeat serves nothing (``data_plane.gateway.beat``) and serves again
-only with all that was published by then, so nobody is awaited who has none.
+only with all that was published by then, so nobody is awaited who has none: with no gateway at all, every change is
+acknowledged. A Redis that has lost data has lost heartbeats too, of gateways that still serve by them; until those are
+over, nothing is acknowledged.
 """
 
 import time
@@ -22,6 +24,7 @@ from sqlmodel import col, select
 
 from control_plane import metrics
 from control_plane.publishing.models import OutboxChange, PublishedSnapshot
+from control_plane.publishing.snapshot_store import Position
 from core import keys
 from core.contracts import GatewayStatus
 from core.db import unit_of_work
@@ -77,33 +80,44 @@ class Look:
     def again(self) -> bool:
         """Whether every live gateway has the changes now."""
         try:
-            if not self._published():
+            position = self._published()
+            if position is None:
                 return False
-            statuses = self._statuses()
+            statuses = self._statuses(position)
         except (RedisError, OSError, SQLAlchemyError, msgspec.MsgspecError) as error:
             structlog.get_logger().warning("cannot see what gateways have", error=repr(error))
+            return False
+        if statuses is None:
             return False
         self.awaited = [one.id for one in statuses if one.generation < self._enough.get(one.epoch, one.generation + 1)]
         self.having = len(statuses) - len(self.awaited)
         return not self.awaited
 
-    def _published(self) -> bool:
-        """Whether Redis has the changes. Every epoch that begins after that was read from Postgres with them in it."""
+    def _published(self) -> Position | None:
+        """What Redis has, once the changes are in it. Every epoch that begins after that was read from Postgres with
+        them in it.
+        """
         with unit_of_work(self._engine) as session:
             waiting = select(OutboxChange.id).where(col(OutboxChange.id).in_(self._change_ids)).limit(1)
             # One statement, because whoever publishes removes the changes and moves the position in one transaction.
             row = session.exec(select(PublishedSnapshot, waiting.scalar_subquery())).first()
         if row is None:
-            return False
+            return None
         position, still_waits = row
         if still_waits is not None and not self._enough:
-            return False
+            return None
         self._enough.setdefault(position.epoch, 1 if self._enough else position.generation)
-        return True
+        return Position(epoch=position.epoch, generation=position.generation)
 
-    def _statuses(self) -> list[GatewayStatus]:
+    def _statuses(self, published: Position) -> list[GatewayStatus] | None:
+        """Every gateway's; None from a Redis that has lost data, which nobody may have noticed yet."""
         names = [name.decode() for name in cast("list[bytes]", self._redis.zrange(keys.GATEWAYS, 0, -1))]
-        if not names:
-            return []
-        found = cast("list[bytes | None]", self._redis.mget([keys.gateway(name) for name in names]))
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
+            pipe.exists(keys.SNAPSHOT_UNSURE)
+            for name in names:
+                pipe.get(keys.gateway(name))
+            (epoch, generation), unsure, *found = pipe.execute()
+        if unsure or epoch is None or epoch.decode() != published.epoch or int(generation) < published.generation:
+            return None
         return [msgspec.json.decode(value, type=GatewayStatus) for value in found if value is not None]

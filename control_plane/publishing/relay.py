@@ -91,9 +91,12 @@ class Relay:
             epoch = secrets.token_hex(8)
             try:
                 with snapshot_store.watched(self._redis) as pipe:
-                    snapshot_store.position(pipe)
+                    now = snapshot_store.position(pipe)
+                    with unit_of_work(self._engine) as session:
+                        last = session.get(PublishedSnapshot, 1)
                     staged = [kind for kind in KINDS if self._stage(kind, epoch)]
-                    new = snapshot_store.replace(pipe, epoch, staged)
+                    unsure = last is not None and _has_lost(now, last)
+                    new = snapshot_store.replace(pipe, epoch, staged, unsure=unsure)
             except PublishedMeanwhile:
                 continue
             self._settle(new, [])

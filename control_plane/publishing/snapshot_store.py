@@ -93,8 +93,10 @@ def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[s
         pipe.execute()
 
 
-def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind]) -> Position:
-    """Put the staged snapshots in place of the old in one MULTI, and tell gateways by a change of the new epoch."""
+def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, unsure: bool) -> Position:
+    """Put the staged snapshots in place of the old in one MULTI, and tell gateways by a change of the new epoch.
+    ``unsure`` says for a while that heartbeats of gateways that serve may be missing.
+    """
     new = Position(epoch=epoch, generation=1)
     pipe.multi()
     for kind in KINDS:
@@ -104,6 +106,8 @@ def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind]) -> Posit
         else:
             pipe.delete(keys.snapshot(kind))
     pipe.hset(keys.SNAPSHOT_META, mapping={"epoch": epoch, "generation": new.generation})
+    if unsure:
+        pipe.set(keys.SNAPSHOT_UNSURE, 1, ex=keys.GATEWAYS_LEASE_S_MAX)
     _tell(pipe, new, "tenants", "", None)
     pipe.execute()
     return new

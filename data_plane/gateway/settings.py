@@ -2,6 +2,7 @@
 
 from pydantic import Field, SecretStr
 
+from core.keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
 
 
@@ -117,7 +118,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     beat_lease_s: float = Field(
         default=5,
         ge=2,
-        le=60,
+        le=GATEWAYS_LEASE_S_MAX,
         description="A process that has not said so for this long serves nothing, and nobody waits for it.",
     )
     snapshot_batch_max: int = Field(default=500, ge=1, description="Changes taken in one read.")

@@ -72,6 +72,22 @@ async def test_with_no_gateway_alive_there_is_nobody_to_wait_for(engine, redis, 
     assert (said.acknowledged, said.gateways) == (True, 0)
 
 
+async def test_a_redis_that_has_lost_its_data_tells_nothing_of_gateways(engine, redis, relay, published):
+    """Those that were alive may go on serving until their lease is over, and none of them is to be seen."""
+    waiting = change(engine)
+    relay.step()
+    beat(redis, "gw_1", behind=1)
+    redis.flushdb()
+    assert not (await acknowledged(engine, redis, waiting)).acknowledged, "and nobody has noticed yet"
+    while relay.step():
+        pass
+    assert not (await acknowledged(engine, redis, waiting)).acknowledged
+    assert 50 < redis.ttl(keys.SNAPSHOT_UNSURE) <= 60
+    redis.delete(keys.SNAPSHOT_UNSURE)
+    said = await acknowledged(engine, redis, waiting)
+    assert (said.acknowledged, said.gateways) == (True, 0)
+
+
 async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_all(engine, redis, relay, published):
     beat(redis, "gw_old")
     waiting = change(engine)

@@ -1,13 +1,16 @@
 """Stored revisions: recorded only when they lie there whole, removed only with the last that refers to them."""
 
+import secrets
 import threading
 
 import pytest
 
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE
-from adapters.settings import UploadSettings
+from adapters.s3 import Bucket
+from adapters.settings import StoreSettings, UploadSettings
 from adapters.store import revision_prefix
 from control_plane.registry import stored
+from control_plane.registry.orphans import OrphanSweep
 from control_plane.registry.receipts import ReceiptCollector
 from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validator import Validator
@@ -15,6 +18,14 @@ from core import db
 from tests.fixtures.peft_adapters import write_adapter
 from tests.fixtures.registry_rows import add_revision, impatient
 from tests.integration.control_plane.test_worker import upload
+
+
+@pytest.fixture
+def s3_settings(s3_settings):
+    """A bucket for each test: a sweep would remove what other tests have stored."""
+    own = s3_settings.model_copy(update={"s3_bucket": f"removal-{secrets.token_hex(6)}"})
+    Bucket(own, StoreSettings()).ensure()
+    return own
 
 
 @pytest.fixture
@@ -76,6 +87,24 @@ def test_the_object_goes_after_its_quarantine_with_the_last_adapter_of_its_diges
     for _ in range(2):
         removal.step()
         assert (states(theirs), lies(store, digest)) == ({"removed"}, False)
+
+
+def test_what_a_dead_worker_stored_and_no_row_knows_goes_when_it_is_old(api, base, engine, store, validator, tmp_path):
+    tenant = api.tenant()
+    kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
+    orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
+    with engine.begin() as connection:  # as if it had died before it recorded, and the adapter were deleted then
+        change = "UPDATE revisions SET status = 'rejected', digest = NULL, checked_digest = NULL WHERE digest = %s"
+        connection.exec_driver_sql(change, (orphan,))
+    sweep(OrphanSweep(engine, store, impatient()))
+    assert lies(store, orphan), "it may still be recorded"
+    sweep(OrphanSweep(engine, store, impatient(orphan_age_s=0, cleanup_batch_max=1)))
+    assert (lies(store, orphan), lies(store, kept)) == (False, True)
+
+
+def sweep(orphans: OrphanSweep) -> None:
+    while orphans.step():
+        pass
 
 
 def test_what_a_failed_canary_leaves_is_removed_too(api, base, engine, store, removal, validator, tmp_path):
