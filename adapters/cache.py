@@ -63,7 +63,6 @@ class DiskCache:
         self._downloaders = ThreadPoolExecutor(
             settings.cache_downloads_max + settings.cache_stalled_downloads_max, "adapter-download"
         )
-        self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def fetch(
@@ -94,21 +93,16 @@ class DiskCache:
         finally:
             flight.waiters[holder] = max(0, flight.waiters[holder] - 1)
 
-    @property
-    def handed_out(self) -> frozenset[str]:
-        """Digests this process holds."""
-        return self._tier.pins.held
-
     def release(self, digest: str, holder: str = "") -> None:
         """The engine has forgotten this name in every tier: its files may be evicted from now on, unless another name
         or process holds them. Returns at once; safe to repeat.
         """
-        self._tier.pins.drop(digest, holder)
+        self._tier.holds.drop(digest, holder)
         if not self._closed:
             self._checkers.submit(self._tier.settle)
 
     async def forget(self, digest: str, holder: str = "") -> frozenset[str]:
-        """``release``, stop a download that nobody else waits for, and remove the files, through the quarantine.
+        """``release``, stop a download that nobody else waits for, and remove the files.
 
         Returns who still holds the digest on this machine, under another name or in another process; empty when
         nothing of it is left here. Safe to repeat. Raises ``Unavailable`` when the disk fails.
@@ -119,12 +113,8 @@ class DiskCache:
                 flight.transfer.stop.set()
                 self._queue.withdraw(flight.transfer)
                 await asyncio.wait({flight.task})
-        self._tier.pins.drop(digest, holder)
-        loop = asyncio.get_running_loop()
-        left = await loop.run_in_executor(self._checkers, self._tier.forget, digest)
-        if self._settings.cache_quarantine_s and self._sweep is None:
-            self._sweep = loop.call_later(self._settings.cache_quarantine_s + 1, self._sweep_quarantine)
-        return left
+        self._tier.holds.drop(digest, holder)
+        return await asyncio.get_running_loop().run_in_executor(self._checkers, self._tier.forget, digest)
 
     async def digests(self) -> frozenset[str]:
         """Every adapter that lies on this disk, whoever holds it."""
@@ -133,13 +123,11 @@ class DiskCache:
     def close(self) -> None:
         """Release everything and stop the threads. Only for a process whose engine is gone."""
         self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
         for flight in self._flights.values():
             flight.transfer.stop.set()
         self._checkers.shutdown(cancel_futures=True)
         self._downloaders.shutdown(cancel_futures=True)
-        self._tier.pins.close()
+        self._tier.holds.close()
 
     def _start(self, digest: str, owner: str) -> _Flight:
         flight = _Flight(digest, owner)
@@ -153,8 +141,8 @@ class DiskCache:
         del self._flights[flight.digest]
         if not flight.task.cancelled() and flight.task.exception() is None:
             for holder in +flight.waiters:
-                self._tier.pins.join(flight.digest, holder)
-        self._tier.pins.drop(flight.digest, flight.holder)
+                self._tier.holds.join(flight.digest, holder)
+        self._tier.holds.drop(flight.digest, flight.holder)
 
     async def _fetch(self, flight: _Flight) -> Path:
         loop = asyncio.get_running_loop()
@@ -227,7 +215,3 @@ class DiskCache:
             eta_s=eta_s,
             retry_after_s=retry_after_s(eta_s, self._settings.cache_retry_after_max_s),
         )
-
-    def _sweep_quarantine(self) -> None:
-        self._sweep = None
-        self._checkers.submit(self._tier.empty_quarantine)

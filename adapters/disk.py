@@ -1,16 +1,14 @@
 """The files of the adapter cache: where they lie, whether they are whole, and how they come and go without a gap.
 
-Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed, ``.quarantine/``
-what was revoked, ``.pins/`` and ``.locks/`` belong to ``adapters.pins`` and ``adapters.file_locks``. Who may do what is
-the business of ``adapters.disk_tier``. Nothing here trusts what it finds: others can write into the folder.
+Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed; ``.holds/`` and
+``.locks/`` belong to ``adapters.holds`` and ``adapters.file_locks``. Who may do what is the business of
+``adapters.disk_tier``. Nothing here trusts what it finds: others can write into the folder.
 """
 
 import os
 import secrets
 import shutil
 import stat
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,13 +35,13 @@ class AdapterFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.pins, self.locks = root / ".pins", root / ".locks"
-        self.incoming, self._trash, self._quarantine = root / ".incoming", root / ".trash", root / ".quarantine"
+        self.holds, self.locks = root / ".holds", root / ".locks"
+        self.incoming, self._trash = root / ".incoming", root / ".trash"
         self.lay_out()
 
     def lay_out(self) -> None:
         """Make the folders, also after somebody has removed them."""
-        for folder in (self.root, self.pins, self.locks, self.incoming, self._trash, self._quarantine):
+        for folder in (self.root, self.holds, self.locks, self.incoming, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
@@ -146,24 +144,9 @@ class AdapterFolder:
         for folder in self._trash.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
 
-    def quarantine(self, digest: str) -> None:
-        """Put an adapter where no path of an engine leads, readable by nobody but root."""
-        aside = self._quarantine / f"{digest}-{time.time_ns()}"
-        try:
-            self.path(digest).rename(aside)
-        except FileNotFoundError:
-            return
-        aside.chmod(0)
-
-    def empty_quarantine(self, older_than_s: float) -> None:
-        """Remove for good what has been in quarantine for so long."""
-        before_ns = time.time_ns() - int(older_than_s * 1e9)
-        for folder in self._quarantine.iterdir():
-            put_there_ns = folder.name.rpartition("-")[2]
-            if not put_there_ns.isdecimal() or int(put_there_ns) <= before_ns:
-                with suppress(FileNotFoundError):  # another process was faster
-                    folder.chmod(0o700)
-                shutil.rmtree(folder, ignore_errors=True)
+    def is_in_trash(self, digest: str) -> bool:
+        """Whether anything that was discarded of an adapter is left."""
+        return any(self._trash.glob(f"{digest}-*"))
 
     def free_bytes(self) -> int:
         """What the file system can still take."""

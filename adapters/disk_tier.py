@@ -5,6 +5,7 @@ changed behind their backs, and is then mended from S3 by ``adapters.cache``. Ea
 and concerns one adapter.
 """
 
+import errno
 import shutil
 import threading
 import time
@@ -20,8 +21,8 @@ from adapters.cache_errors import cache_full, disk_errors
 from adapters.disk import AdapterFolder, Fingerprint
 from adapters.disk_budget import choose_victims
 from adapters.file_locks import LockTimeout, locked
+from adapters.holds import RESERVED_BYTES, HoldFile
 from adapters.manifest import AdapterManifest
-from adapters.pins import RESERVED_BYTES, PinFile
 from adapters.settings import CacheSettings
 from adapters.transfer import Transfer
 from core.errors import Unavailable
@@ -37,7 +38,7 @@ class DiskTier:
     def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
         self.folder = AdapterFolder(settings.cache_dir.absolute())
-        self.pins = PinFile(self.folder.pins)
+        self.holds = HoldFile(self.folder.holds)
         self._verified: dict[str, Fingerprint] = {}
         self._folder_guard = threading.Lock()
         with disk_errors("a start"):
@@ -48,17 +49,17 @@ class DiskTier:
         while it is checked, and checked again whenever its files changed.
         """
         with disk_errors(f"adapter {digest}"):
-            if not self.pins.join(digest, holder):
+            if not self.holds.join(digest, holder):
                 with self._folder_lock():
                     if not self.folder.path(digest).is_dir():
                         return False
-                    self.pins.add(digest, holder)
+                    self.holds.add(digest, holder)
             if self._is_verified(digest):
                 with suppress(OSError):  # a use that is not noted, or pages that are not read ahead, cost only speed
                     self.folder.touch(digest)
                     self.folder.read_ahead(digest)
                 return True
-        self.pins.drop(digest, holder)
+        self.holds.drop(digest, holder)
         return False
 
     @contextmanager
@@ -98,36 +99,33 @@ class DiskTier:
             if self.folder.path(digest).exists():
                 metrics.CACHE_DAMAGED.inc()
                 _log.warning("cached adapter was damaged and is mended", digest=digest)
-            self.pins.add(digest, holder)
+            self.holds.add(digest, holder)
             try:
                 self.folder.install(incoming, digest)
             except OSError:
-                self.pins.drop(digest, holder)
+                self.holds.drop(digest, holder)
                 raise
             if mark := self.folder.fingerprint(digest):
                 self._verified[digest] = mark
 
     def forget(self, digest: str) -> frozenset[str]:
-        """Put an adapter out of every engine's reach and remove it, unless somebody still holds it: who does."""
+        """Remove an adapter unless somebody still holds it: who does. Raises ``CacheFailed`` where it cannot."""
         with disk_errors(f"adapter {digest}"):
             with self._folder_lock():
-                if digest in self.pins.everyone():
-                    return self.pins.holders(digest) or frozenset({ANOTHER_PROCESS})
+                if digest in self.holds.everyone():
+                    return self.holds.holders(digest) or frozenset({ANOTHER_PROCESS})
                 if digest in self.folder.digests():
-                    self.folder.quarantine(digest)
+                    self.folder.discard(digest)
                     metrics.CACHE_EVICTIONS.labels("revoked").inc()
                 self._verified.pop(digest, None)
-            self.empty_quarantine()
+            self.folder.empty_trash()
+            if self.folder.is_in_trash(digest):
+                raise OSError(errno.EBUSY, "its files cannot be removed")
         return frozenset()
-
-    def empty_quarantine(self) -> None:
-        """Remove what has been in quarantine for long enough."""
-        with disk_errors("the quarantine"):
-            self.folder.empty_quarantine(self._settings.cache_quarantine_s)
 
     def settle(self) -> None:
         """Let other processes evict what nobody here holds any more."""
-        with disk_errors("the pins"), self._folder_lock():
+        with disk_errors("the holds"), self._folder_lock():
             pass
 
     def digests(self) -> frozenset[str]:
@@ -154,7 +152,7 @@ class DiskTier:
             adapters,
             needed_bytes=needed_bytes + incoming_bytes,
             budget_bytes=min(self._settings.cache_bytes, room_bytes),
-            protected=self.pins.everyone(),
+            protected=self.holds.everyone(),
         )
         kept_bytes = sum(adapter.size_bytes for adapter in adapters if adapter.digest not in victims)
         if needed_bytes and free_bytes + present_bytes - kept_bytes < needed_bytes + disk_free_min:
@@ -176,19 +174,18 @@ class DiskTier:
                 shutil.rmtree(leftover, ignore_errors=True)
         before_ns = time.time_ns() - int(self._settings.cache_age_max_s * 1e9)
         with self._folder_lock():
-            protected = self.pins.everyone()
+            protected = self.holds.everyone()
             for adapter in self.folder.list():
                 if adapter.used_at_ns < before_ns and adapter.digest not in protected:
                     self.folder.discard(adapter.digest)
                     metrics.CACHE_EVICTIONS.labels("age").inc()
             self._evict_for(0, disk_free_min=RESERVED_BYTES, what="")
         self.folder.empty_trash()
-        self.folder.empty_quarantine(self._settings.cache_quarantine_s)
 
     @contextmanager
     def _folder_lock(self) -> Iterator[None]:
-        """One process and one thread at a time looks at pins and renames."""
+        """One process and one thread at a time looks at holds and renames."""
         with self._folder_guard, locked(self.folder.locks / "folder", timeout_s=_FOLDER_LOCK_TIMEOUT_S):
             self.folder.lay_out()
-            self.pins.settle()
+            self.holds.settle()
             yield

@@ -108,9 +108,6 @@ class CacheSettings(Fragment):
     cache_age_max_s: float = Field(
         default=7 * 86_400, gt=0, description="At a start, adapters unused for longer are dropped from the disk."
     )
-    cache_quarantine_s: float = Field(
-        default=0, ge=0, le=30 * 86_400, description="How long a revoked adapter's files are kept, out of reach."
-    )
     cache_downloads_max: int = Field(default=8, ge=1, le=64, description="Adapters downloaded at the same time.")
     cache_tenant_downloads_max: int = Field(
         default=3, ge=1, le=64, description="The same, of one tenant (of one adapter where the tenant is not known)."

@@ -56,10 +56,10 @@ def error_type(error: AppError) -> str:
 
 
 def error_body(error: AppError) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}}``, all four always there."""
-    return msgspec.json.encode(
-        {"error": {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}}
-    )
+    """``{"error": {"message", "type", "param", "code"}}``, all four always there; ``eta_s`` too where it is known."""
+    said = {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
+    eta_s = getattr(error, "eta_s", None)
+    return msgspec.json.encode({"error": said if eta_s is None else {**said, "eta_s": eta_s}})
 
 
 def error_headers(error: AppError) -> Headers:

@@ -25,9 +25,9 @@ class AdapterHeat:
         self._kept_max = kept_max
         self._used_at_ms: dict[tuple[str, int, str], int] = {}
 
-    def note(self, base_model: str, rank_class: int, engine_name: str) -> None:
-        """An adapter has served a request now."""
-        use = (base_model, rank_class, engine_name)
+    def note(self, base_model: str, rank_max: int, engine_name: str) -> None:
+        """An adapter has served a request now, on a replica of the pool of this largest rank."""
+        use = (base_model, rank_max, engine_name)
         if use in self._used_at_ms or len(self._used_at_ms) < self._names_max:
             self._used_at_ms[use] = now_ms()
 
@@ -49,8 +49,8 @@ class AdapterHeat:
         if not gathered:
             return
         by_pool: dict[str, dict[str, int]] = {}
-        for (base_model, rank_class, engine_name), at_ms in gathered.items():
-            by_pool.setdefault(keys.adapter_heat(base_model, rank_class), {})[engine_name] = at_ms
+        for (base_model, rank_max, engine_name), at_ms in gathered.items():
+            by_pool.setdefault(keys.adapter_heat(base_model, rank_max), {})[engine_name] = at_ms
         async with self._redis.pipeline(transaction=False) as pipe:
             for key, uses in by_pool.items():
                 pipe.zadd(key, dict(uses), gt=True)

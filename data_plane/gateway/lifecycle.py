@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from core import clock
-from core.contracts import BaseModelRoute, Limits
+from core.contracts import BaseModelRoute, Limits, ReplicaStatus
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import meter, metrics
 from data_plane.gateway.admission import Admission, Demand, Place
@@ -122,7 +122,7 @@ class Lifecycle:
         finally:
             await self._settler.settle(service.settlement())
         if target.adapter is not None:
-            self._heat.note(target.base.id, target.adapter.revision.rank_class, target.engine_name)
+            self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 
@@ -198,6 +198,11 @@ class _Service:
                 self._place = moved
             else:
                 return self._relayed
+
+    @property
+    def replica(self) -> ReplicaStatus:
+        """Where the last attempt ran."""
+        return self._place.replica
 
     def settlement(self) -> Settlement:
         """What to settle: the engine's counts, or nothing where no replica served the request."""

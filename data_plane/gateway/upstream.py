@@ -3,7 +3,8 @@
 Nothing an engine says reaches a caller: its words are logged, and become one of the failures below.
 """
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Final, Self
 
 import aiohttp
 import msgspec
@@ -16,10 +17,23 @@ from data_plane.gateway.body import ENGINE_PATHS, ID_PREFIXES, Kind
 _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 300.0
+_CANNOT: Final = {
+    "store_unavailable": "The adapter store cannot be reached now.",
+    "store_timeout": "The adapter store is too slow now.",
+    "object_damaged": "The stored adapter is damaged.",
+    "adapter_cache_full": "The replica's disk has no room for the adapter now.",
+    "adapter_cache_failed": "The replica's disk cannot give the adapter now.",
+    "adapter_download_stopped": "The adapter's download was stopped.",
+    "adapter_failed": "The replica lost the adapter.",
+    "adapter_unusable": "The replica cannot load the adapter.",
+    "engine_worker_unreachable": "The replica is starting or gone.",
+}
+"""Why a replica cannot bring an adapter in, by the codes of its door: no other code reaches a caller."""
 
 
 class _Error(msgspec.Struct):
     code: str
+    eta_s: float | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -30,6 +44,12 @@ class ReplicaFailed(BadGateway):
     """A replica gave nothing at all: another may be asked."""
 
 
+class AdapterUnavailable(ReplicaFailed):
+    """A replica cannot bring the adapter in. Another may; where none can, the caller hears why."""
+
+    status: ClassVar[int] = Unavailable.status
+
+
 class AdapterLoading(Unavailable):
     """The adapter is on its way into a replica, and had not come when the engine's patience ended. Asking another
     replica would only begin the same again there.
@@ -37,9 +57,10 @@ class AdapterLoading(Unavailable):
 
     default_code = "adapter_loading"
 
-    def __init__(self, retry_after_s: float) -> None:
+    def __init__(self, retry_after_s: float, eta_s: float | None) -> None:
         message = f"The adapter is being loaded; try again in {retry_after_s:g} s."
         super().__init__(message, retry_after_s=retry_after_s, retryable=True)
+        self.eta_s = eta_s
 
 
 class Upstream:
@@ -66,8 +87,8 @@ class Upstream:
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
     ) -> aiohttp.ClientResponse:
         """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
-        made resident first, in turn with other tenants' adapters. Raises ReplicaFailed, AdapterLoading or
-        InvalidRequest.
+        made resident first, in turn with other tenants' adapters. Raises ReplicaFailed (AdapterUnavailable where the
+        door says why), AdapterLoading or InvalidRequest.
         """
         headers = {
             "authorization": self._authorization,
@@ -95,9 +116,12 @@ class Upstream:
             raw = b""
         response.close()
         said = raw[:500].decode(errors="replace")
-        if response.status == 503 and _code(raw) == "adapter_loading":
-            raise AdapterLoading(_seconds(response.headers.get("retry-after")))
+        error = _error(raw)
+        if response.status == 503 and error.code == "adapter_loading":
+            raise AdapterLoading(_seconds(response.headers), _bounded(error.eta_s))
         _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
+        if response.status == 503 and error.code in _CANNOT:
+            raise AdapterUnavailable(_CANNOT[error.code], code=error.code, retry_after_s=_seconds(response.headers))
         # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
         if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
             raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
@@ -125,15 +149,19 @@ class Upstream:
             _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
 
 
-def _code(raw: bytes) -> str:
-    """The code of an error body as our door writes it; "" for anything else."""
+def _error(raw: bytes) -> _Error:
+    """An error body as our door writes it; its code is "" for anything else."""
     try:
-        return msgspec.json.decode(raw, type=_ErrorBody).error.code
+        return msgspec.json.decode(raw, type=_ErrorBody).error
     except msgspec.MsgspecError:
-        return ""
+        return _Error("")
 
 
-def _seconds(retry_after: str | None) -> float:
+def _bounded(eta_s: float | None) -> float | None:
+    return None if eta_s is None else min(max(eta_s, 0.0), _RETRY_MAX_S)
+
+
+def _seconds(headers: Mapping[str, str]) -> float:
     """A ``Retry-After`` in seconds, within bounds; the least where it says nothing sensible."""
-    given = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
-    return min(max(given, _RETRY_MIN_S), _RETRY_MAX_S)
+    said = headers.get("retry-after", "")
+    return min(max(float(said) if said.isdecimal() else 0.0, _RETRY_MIN_S), _RETRY_MAX_S)

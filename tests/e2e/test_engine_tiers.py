@@ -14,6 +14,7 @@ from tests.fixtures.real_engine import BASE, RealEngine, events_of, real_engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SLOTS, MEMORY = 2, 4
+NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +131,8 @@ def test_names_and_files_of_adapters_in_no_tier_are_let_go(engine, names):
         truth = engine.residency()
         held = {
             line
-            for pins in (engine.cache_dir / ".pins").iterdir()
-            for line in pins.read_text().replace("\0", " ").split()
+            for holds in (engine.cache_dir / ".holds").iterdir()
+            for line in holds.read_text().replace("\0", " ").split()
         }
         in_memory = {each["name"] for each in truth["memory"]}
         return set(truth["names"]) == in_memory and held == {name.rpartition("@")[2] for name in in_memory}
@@ -170,7 +171,7 @@ def test_an_unloaded_adapter_is_nowhere_by_the_engines_own_tensors_and_stays_ref
     before = engine.text(gone)
     engine.text(other)
     assert gone in [slot["name"] for slot in engine.residency()["slots"]]
-    assert engine.unload(gone) == {"drained": 0, "aborted": 0, "in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
+    assert engine.unload(gone) == {"drained": 0, "aborted": 0} | NOTHING_LEFT
     truth = engine.residency()
     assert _nowhere(engine, gone, truth)
     assert all(slot["zeroed"] for slot in truth["slots"] if slot["name"] is None)
@@ -203,7 +204,7 @@ def test_an_unload_lets_requests_finish_for_a_while_and_then_ends_them(engine, k
         assert began.wait(30)
         result = engine.unload(name, drain_s=0.3)
         running.result(20)
-    assert result == {"drained": 0, "aborted": 1, "in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
+    assert result == {"drained": 0, "aborted": 1} | NOTHING_LEFT
     assert "data: [DONE]" in lines, "an ended request ends in the ordinary way"
     assert _nowhere(engine, name, engine.residency())
     engine.refuse()

@@ -12,6 +12,7 @@ import pytest
 from adapters.cache import DiskCache
 from adapters.cache_errors import CacheFull
 from adapters.manifest import MANIFEST_FILE, read_manifest, sha256_of
+from adapters.metrics import CACHE_FETCHES
 from adapters.s3 import Bucket, ObjectDamaged, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
 from adapters.store import AdapterStore, revision_prefix
@@ -91,13 +92,16 @@ def adapters_in(folder) -> set[str]:
 
 async def test_twenty_callers_share_one_download(stored, open_cache, counting):
     digest, cache = stored(), open_cache()
+    fetched = {tier: CACHE_FETCHES.labels(tier)._value.get() for tier in ("store", "disk")}
     paths = await asyncio.gather(*(cache.fetch(digest) for _ in range(20)))
     assert len(set(paths)) == 1
     assert_whole(paths[0])
     assert counting.weights_downloaded() == 1
     await cache.fetch(digest)
     assert counting.weights_downloaded() == 1
-    assert cache.handed_out == {digest}
+    assert cache._tier.holds.holders(digest) == {""}
+    for tier in ("store", "disk"):
+        assert CACHE_FETCHES.labels(tier)._value.get() == fetched[tier] + 1
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_others(stored, open_cache, counting):
@@ -206,7 +210,7 @@ async def test_damaged_objects_in_the_store_are_never_handed_out(stored, open_ca
         with pytest.raises(ObjectDamaged):
             await cache.fetch(digest)
     assert digest not in adapters_in(cache_settings.cache_dir)
-    assert cache.handed_out == frozenset()
+    assert cache._tier.holds.holders(digest) == frozenset()
     counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=content)
     assert_whole(await cache.fetch(digest))
 

@@ -146,7 +146,7 @@ async def test_what_nobody_waits_for_any_more_is_kept_but_not_held(open_cache, f
     with pytest.raises(AdapterLoading):
         await cache.fetch(DIGESTS[0], holder="gone", deadline_s=0.1)
     await asyncio.to_thread(wait_until, (tmp_path / "cache" / DIGESTS[0]).is_dir)
-    await asyncio.to_thread(wait_until, lambda: not cache.handed_out)
+    await asyncio.to_thread(wait_until, lambda: not cache._tier.holds.holders(DIGESTS[0]))
     assert await cache.digests() == {DIGESTS[0]}
 
 

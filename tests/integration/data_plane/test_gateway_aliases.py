@@ -14,6 +14,10 @@ from tests.fixtures.published import newest_name
 from tests.fixtures.witness import fingerprint
 from tests.integration.data_plane.conftest import BRISK, chat
 
+DOOR_CODES = (
+    "store_unavailable", "store_timeout", "object_damaged", "adapter_cache_full", "adapter_cache_failed",
+    "adapter_download_stopped", "adapter_failed", "adapter_unusable", "engine_worker_unreachable",
+)  # fmt: skip
 LOAD = {"tier": "store", "load_ms": 412, "stall_ms": 9}
 
 
@@ -118,11 +122,9 @@ def test_a_base_model_has_no_tier_and_its_engine_is_told_of_no_adapter(stack, te
     chat(client, model="bot", extra_headers={"x-tenora-adapter": "ad_victim@00"})
     events = wait_until(lambda: len(tenant.events()) == 2 and tenant.events())
     received = {one["received"]: one for one in stack.witness.received()}
-    sent = [
-        {name.lower(): value for name, value in received[event.request_id]["headers"].items()}.get("x-tenora-adapter")
-        for event in events
-    ]
-    assert sent == [None, newest_name(route)]
+    sent = [{name.lower(): value for name, value in received[event.request_id]["headers"].items()} for event in events]
+    assert [headers.get("x-tenora-adapter") for headers in sent] == [None, newest_name(route)]
+    assert [headers.get("x-tenora-tenant") for headers in sent] == [None, tenant.id]
     assert events[0].adapter_tier is None
 
 
@@ -137,10 +139,29 @@ def test_an_adapter_that_is_still_loading_is_a_503_to_come_back_for(stack, tenan
     assert (refused.value.status_code, refused.value.code) == (503, "adapter_loading")
     assert refused.value.response.headers["retry-after"] == told
     assert refused.value.response.headers["x-should-retry"] == "true"
+    assert refused.value.response.json()["error"]["eta_s"] == 7
     assert "secret" not in refused.value.response.text
     wait_until(tenant.holds_nothing)
     assert tenant.events() == []
     assert chat(client, model="bot").choices
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [(code, 503, code) for code in DOOR_CODES] + [("secret_code", 502, "replica_failed")],
+)
+def test_why_a_replica_cannot_bring_an_adapter_in_is_told_by_a_known_code_alone(stack, tenant, code, status, told):
+    stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    wait_until(lambda: "bot" in names(client))
+    stack.witness.faults(loading="999", loading_code=code)
+    with pytest.raises(openai.InternalServerError) as refused:
+        chat(client, model="bot")
+    assert (refused.value.status_code, refused.value.code) == (status, told)
+    assert refused.value.response.headers.get("retry-after") == ("300" if status == 503 else None)
+    assert "secret" not in refused.value.response.text
+    wait_until(tenant.holds_nothing)
+    assert tenant.events() == []
 
 
 def test_a_gateway_says_by_which_snapshot_it_decides(stack):

@@ -46,7 +46,8 @@ def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(
 
 
 def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, tenant):
-    routes = [stack.publisher.adapter(tenant.id, f"bot-{number}") for number in range(4)]
+    """Under the pool that has served them, whatever the class of the revision."""
+    routes = [stack.publisher.adapter(tenant.id, f"bot-{number}", rank_class=8) for number in range(4)]
     client = tenant.sdk()
     wait_until(lambda: len(client.models.list().data) == 5, what="four adapters to be listed")
     began_ms = time.time_ns() // 1_000_000

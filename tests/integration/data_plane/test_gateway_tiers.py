@@ -91,3 +91,18 @@ def test_the_tier_of_the_first_hit_is_told(stack):
     assert tenant.events()[0].adapter_load_ms >= 50
     assert replica in ("rep_a", "rep_b")
     wait_until(lambda: served_by(tenant, client, "fresh") == (replica, "slot"), what="a hit in a slot")
+
+
+def test_adapters_requests_are_counted_by_tier(stack):
+    def counted(tier: str) -> float:
+        return stack.gateway.metric("tenora_gateway_adapter_requests_total", f'{{tier="{tier}"}}')
+
+    tenant = stack.tenant()
+    stack.publisher.adapter(tenant.id, "counted")
+    client = tenant.sdk()
+    known(client, "counted")
+    before = {tier: counted(tier) for tier in ("store", "slot")}
+    assert served_by(tenant, client, "counted")[1] == "store"
+    wait_until(lambda: served_by(tenant, client, "counted")[1] == "slot", what="a hit in a slot")
+    assert counted("store") == before["store"] + 1
+    assert counted("slot") > before["slot"]

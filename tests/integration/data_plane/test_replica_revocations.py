@@ -127,10 +127,10 @@ def test_files_that_an_adapter_without_a_route_holds_do_not_keep_a_receipt_back(
     mine, unrouted = (f"{new_id('ad')}@{digest}" for _ in range(2))
     for name in (mine, unrouted):
         room.ask(name)
-    receipt = wait_until(lambda revocation=room.revoke(mine): room.removed(revocation), what="the receipt")
-    assert receipt.on_disk == (digest,)
-    last = wait_until(lambda revocation=room.revoke(unrouted): room.removed(revocation), what="the last one's")
-    assert last.on_disk == ()
+    first = room.revoke(mine)
+    assert wait_until(lambda: room.removed(first), what="the receipt").on_disk == (digest,)
+    last = room.revoke(unrouted)
+    assert wait_until(lambda: room.removed(last), what="the last one's").on_disk == ()
     assert digest not in room.truth()["disk"]
 
 

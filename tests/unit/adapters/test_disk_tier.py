@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from adapters.cache_errors import CacheFull
+from adapters.cache_errors import CacheFailed, CacheFull
 from adapters.disk_tier import ANOTHER_PROCESS, DiskTier
 from adapters.file_locks import try_lock
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, sha256_of
@@ -28,7 +28,7 @@ def open_tier(tmp_path):
 
     yield open_one
     for tier in opened:
-        tier.pins.close()
+        tier.holds.close()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_what_was_verified_is_not_read_again_until_it_changes(open_tier, tmp_pat
     assert len(hashed) == 2
     weights.write_bytes(bytes(50_000))
     assert not tier.take(DIGEST, "ad_2")
-    assert tier.pins.holders(DIGEST) == {"", "ad_1"}, "who could not have it does not hold it"
+    assert tier.holds.holders(DIGEST) == {"", "ad_1"}, "who could not have it does not hold it"
 
 
 def swap_for_link(path, tmp_path):
@@ -103,12 +103,12 @@ def test_a_revoked_adapter_goes_unless_another_name_or_process_holds_it(open_tie
     receive(mine, *FIRST, "ad_1")
     assert mine.take(DIGEST, "ad_2")
     assert theirs.take(DIGEST, "ad_1")
-    mine.pins.drop(DIGEST, "ad_1")
+    mine.holds.drop(DIGEST, "ad_1")
     assert mine.forget(DIGEST) == {"ad_2"}
-    mine.pins.drop(DIGEST, "ad_2")
+    mine.holds.drop(DIGEST, "ad_2")
     assert mine.forget(DIGEST) == {ANOTHER_PROCESS}
     assert (tmp_path / DIGEST).is_dir()
-    theirs.pins.drop(DIGEST, "ad_1")
+    theirs.holds.drop(DIGEST, "ad_1")
     theirs.settle()
     assert mine.forget(DIGEST) == frozenset()
     assert mine.forget(DIGEST) == frozenset(), "again, and of what is not here"
@@ -116,18 +116,17 @@ def test_a_revoked_adapter_goes_unless_another_name_or_process_holds_it(open_tie
     assert not mine.take(DIGEST, "ad_1")
 
 
-def test_quarantine_keeps_what_no_engine_can_reach_and_ends(open_tier, tmp_path):
-    tier = open_tier(cache_quarantine_s=3600)
+def test_what_is_forgotten_is_gone_at_once_and_what_cannot_be_removed_is_no_success(open_tier, tmp_path, monkeypatch):
+    tier = open_tier()
     receive(tier, *FIRST)
-    tier.pins.drop(DIGEST)
+    tier.holds.drop(DIGEST)
+    monkeypatch.setattr("adapters.disk.shutil.rmtree", lambda *_, **__: None)
+    for _ in range(2):  # also when asked again
+        with pytest.raises(CacheFailed):
+            tier.forget(DIGEST)
+    monkeypatch.undo()
     assert tier.forget(DIGEST) == frozenset()
-    (aside,) = (tmp_path / ".quarantine").iterdir()
-    assert aside.stat().st_mode & 0o777 == 0
-    assert DIGEST not in tier.digests()
-    tier.empty_quarantine()
-    assert aside.exists()
-    open_tier(cache_quarantine_s=0)
-    assert not any((tmp_path / ".quarantine").iterdir())
+    assert not list(tmp_path.rglob(WEIGHTS_FILE))
 
 
 def test_a_start_drops_what_was_unused_for_too_long_but_not_what_another_process_holds(open_tier, tmp_path):
@@ -136,7 +135,7 @@ def test_a_start_drops_what_was_unused_for_too_long_but_not_what_another_process
         receive(tier, *revision)
         week_ago = time.time() - 8 * 86_400
         os.utime(tmp_path / revision[0].digest, (week_ago, week_ago))
-    tier.pins.drop(DIGEST)
+    tier.holds.drop(DIGEST)
     tier.settle()
     assert open_tier(cache_age_max_s=9 * 86_400).digests() == {DIGEST, OTHER}
     assert open_tier().digests() == {OTHER}
@@ -161,7 +160,7 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
     receive(tier, *small)
     receive(tier, *old)
     for manifest in (old[0], small[0]):
-        tier.pins.drop(manifest.digest)
+        tier.holds.drop(manifest.digest)
     assert tier.digests() == {old[0].digest, small[0].digest}
     with tier.receiving(large[0].digest, Transfer("x"), timeout_s=1) as incoming:
         tier.reserve(large[0], incoming)
@@ -174,7 +173,7 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
 def test_a_disk_without_room_refuses_and_evicts_nothing_for_it(open_tier):
     tier = open_tier()
     receive(tier, *FIRST)
-    tier.pins.drop(DIGEST)
+    tier.holds.drop(DIGEST)
     full = open_tier(cache_free_bytes_min=1 << 60)
     with pytest.raises(CacheFull, match="TENORA_CACHE_DIR"):
         receive(full, *SECOND)

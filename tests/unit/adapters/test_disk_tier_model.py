@@ -37,7 +37,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for tier in self.tiers:
-            tier.pins.close()
+            tier.holds.close()
         shutil.rmtree(self.root)
 
     @rule(target=held, process=processes, revision=revisions, holder=holders)
@@ -61,7 +61,7 @@ class DiskTierMachine(RuleBasedStateMachine):
     @rule(hold=held)
     def release(self, hold):
         process, digest, holder = hold
-        self.tiers[process].pins.drop(digest, holder)
+        self.tiers[process].holds.drop(digest, holder)
         self.tiers[process].settle()
         self.holds[process].discard((digest, holder))
 
@@ -76,7 +76,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @rule(process=processes)
     def die_and_start_again(self, process):
-        self.tiers[process].pins.close()
+        self.tiers[process].holds.close()
         self.tiers[process] = DiskTier(self.settings)
         self.holds[process].clear()
 
@@ -104,7 +104,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_in_between(self):
-        for name in (".incoming", ".trash", ".quarantine", ".locks"):
+        for name in (".incoming", ".trash", ".locks"):
             assert not any((self.settings.cache_dir / name).iterdir())
 
     def everything_held(self) -> set[str]:

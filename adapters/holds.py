@@ -16,10 +16,10 @@ from adapters.file_locks import is_same, try_lock
 
 _LINE_BYTES: Final = 65  # a digest and a line's end
 RESERVED_BYTES: Final = 1024 * _LINE_BYTES
-"""Taken from the disk at the start, so that a full one does not keep what lies on it from being pinned."""
+"""Taken from the disk at the start, so that a full one does not keep what lies on it from being held."""
 
 
-class PinFile:
+class HoldFile:
     """The digests that this process holds.
 
     Methods marked so need the folder's lock, under which others read the file; the others only touch memory, from any
@@ -34,12 +34,6 @@ class PinFile:
         self._descriptor: int | None = None
         self._path = folder
         self._open()
-
-    @property
-    def held(self) -> frozenset[str]:
-        """What this process holds."""
-        with self._guard:
-            return frozenset(digest for digest, holders in self._holders.items() if holders)
 
     def holders(self, digest: str) -> frozenset[str]:
         """Who in this process holds a digest."""
@@ -112,8 +106,8 @@ class PinFile:
         self._reserve()
 
     def _reserve(self) -> None:
-        """On a disk that is full already it fails, and is tried again: meanwhile each pin needs room of its own."""
-        assert self._descriptor is not None, "closed pins reserve nothing"
+        """On a disk that is full already it fails, and is tried again: meanwhile each hold needs room of its own."""
+        assert self._descriptor is not None, "a closed file reserves nothing"
         size = os.fstat(self._descriptor).st_size
         if size < RESERVED_BYTES:
             try:
@@ -123,7 +117,7 @@ class PinFile:
 
     def _write(self, digests: Iterable[str]) -> None:
         """The whole list over the old one, padded with zeros so that nothing of that remains."""
-        assert self._descriptor is not None, "closed pins hold nothing"
+        assert self._descriptor is not None, "a closed file holds nothing"
         text = "".join(f"{digest}\n" for digest in digests).encode()
         size = os.fstat(self._descriptor).st_size
         if os.pwrite(self._descriptor, text.ljust(size, b"\0"), 0) < len(text):
