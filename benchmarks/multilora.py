@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from tests.fixtures.processes import ENGINE_KEY, witness
 from tests.fixtures.real_engine import KEY, real_engine
 
 RANKS = (4, 8, 16)
+AT_ONCE = 32
+SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 256, (8, 128)
 POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
 PROMPT_TOKENS, OUTPUT_TOKENS = (8, 48), (8, 32)
 
@@ -57,32 +59,42 @@ class Plan:
         """How many there must be: the largest trace, and a hundred that are asked for once before any trace."""
         return max(200, *self.counts)
 
-    def trace(self, adapters: int, popularity: Popularity, skew: float, cv: float, *, rate_per_s: float) -> TraceShape:
+    def trace(self, adapters: int, popularity: Popularity, skew: float, cv: float) -> TraceShape:
         return TraceShape(
-            adapters=adapters, popularity=popularity, skew=skew, rate_per_s=rate_per_s, cv=cv,
+            adapters=adapters, popularity=popularity, skew=skew, rate_per_s=self.rate_per_s, cv=cv,
             duration_s=self.duration_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS,
             seed=self.seed + adapters,
         )  # fmt: skip
 
 
-async def run(plan: Plan, engine: Engine, names: list[str]) -> dict[str, Any]:
-    """Everything the benchmark measures, in an order that leaves adapters only in S3 until their part comes."""
+@contextlib.asynccontextmanager
+async def client_of(plan: Plan, engine: Engine, names: list[str]) -> AsyncIterator[Replica]:
+    """The replica with a client, after its first answer: code is compiled and sockets are warm."""
     timeout = aiohttp.ClientTimeout(total=300)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         replica = Replica(engine, names, session, plan.seed)
-        await replica.ask(Arrival(at_s=0, adapter=0, prompt_tokens=8, output_tokens=4))  # compiled code, warm sockets
-        result: dict[str, Any] = {"store_first_hit": await only_in_store(replica)}
-        result["traces"] = []
+        await replica.ask(Arrival(at_s=0, adapter=0, prompt_tokens=8, output_tokens=4))
+        yield replica
+
+
+async def with_few_slots(plan: Plan, engine: Engine, names: list[str]) -> dict[str, Any]:
+    """Everything about tiers, in an order that leaves adapters only in S3 until their part comes."""
+    async with client_of(plan, engine, names) as replica:
+        result: dict[str, Any] = {"store_first_hit": await only_in_store(replica), "traces": []}
         for popularity, skew in POPULARITIES:
             for cv in (1.0, 4.0):
                 for adapters in plan.counts:
-                    shape = plan.trace(adapters, popularity, skew, cv, rate_per_s=plan.rate_per_s)
+                    shape = plan.trace(adapters, popularity, skew, cv)
                     result["traces"].append(await trace_of(replica, shape))
                     click.echo(f"{adapters} adapters, {popularity} {skew}, cv {cv}: done", err=True)
-        result["saturated"] = await saturated(replica, plan)
         result["cliff"] = await cliff(replica, plan)
     return result
+
+
+async def with_ample_slots(plan: Plan, engine: Engine, names: list[str]) -> dict[str, Any]:
+    """Throughput where a slot is free for every request in work and host memory holds all adapters."""
+    async with client_of(plan, engine, names) as replica:
+        return {"saturated": await saturated(replica, plan)}
 
 
 async def trace_of(replica: Replica, shape: TraceShape) -> dict[str, Any]:
@@ -116,29 +128,34 @@ async def only_in_store(replica: Replica) -> dict[str, Any]:
 
 
 async def saturated(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
-    """Closed loops of 32 requests over n adapters in turn, each adapter asked for at least once; twice, alternating."""
+    """Closed loops over n adapters in turn; thrice, alternating, after every adapter was loaded. Answers are longer
+    than in the traces, though a quarter as long as S-LoRA's, where each load is spread over 260 tokens on average.
+    """
     seen: dict[int, list[float]] = defaultdict(list)
     counts = sorted({5, *plan.counts})
-    requests = max(400, *counts)
-    for _ in range(2):
+    await replica.saturate(in_turn(plan, max(counts), max(counts)), concurrency=AT_ONCE)
+    for _ in range(3):
         for adapters in counts:
-            seen[adapters].append(await replica.saturate(in_turn(plan, adapters, requests), concurrency=32))
+            requests = in_turn(plan, adapters, SATURATED_REQUESTS, output_tokens=SATURATED_OUTPUT_TOKENS)
+            seen[adapters].append(await replica.saturate(requests, concurrency=AT_ONCE))
     return [
-        {"adapters": adapters, "requests": requests, "tokens_per_s": round(statistics.median(rates), 1),
-         "rounds": [round(rate, 1) for rate in rates]}
+        {
+            "adapters": adapters, "tokens_per_s": round(statistics.median(rates), 1),
+            "rounds": [round(each, 1) for each in rates],
+        }
         for adapters, rates in seen.items()
     ]  # fmt: skip
 
 
 async def cliff(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
-    """Time to first token in closed loops of 32 requests, when as many adapters as slots are asked for in turn, and
+    """Time to first token in closed loops, when as many adapters as slots are asked for in turn, and
     when twice as many are: then half of what is in work waits for a slot at any time.
     """
     rows = []
     for adapters in (plan.slots, 2 * plan.slots):
-        await replica.saturate(in_turn(plan, adapters, 64), concurrency=32)  # loaded, before anything is timed
+        await replica.saturate(in_turn(plan, adapters, 64), concurrency=AT_ONCE)  # loaded, before anything is timed
         served: list[Served] = []
-        await replica.saturate(in_turn(plan, adapters, 400), concurrency=32, served=served)
+        await replica.saturate(in_turn(plan, adapters, 400), concurrency=AT_ONCE, served=served)
         times = [each.answer.first_token_s for each in served]
         rows.append(
             {"adapters": adapters, "p50_s": round(quantile(times, 0.5), 4), "p99_s": round(quantile(times, 0.99), 4)}
@@ -146,14 +163,16 @@ async def cliff(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def in_turn(plan: Plan, adapters: int, requests: int) -> list[Arrival]:
-    """Requests of the traces' lengths, for one adapter after another in a shuffled order."""
+def in_turn(
+    plan: Plan, adapters: int, requests: int, *, output_tokens: tuple[int, int] = OUTPUT_TOKENS
+) -> list[Arrival]:
+    """Requests for one adapter after another in a shuffled order."""
     chance = random.Random(plan.seed + adapters)
     order = chance.sample(range(adapters), adapters)
     return [
         Arrival(
             at_s=0, adapter=order[index % adapters], prompt_tokens=chance.randint(*PROMPT_TOKENS),
-            output_tokens=chance.randint(*OUTPUT_TOKENS),
+            output_tokens=chance.randint(*output_tokens),
         )
         for index in range(requests)
     ]  # fmt: skip
@@ -201,9 +220,14 @@ def main(counts: str, use_witness: bool, home: Path, out: Path, **numbers: Any) 
     plan = Plan(counts=tuple(int(each) for each in counts.split(",")), **numbers)
     with tempfile.TemporaryDirectory(prefix="tenora-multilora-") as folder:
         work = Path(folder)
-        with modelled(plan, work) if use_witness else real(plan, home, work) as (engine, names, what):
-            result = asyncio.run(run(plan, engine, names))
-    result = {"engine": what, "plan": asdict(plan), "goals": judged(result), **result}
+        result: dict[str, Any] = {}
+        ample = replace(plan, slots=AT_ONCE, memory=plan.adapters)
+        for part, measure in ((plan, with_few_slots), (ample, with_ample_slots)):
+            folder_of = work / f"{part.slots}-slots"
+            folder_of.mkdir()
+            with modelled(part, folder_of) if use_witness else real(part, home, folder_of) as (engine, names, what):
+                result |= asyncio.run(measure(part, engine, names))
+    result = {"engine": what, "plan": asdict(plan), "ample": asdict(ample), "goals": judged(result), **result}
     out.with_suffix(".json").write_text(json.dumps(result, indent=1))
     draw_result(result, out.with_suffix(".svg"))
     for goal, row in result["goals"].items():
