@@ -5,6 +5,7 @@ Used in the API server process alone: that is where unknown names are resolved (
 shape, an absent revision or one that cannot be verified is never loaded.
 """
 
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -13,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from adapters.cache import DiskCache
+from adapters.cache_errors import CacheFailed
 from adapters.manifest import MANIFEST_FILE, read_manifest
 from adapters.s3 import Bucket, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
@@ -48,7 +50,7 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
             return None
         digest = digest_of(lora_name)
         try:
-            path = await self.cache.fetch(digest, holder=lora_name)
+            path = await self._fetch(digest, lora_name)
         except ObjectMissing:
             _log.warning("no such revision in the store", adapter=lora_name)
             return None
@@ -60,6 +62,12 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
             _log.error("adapter of another base model", adapter=lora_name, base_model=manifest.base_model)
             return None
         return LoRARequest(lora_name=lora_name, lora_int_id=_ANY_NUMBER, lora_path=str(path))
+
+    async def _fetch(self, digest: str, name: str) -> Path:
+        try:
+            return await self.cache.fetch(digest, holder=name)
+        except CacheFailed:  # also when somebody removed the folder while it was being read or written
+            return await self.cache.fetch(digest, holder=name)
 
 
 def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> DiskCache:

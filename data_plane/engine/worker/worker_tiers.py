@@ -224,13 +224,12 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         return {"slots": slots, "memory": memory, "staged": list(self._table.staged())}
 
     def unload(self, name: str) -> dict[str, Any]:
-        """Remove an adapter from slots, host memory and staging, overwrite every free slot, and look again."""
+        """Remove an adapter from slots, host memory and staging, overwrite what free slots have left, and look again."""
         for number in [number for number, each in self._names.items() if each == name]:
             self._drop(number)
         self._table.forget(name)
         for index, number in enumerate(self._adapter_manager.lora_index_to_id):
-            if number is None and not self._adapter_manager.is_zeroed(index):
-                self._known_zeroed.discard(index)
+            if number is None and index not in self._known_zeroed and not self._adapter_manager.is_zeroed(index):
                 self._adapter_manager.zero(index)
         self._note()
         return self.truth()

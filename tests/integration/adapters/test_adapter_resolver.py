@@ -1,10 +1,13 @@
 """The resolver as vLLM calls it: real requests for real revisions, and nothing for any other name."""
 
+import shutil
+
 import pytest
 from fastapi import HTTPException
 from vllm.lora.resolver import LoRAResolverRegistry
 
 from adapters import resolver
+from adapters.disk import AdapterFolder
 from adapters.settings import CacheSettings, StoreSettings
 from core.ids import new_id
 from tests.fixtures.peft_adapters import TINY_BASE_ID
@@ -80,3 +83,18 @@ async def test_a_store_that_is_down_is_503_and_not_404(registered):
         await asked.resolve_lora("/models/served", f"{new_id('ad')}@{'a' * 64}")
     assert failed.value.status_code == 503
     assert "127.0.0.1" not in failed.value.detail
+
+
+async def test_a_folder_that_is_taken_away_meanwhile_is_fetched_again(stored, registered, cache_settings, monkeypatch):
+    asked, name = registered(), f"{new_id('ad')}@{stored()}"
+    install, taken = AdapterFolder.install, []
+
+    def taken_away(folder, incoming, digest):
+        if not taken:
+            taken.append(digest)
+            shutil.rmtree(cache_settings.cache_dir)
+        install(folder, incoming, digest)
+
+    monkeypatch.setattr(AdapterFolder, "install", taken_away)
+    assert (await asked.resolve_lora("/models/served", name)).lora_name == name
+    assert taken
