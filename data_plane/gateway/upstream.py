@@ -116,12 +116,12 @@ class Upstream:
             raw = b""
         response.close()
         said = raw[:500].decode(errors="replace")
-        error = _error(raw)
-        if response.status == 503 and error.code == "adapter_loading":
-            raise AdapterLoading(_seconds(response.headers), _bounded(error.eta_s))
+        told = _error(raw)
+        if response.status == 503 and told.code == "adapter_loading":
+            raise AdapterLoading(_seconds(response.headers), _bounded(told.eta_s))
         _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
-        if response.status == 503 and error.code in _CANNOT:
-            raise AdapterUnavailable(_CANNOT[error.code], code=error.code, retry_after_s=_seconds(response.headers))
+        if response.status == 503 and told.code in _CANNOT:
+            raise AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(response.headers))
         # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
         if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
             raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")

@@ -224,7 +224,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         return {"slots": slots, "memory": memory, "staged": list(self._table.staged())}
 
     def unload(self, name: str) -> dict[str, Any]:
-        """Remove an adapter from slots, host memory and staging, overwrite what free slots have left, and look again."""
+        """Remove an adapter from slots, host memory and staging, overwrite what is left in slots, and look again."""
         for number in [number for number, each in self._names.items() if each == name]:
             self._drop(number)
         self._table.forget(name)
