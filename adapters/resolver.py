@@ -14,8 +14,8 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from adapters.cache import DiskCache
-from adapters.cache_errors import CacheFailed
-from adapters.manifest import MANIFEST_FILE, read_manifest
+from adapters.cache_errors import CacheFailed, disk_errors
+from adapters.manifest import MANIFEST_FILE, AdapterManifest, read_manifest
 from adapters.s3 import Bucket, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
 from adapters.store import AdapterStore
@@ -50,24 +50,28 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
             return None
         digest = digest_of(lora_name)
         try:
-            path = await self._fetch(digest, lora_name)
+            path, manifest = await self._fetch(digest, lora_name)
         except ObjectMissing:
             _log.warning("no such revision in the store", adapter=lora_name)
             return None
         except Unavailable as error:
             _log.error("adapter could not be fetched", adapter=lora_name, code=error.code, reason=error.message)
             raise HTTPException(503, f"adapter {adapter_of(lora_name)} cannot be fetched now ({error.code})") from error
-        manifest = read_manifest((path / MANIFEST_FILE).read_bytes(), digest)
         if manifest.base_model != self._base_model:
             _log.error("adapter of another base model", adapter=lora_name, base_model=manifest.base_model)
             return None
         return LoRARequest(lora_name=lora_name, lora_int_id=_ANY_NUMBER, lora_path=str(path))
 
-    async def _fetch(self, digest: str, name: str) -> Path:
+    async def _fetch(self, digest: str, name: str) -> tuple[Path, AdapterManifest]:
         try:
-            return await self.cache.fetch(digest, holder=name)
-        except CacheFailed:  # also when somebody removed the folder while it was being read or written
-            return await self.cache.fetch(digest, holder=name)
+            return await self._from_cache(digest, name)
+        except CacheFailed:  # also when somebody removed the folder meanwhile
+            return await self._from_cache(digest, name)
+
+    async def _from_cache(self, digest: str, name: str) -> tuple[Path, AdapterManifest]:
+        path = await self.cache.fetch(digest, holder=name)
+        with disk_errors(f"adapter {digest}"):
+            return path, read_manifest((path / MANIFEST_FILE).read_bytes(), digest)
 
 
 def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> DiskCache:

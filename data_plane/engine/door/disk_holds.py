@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from adapters.cache import DiskCache
-from adapters.cache_errors import CacheFailed
+from adapters.cache_errors import CacheFailed, disk_errors
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, read_manifest
 from core.engine_names import digest_of
 from core.errors import NotFound
@@ -53,17 +53,19 @@ class DiskHolds:
         self._refused.check(name)
         self._names.add(name)  # before the wait: whoever gives up meanwhile is released by the next look around
         try:
-            folder = await self._from_cache(name, tenant)
-        except CacheFailed:  # also when somebody removed the folder while it was being written to
+            folder, manifest = await self._from_cache(name, tenant)
+        except CacheFailed:  # also when somebody removed the folder meanwhile
             self._refused.check(name)
-            folder = await self._from_cache(name, tenant)
-        manifest = await asyncio.to_thread(_manifest, folder, digest_of(name))
+            folder, manifest = await self._from_cache(name, tenant)
         if manifest.base_model != self._base_model:
             raise OtherBaseModel(f"the adapter is for {manifest.base_model}; this engine serves {self._base_model}")
         return folder
 
-    async def _from_cache(self, name: str, tenant: str | None) -> Path:
-        return await self._cache.fetch(digest_of(name), holder=name, tenant=tenant, deadline_s=self._deadline_s)
+    async def _from_cache(self, name: str, tenant: str | None) -> tuple[Path, AdapterManifest]:
+        digest = digest_of(name)
+        folder = await self._cache.fetch(digest, holder=name, tenant=tenant, deadline_s=self._deadline_s)
+        with disk_errors(f"adapter {digest}"):
+            return folder, await asyncio.to_thread(_manifest, folder, digest)
 
     def suspect(self, folder: Path) -> None:
         """The engine could not use these files: the next ``fetch`` looks at every byte of them, as it does whenever
