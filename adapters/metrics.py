@@ -12,7 +12,7 @@ INGEST_SECONDS: Final = Histogram(
 )
 UNPROTECTED_CHILDREN: Final = Counter(
     "tenora_adapter_unprotected_children_total",
-    "Validation children that ran without an optional protection (landlock, network, own-user), by the one that was missing.",
+    "Validation children without an optional protection (landlock, network, own-user), by the one that was missing.",
     ["missing"],
 )
 CACHE_FETCHES: Final = Counter(
