@@ -61,6 +61,9 @@ def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) 
         "TOKENIZERS_PARALLELISM": "false",
     }
     if device == "cpu":
+        # vLLM would compile some samplers at their first use, in a step that everybody waits for (seconds), and with a
+        # C++ compiler that a machine need not have.
+        env["TORCHDYNAMO_DISABLE"] = "1"
         # Compiled once, in a folder that the engine may surely write to and that no start empties.
         env.setdefault("NUMBA_CACHE_DIR", str(settings.run_dir.with_name("compiled")))
         env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)

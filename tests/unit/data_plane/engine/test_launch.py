@@ -33,6 +33,11 @@ def test_compiled_code_is_kept_from_one_start_to_the_next():
     assert engine_env(SETTINGS, "cpu", {"NUMBA_CACHE_DIR": "/mine"})["NUMBA_CACHE_DIR"] == "/mine"
 
 
+def test_nothing_is_compiled_in_a_step_on_the_cpu():
+    assert engine_env(SETTINGS, "cpu", {})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_env(SETTINGS, "gpu", {})
+
+
 def test_nothing_is_fetched_or_reported_to_the_outside():
     env = engine_env(SETTINGS, "cpu", {})
     assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
