@@ -181,7 +181,8 @@ def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_ti
 
     revocation = wait_until(gone, timeout_s=60, what="the unloading")
     assert revocation["state"] == "quarantined", "every replica is rid of it; the object store keeps it for a while"
-    assert sum(receipt["drained_requests"] for receipt in revocation["receipts"]) == 1
+    # The stream, and perhaps one of the calls that asked for the 404.
+    assert sum(receipt["drained_requests"] for receipt in revocation["receipts"]) >= 1
     assert sum(receipt["aborted_requests"] for receipt in revocation["receipts"]) == 0
     receipts_of(revocation, truths)
     assert customer.ask().status_code == 404
