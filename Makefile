@@ -13,7 +13,7 @@ setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOUR=cpu|gpu); quick
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
 	@$(BIN)/tenora demo
 
-test: setup ## every test, a real replica among them (about 10 minutes on 2 cores)
+test: setup ## every test, a real replica among them (about 25 minutes on 2 cores)
 	@$(BIN)/python -m pytest
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
