@@ -38,7 +38,7 @@ from tests.fixtures.real_engine import KEY, real_engine
 
 RANKS = (4, 8, 16)
 AT_ONCE = 32
-SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 256, (8, 128)
+SATURATED_ROUNDS, SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 7, 256, (8, 128)
 POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
 PROMPT_TOKENS, OUTPUT_TOKENS = (8, 48), (8, 32)
 
@@ -128,13 +128,13 @@ async def only_in_store(replica: Replica) -> dict[str, Any]:
 
 
 async def saturated(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
-    """Closed loops over n adapters in turn; thrice, alternating, after every adapter was loaded. Answers are longer
+    """Closed loops over n adapters in turn; in rounds, after every adapter was loaded. Answers are longer
     than in the traces, though a quarter as long as S-LoRA's, where each load is spread over 260 tokens on average.
     """
     seen: dict[int, list[float]] = defaultdict(list)
     counts = sorted({5, *plan.counts})
     await replica.saturate(in_turn(plan, max(counts), max(counts)), concurrency=AT_ONCE)
-    for _ in range(3):
+    for _ in range(SATURATED_ROUNDS):
         for adapters in counts:
             requests = in_turn(plan, adapters, SATURATED_REQUESTS, output_tokens=SATURATED_OUTPUT_TOKENS)
             seen[adapters].append(await replica.saturate(requests, concurrency=AT_ONCE))

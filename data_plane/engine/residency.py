@@ -1,7 +1,7 @@
 """Which adapters the engine holds in its slots and in host memory, and what loading them cost, as the worker writes it
 to ``<run folder>/residency.json``. This is the reader's side, free of vLLM; the writer is in ``worker_tiers``.
 
-The file is replaced atomically a few milliseconds after each change, so that the door and the agent can read it at any
+The file is replaced atomically within some 20 ms of each change, so that the door and the agent can read it at any
 time without asking the worker, which answers only between two steps. It tells what the worker's own tables say; the
 door's ``GET /tenora/v1/residency`` looks at the tensors themselves and is what receipts and the doctor rest on.
 

@@ -10,6 +10,7 @@ import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from data_plane.engine.worker.tier_table import TierTable
 
 _log: Final = structlog.get_logger()
 _LOOK_AGAIN_S: Final = 60.0
+_WRITE_INTERVAL_S: Final = 0.02
 Load = Callable[[str, str], bool]
 
 
@@ -101,6 +103,7 @@ class TierServer:
             if self._table.wait_for_change(seen, _LOOK_AGAIN_S):
                 seen = self._table.version
                 self.write_now()
+                time.sleep(_WRITE_INTERVAL_S)  # steps that swap at every request change it oftener than anyone reads it
 
     def _write(self) -> None:
         with self._writing:  # a later table is never replaced by an earlier one

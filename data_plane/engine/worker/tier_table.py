@@ -52,7 +52,7 @@ class TierTable(Generic[Weights]):
         self._version = 0
         self._sequence = 0
         self._slots: tuple[str | None, ...] = (None,) * slots
-        self._memory: tuple[str, ...] = ()
+        self._memory: dict[str, None] = {}
         self._staged: dict[str, Weights] = {}
         self._held: set[str] = set()
         self._pinned: frozenset[str] = frozenset()
@@ -156,13 +156,21 @@ class TierTable(Generic[Weights]):
         self,
         *,
         slots: tuple[str | None, ...],
-        memory: tuple[str, ...],
+        memory: Iterable[str] | None = None,
+        used: str | None = None,
         slot_evictions: int = 0,
         memory_evictions: int = 0,
     ) -> None:
-        """Take over vLLM's own tables after they have changed, and how many adapters left them."""
+        """Take over vLLM's own tables after they have changed, and how many adapters left them. Without ``memory`` it
+        is as it was but for ``used``, which comes last: a step that swaps a slot need not list a thousand names.
+        """
         with self._changed:
-            self._slots, self._memory = slots, memory
+            self._slots = slots
+            if memory is not None:
+                self._memory = dict.fromkeys(memory)
+            elif used in self._memory:
+                del self._memory[used]
+                self._memory[used] = None
             self._slot_evictions += slot_evictions
             self._memory_evictions += memory_evictions
             self._note_change()
@@ -195,7 +203,7 @@ class TierTable(Generic[Weights]):
                 started_at_ms=self._started_at_ms,
                 version=self._version,
                 slots=self._slots,
-                memory=self._memory,
+                memory=tuple(self._memory),
                 staged=tuple(self._staged),
                 pinned=tuple(sorted(self._pinned)),
                 failed=tuple(self._failed),

@@ -122,7 +122,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
                 self._hollow_out(request, used_now)
                 self._table.fail(name)
         self._known_zeroed.discard(manager.lora_index_to_id.index(request.lora_int_id))
-        self._note(slot_evictions=int(full))
+        self._note(used=name, slot_evictions=int(full))
         self._table.record(name, "slot", _ms_since(started), in_step=True)
         if self._table.has_failed(name):
             self._server.write_now()  # before this step's tokens can leave
@@ -197,13 +197,15 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
             manager.zero(slot)
         self._names.pop(number, None)
 
-    def _note(self, *, slot_evictions: int = 0, memory_evictions: int = 0) -> None:
+    def _note(self, *, used: str | None = None, slot_evictions: int = 0, memory_evictions: int = 0) -> None:
+        """Tell the table; all of host memory unless it only gave the ``used`` adapter to a slot."""
         manager = self._adapter_manager
         self._table.now_holds(
             slots=tuple(
                 None if each is None else self._names.get(each, f"#{each}") for each in manager.lora_index_to_id
             ),
-            memory=tuple(self._registered_by_name()),
+            memory=self._registered_by_name() if used is None else None,
+            used=used,
             slot_evictions=slot_evictions,
             memory_evictions=memory_evictions,
         )

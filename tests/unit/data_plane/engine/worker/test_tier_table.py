@@ -32,6 +32,14 @@ def test_what_is_held_is_told_where_it_lies():
     assert tiers.hold("c") == "memory"
 
 
+def test_an_adapter_that_comes_into_a_slot_is_the_last_to_leave_memory_and_nothing_else_moves():
+    tiers = table()
+    tiers.now_holds(slots=(None, None), memory=("a", "b", "c"))
+    tiers.now_holds(slots=("a", None), used="a")
+    tiers.now_holds(slots=("a", "elsewhere"), used="elsewhere")
+    assert tiers.snapshot().memory == ("b", "c", "a")
+
+
 def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
     tiers = table()
     assert not tiers.stage("a", "weights"), "nobody asked for it"
