@@ -80,7 +80,10 @@ def test_a_summary_tells_tiers_hits_stalls_and_fairness():
 
 def test_goals_are_met_or_missed_by_their_figures():
     result = {
-        "saturated": [{"adapters": 5, "rounds": [200.0, 100.0, 210.0]}, {"adapters": 1000, "rounds": [190.0, 99.0, 150.0]}],
+        "saturated": [
+            {"adapters": 5, "rounds": [200.0, 100.0, 210.0]},
+            {"adapters": 1000, "rounds": [190.0, 99.0, 150.0]},
+        ],
         "cliff": [{"p50_s": 0.1}, {"p50_s": 0.4}],
         "store_first_hit": {"p99_s": 1.2},
     }
