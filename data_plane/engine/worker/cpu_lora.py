@@ -51,25 +51,30 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
         self._kernel = Kernel(torch.get_num_threads())
         self._groups: Groups | None = None
         self._layers: dict[int, Layer] = {}
-        self._changed_slots: set[int] = set()
+        self._unmeasured: set[tuple[Layer, int]] = set()
 
     def adopt(self, layer: BaseLinearLayerWithLoRA) -> None:
         """Take a layer's weights into the kernel's care, and hear of every change of a slot.
 
-        vLLM calls ``reset_lora`` before it writes to a slot and when it empties one; both ways the slot is measured
-        again before it is next multiplied.
+        vLLM calls ``reset_lora`` before it writes to a slot and when it empties one. What is then put there tells its
+        ranks by its shape; a slot that was emptied, or filled in another way, is measured before it is next multiplied.
         """
         if not suits(layer.lora_a_stacked):
             return
         layer.lora_b_stacked = tuple(with_ranks_apart(b) for b in layer.lora_b_stacked)
-        self._layers[id(layer.lora_a_stacked)] = Layer(layer.lora_a_stacked, layer.lora_b_stacked)
-        reset = layer.reset_lora
+        kept = self._layers[id(layer.lora_a_stacked)] = Layer(layer.lora_a_stacked, layer.lora_b_stacked)
+        reset, fill = layer.reset_lora, layer.set_lora
 
         def reset_lora(index: int) -> None:
-            self._changed_slots.add(index)
+            self._unmeasured.add((kept, index))
             reset(index)
 
-        layer.reset_lora = reset_lora
+        def set_lora(index: int, lora_a: Any, lora_b: Any) -> None:
+            fill(index, lora_a, lora_b)
+            if kept.note_ranks(index, lora_a if isinstance(lora_a, list) else [lora_a]):
+                self._unmeasured.discard((kept, index))
+
+        layer.reset_lora, layer.set_lora = reset_lora, set_lora
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
@@ -102,15 +107,9 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
         if layer is None or not x.dtype == y.dtype == torch.bfloat16 or scale != 1.0:  # vLLM merges the scaling into B
             super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, buffer=buffer, **kwargs)
             return
-        if self._changed_slots:
-            self._measure()
+        while self._unmeasured:
+            self._kernel.measure(*self._unmeasured.pop())
         self._kernel.add(layer, groups, x.view(-1, layer.inputs), y.view(-1, layer.outputs))
-
-    def _measure(self) -> None:
-        for layer in self._layers.values():
-            for slot in self._changed_slots:
-                self._kernel.measure(layer, slot)
-        self._changed_slots.clear()
 
     def _apply_shrink(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         add_grouped(y.view(-1, y.shape[-1]), x, w_t_all, self._token_groups(), scale)

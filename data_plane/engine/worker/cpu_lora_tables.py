@@ -42,7 +42,7 @@ class Layer:
     """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, in
     bfloat16, with B's memory rank by rank as ``with_ranks_apart`` makes it. Keeps the tensors alive.
 
-    ``ranks`` (slices, slots) is how many ranks are multiplied; whoever changes a slot measures it again.
+    ``ranks`` (slices, slots) is how many ranks are multiplied, in whole blocks; whoever changes a slot says so or measures it.
     """
 
     def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
@@ -58,10 +58,20 @@ class Layer:
         self._table = np.array(table, dtype=np.int64)
         self.address = self._table.ctypes.data
 
+    def note_ranks(self, slot: int, a: Sequence[torch.Tensor | None]) -> bool:
+        """Take a slot's ranks from the weights (rank, in) that were put there, None for a slice without any. False
+        where there is not one for each slice.
+        """
+        if len(a) != len(self.ranks):
+            return False
+        for index, weights in enumerate(a):
+            self.ranks[index, slot] = 0 if weights is None else -(-weights.shape[0] // RANK_BLOCK) * RANK_BLOCK
+        return True
+
 
 def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
-    """A tensor equal to B (slots, 1, out, rank) whose memory has all outputs of one rank side by side."""
-    return b.transpose(2, 3).contiguous().transpose(2, 3)
+    """A copy of B (…, out, rank) whose memory has all outputs of one rank side by side."""
+    return b.transpose(-2, -1).clone(memory_format=torch.contiguous_format).transpose(-2, -1)
 
 
 def suits(a: Sequence[torch.Tensor]) -> bool:

@@ -22,6 +22,7 @@ from vllm.v1.worker import lora_model_runner_mixin
 
 from core.engine_names import digest_of
 from data_plane.engine.settings import TierSettings
+from data_plane.engine.worker.cpu_lora_tables import with_ranks_apart
 from data_plane.engine.worker.private_copy import private_copy
 from data_plane.engine.worker.tier_server import TierServer
 from data_plane.engine.worker.tier_table import TierTable
@@ -72,7 +73,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
             lora = self._load_adapter(request)
             if not PIN_MEMORY:  # pinning has copied them already
                 for weights in lora.loras.values():  # out of the file's memory map, so that no step waits for a page
-                    weights.lora_a, weights.lora_b = weights.lora_a.clone(), weights.lora_b.clone()
+                    weights.lora_a, weights.lora_b = weights.lora_a.clone(), with_ranks_apart(weights.lora_b)
         self._adapter_manager.merge(lora)
         return lora
 

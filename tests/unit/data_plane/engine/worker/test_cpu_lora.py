@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own imports warn
     from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.lora.layers.column_parallel_linear import MergedColumnParallelLinearWithLoRA
     from vllm.lora.layers.utils import LoRAMapping
 
     from data_plane.engine.worker.cpu_lora import SegmentedPunicaWrapper, group_by_slot
@@ -32,7 +33,27 @@ class LoraLayer:
     def reset_lora(self, index):
         BaseLinearLayerWithLoRA.reset_lora(self, index)
 
+    def set_lora(self, index, lora_a, lora_b):
+        self.n_slices, self.tp_size = len(self.lora_a_stacked), 1
+        if self.n_slices == 1:
+            BaseLinearLayerWithLoRA.set_lora(self, index, lora_a, lora_b)
+        else:
+            MergedColumnParallelLinearWithLoRA.set_lora(self, index, lora_a, lora_b)
+
+    def put(self, slot, ranks, random):
+        """As a step puts an adapter there; rank 0 stands for a module that it does not target."""
+        parts = zip(self.lora_a_stacked, self.lora_b_stacked, ranks, strict=True)
+        weights = [
+            (torch.randn(rank, a.shape[3], generator=random), torch.randn(b.shape[2], rank, generator=random))
+            if rank
+            else (None, None)
+            for a, b, rank in parts
+        ]
+        a, b = ([pair[side] for pair in weights] for side in (0, 1))
+        self.set_lora(slot, *((a[0], b[0]) if len(ranks) == 1 else (a, b)))
+
     def fill(self, slot, rank, random):
+        """In another way than a step does, so that the slot has to be measured."""
         self.reset_lora(slot)
         for a, b in zip(self.lora_a_stacked, self.lora_b_stacked, strict=True):
             a[slot, 0, :rank].copy_(0.2 * torch.randn(rank, a.shape[3], generator=random))
@@ -144,6 +165,18 @@ def test_a_slot_that_is_filled_anew_or_emptied_is_measured_again():
     add(wrapper, layer, y, torch.ones(2, 48).bfloat16())
     assert torch.equal(y[0], torch.ones(300).bfloat16())
     assert not torch.equal(y[1], torch.ones(300).bfloat16())
+
+
+def test_a_slot_takes_its_ranks_from_what_a_step_puts_there():
+    layer, wrapper, random = random_layer("fused", 6)
+    for ranks in ((8, 0, 3), (16, 16, 16), (2, 1, 0)):
+        layer.put(1, ranks, random)
+        check(layer, wrapper, [1, 0, 1, -1], random)
+        (kept,) = wrapper._layers.values()
+        assert kept.ranks[:, 1].tolist() == [-(-rank // 4) * 4 for rank in ranks]
+    single, wrapper, random = random_layer("single", 7)
+    single.put(2, (5,), random)
+    check(single, wrapper, [2, 2, 3], random)
 
 
 def test_a_module_that_an_adapter_does_not_target_costs_nothing():
