@@ -108,6 +108,7 @@ class UsageRecord(SQLModel, table=True):
             "first_token_ms >= 0 AND duration_ms >= 0 AND adapter_load_ms >= 0 AND stall_ms >= 0",
             name="durations_possible",
         ),
+        sa.CheckConstraint("NOT estimated OR outcome = 'gateway_gone'", name="estimate_has_cause"),
         sa.CheckConstraint("adapter_tier IN ('slot', 'memory', 'disk', 'store')", name="tier_known"),
         sa.Index("ix_usage_records_tenant_id_settled_at", "tenant_id", "settled_at"),
         sa.Index(
@@ -134,6 +135,7 @@ class UsageRecord(SQLModel, table=True):
     adapter_tier: str | None = None
     adapter_load_ms: int = Field(sa_type=sa.BigInteger)
     stall_ms: int = Field(sa_type=sa.BigInteger)
+    estimated: bool
     price_version_id: str = Field(foreign_key="price_versions.id")
     input_nanos: int = Field(sa_type=sa.BigInteger)
     cached_input_nanos: int = Field(sa_type=sa.BigInteger)

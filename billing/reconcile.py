@@ -11,7 +11,7 @@ from sqlmodel import Session
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
 from core import keys
-from core.contracts import EngineCounters
+from core.contracts import CHECKPOINT_TOKENS_MAX, EngineCounters
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
@@ -22,7 +22,8 @@ WITH recorded AS (
     SELECT r.tenant_id,
            sum(r.input_tokens + r.output_tokens) AS ledger_tokens,
            sum(r.input_tokens + r.output_tokens) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_tokens,
-           sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos
+           sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos,
+           count(*) FILTER (WHERE r.estimated) AS estimated_requests
     FROM usage_records r
     JOIN entries e ON e.transfer_id = r.transfer_id AND e.amount_nanos = r.amount_nanos
     JOIN accounts a ON a.id = e.account_id AND a.kind = 'usage_unbilled' AND a.tenant_id = r.tenant_id
@@ -44,6 +45,7 @@ SELECT tenant_id,
        coalesce(unbilled_tokens, 0)::bigint AS unbilled_tokens,
        coalesce(unbilled_nanos, 0)::bigint AS unbilled_nanos,
        coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
+       coalesce(estimated_requests, 0)::bigint AS estimated_requests,
        (abs(coalesce(unbilled, 0) - coalesce(unbilled_nanos, 0))
         + abs(coalesce(receivable, 0) - coalesce(cents, 0) * :nanos_per_cent))::bigint AS drift_nanos
 FROM balances
@@ -73,12 +75,18 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         tenants.append(TenantReconciliation(**fields))
     ledger_tokens = sum(tenant.ledger_tokens for tenant in tenants)
     invoiced_tokens = sum(tenant.invoiced_tokens for tenant in tenants)
+    drift_tokens = engine_tokens - ledger_tokens
+    estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
+    tail_tokens_max = estimated_requests * CHECKPOINT_TOKENS_MAX
     return Reconciliation(
         engine_tokens=engine_tokens,
         ledger_tokens=ledger_tokens,
         invoiced_tokens=invoiced_tokens,
         unbilled_tokens=ledger_tokens - invoiced_tokens,
-        drift_tokens=engine_tokens - ledger_tokens,
+        drift_tokens=drift_tokens,
+        estimated_requests=estimated_requests,
+        estimated_tail_tokens_max=tail_tokens_max,
+        unexplained_drift_tokens=drift_tokens - max(0, min(drift_tokens, tail_tokens_max)),
         ledger_drift_nanos=drift_nanos,
         unprocessed_events=backlog.unprocessed,
         dead_letters=backlog.dead_letters,

@@ -97,6 +97,7 @@ def _conflicts(session: Session, repeated: Sequence[Arrival]) -> dict[bytes, Ref
     return {
         arrival.entry_id: Refusal("conflict", f"request {arrival.event.request_id} is recorded with another {name}")
         for arrival in repeated
+        if not arrival.event.estimated  # it says less than the record, and so contradicts nothing
         for name in [_difference(arrival.event, records[arrival.event.request_id])]
         if name is not None
     }

@@ -50,6 +50,7 @@ def usage(
         sa.select(
             *keys,
             sa.func.count().label("requests"),
+            sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
             _total(UsageRecord.input_tokens).label("input_tokens"),
             _total(UsageRecord.cached_tokens).label("cached_tokens"),
             _total(UsageRecord.output_tokens).label("output_tokens"),

@@ -40,11 +40,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
     """Usage settled in ``[start, start + bucket)``. Of the ids, only what was grouped by is set;
     ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones.
-    ``service`` is there when grouped by revision.
+    ``estimated_requests`` are those whose gateway died, charged by its last checkpoint of them. ``service`` is there
+    when grouped by revision.
     """
 
     start: datetime
     requests: int
+    estimated_requests: int
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -105,12 +107,17 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
     unbilled_tokens: int
     unbilled_nanos: int
     invoiced_nanos: int
+    estimated_requests: int
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger and means something only when
     ``unprocessed_events`` and ``dead_letters`` are 0, no request is running, and the agents' last report (one a second)
     is newer than the last request. ``ledger_drift_nanos`` must always be 0.
+
+    A request whose gateway died is charged by its last checkpoint: what its engine produced after that is charged to
+    nobody and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
+    ``estimated_requests`` in the ledger, and ``unexplained_drift_tokens`` is the rest.
     """
 
     engine_tokens: int
@@ -118,6 +125,9 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     invoiced_tokens: int
     unbilled_tokens: int
     drift_tokens: int
+    estimated_requests: int
+    estimated_tail_tokens_max: int
+    unexplained_drift_tokens: int
     ledger_drift_nanos: int
     unprocessed_events: int
     dead_letters: int

@@ -263,7 +263,12 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
         return (self.prompt_tokens - self.probe_prompt_tokens) + (self.generation_tokens - self.probe_generation_tokens)
 
 
-Outcome = Literal["done", "client_gone", "replica_gone", "timeout"]
+Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
+
+CHECKPOINT_TOKENS_MAX: Final = 64
+"""Tokens of one request after which a gateway writes another checkpoint, and so what its death leaves uncharged, or a
+second's where an engine is faster than that.
+"""
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +276,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     ``adapter_tier`` is where its adapter lay when it came (None for a base model), ``adapter_load_ms`` how long the
     request waited for it, ``stall_ms`` for how long its loading held up the step that every running request shares.
+    An ``estimated`` event is the last checkpoint of a request whose gateway died: no more than it used, and never a
+    contradiction of an exact one.
     """
 
     request_id: str
@@ -292,3 +299,4 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     adapter_tier: Tier | None = None
     adapter_load_ms: int = 0
     stall_ms: int = 0
+    estimated: bool = False

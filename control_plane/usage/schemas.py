@@ -37,7 +37,8 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One bucket of usage, and of one group where it was grouped. ``adapter`` is the adapter's name;
     ``adapter_id`` and ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens``.
-    ``service`` says how requests were served, where they are grouped by revision.
+    ``estimated_requests`` are those whose gateway died, charged by its last checkpoint; ``service`` says how requests
+    were served, where they are grouped by revision.
     """
 
     start: datetime
@@ -47,6 +48,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int
     kv_page_seconds: float
     amount_nanos: int
+    estimated_requests: int = 0
     adapter_id: str | None = None
     adapter: str | None = None
     base_model: str | None = None

@@ -42,6 +42,7 @@ def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -
     return UsageRow(
         start=bucket.start,
         requests=bucket.requests,
+        estimated_requests=bucket.estimated_requests,
         input_tokens=bucket.input_tokens,
         cached_tokens=bucket.cached_tokens,
         output_tokens=bucket.output_tokens,
