@@ -8,41 +8,25 @@ import contextlib
 import hashlib
 import hmac
 import time
-from dataclasses import dataclass
 
-from core import clock
-from core.contracts import BaseModelRoute, Limits, ReplicaStatus
+from core.contracts import BaseModelRoute, Limits
 from core.errors import InvalidRequest, Unavailable
-from data_plane.gateway import meter, metrics
-from data_plane.gateway.admission import Admission, Demand, Place
+from data_plane.gateway import metrics
+from data_plane.gateway.admission import Admission, Demand
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, engine_body, parse_call
-from data_plane.gateway.catalog import Target, resolve
+from data_plane.gateway.catalog import resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
 from data_plane.gateway.errors import error_event
 from data_plane.gateway.heat import AdapterHeat
-from data_plane.gateway.limits import rate_headers
-from data_plane.gateway.relay import Attempt, Relay, Relayed
-from data_plane.gateway.reservation import Settlement
+from data_plane.gateway.relay import Relay, Relayed
+from data_plane.gateway.serving import Prepared, Serving
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot, Tables
 from data_plane.gateway.stickiness import session_key
 from data_plane.gateway.tokenise import PromptCounters
-from data_plane.gateway.upstream import ReplicaFailed
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that has been read, resolved and counted, and holds nothing yet."""
-
-    request_id: str
-    caller: Caller
-    call: Call
-    target: Target
-    prompt_tokens: int
-    read_at: float  # monotonic: when its last byte had come
 
 
 class Lifecycle:
@@ -114,7 +98,7 @@ class Lifecycle:
             rank=target.rank,
         )
         place = await self._admission.admit(demand)
-        service = _Service(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
+        service = Serving(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
         try:
             relayed = await service.run(engine_body(
                 call, model=target.engine_name, max_tokens=max_tokens, cache_salt=self._salt(tenant.tenant_id)
@@ -126,7 +110,7 @@ class Lifecycle:
         metrics.request_seconds.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 
-    async def _end(self, client: Client, call: Call, relayed: Relayed, service: "_Service") -> None:
+    async def _end(self, client: Client, call: Call, relayed: Relayed, service: Serving) -> None:
         """Tell the caller how it ended, now that it has settled."""
         if relayed.cancelled:
             raise asyncio.CancelledError
@@ -147,112 +131,6 @@ class Lifecycle:
     def _salt(self, tenant_id: str) -> str:
         """One tenant's prefix cache is closed to every other: same tenant, same salt, guessable by nobody."""
         return hmac.new(self._salt_secret, tenant_id.encode(), hashlib.sha256).hexdigest()
-
-
-class _Service:
-    """One admitted request: its attempts on replicas, and the settlement of what they used."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        admission: Admission,
-        relay: Relay,
-        client: Client,
-        prepared: Prepared,
-        demand: Demand,
-        place: Place,
-        arrived: float,
-    ) -> None:
-        self._settings = settings
-        self._admission = admission
-        self._relay = relay
-        self._client = client
-        self._prepared = prepared
-        self._demand = demand
-        self._place = place
-        self._arrived = arrived
-        self._relayed: Relayed | None = None
-        self._dispatched = 0.0
-        self._dispatched_at_ms = 0
-        self._first_token_ms: int | None = None
-        self.headers = rate_headers(place.verdict, demand.limits)
-        if (served := prepared.target.adapter) is not None:
-            self.headers.append((b"x-tenora-revision", served.revision.id.encode()))
-
-    async def run(self, body: bytes) -> Relayed:
-        """Relay on the first replica, and on another if that one gives nothing at all."""
-        deadline = asyncio.get_running_loop().time() + self._settings.request_s
-        tried: frozenset[str] = frozenset()
-        while True:
-            tried |= {self._place.replica.id}
-            self._dispatched, self._dispatched_at_ms = time.monotonic(), clock.now_ms()
-            try:
-                self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
-            except ReplicaFailed:
-                metrics.replica_failures.inc()
-                moved = None
-                if len(tried) < self._settings.replica_attempts_max:
-                    moved = await self._admission.move(self._demand, self._place, tried)
-                if moved is None:
-                    raise
-                self._place = moved
-            else:
-                return self._relayed
-
-    @property
-    def replica(self) -> ReplicaStatus:
-        """Where the last attempt ran."""
-        return self._place.replica
-
-    def settlement(self) -> Settlement:
-        """What to settle: the engine's counts, or nothing where no replica served the request."""
-        relayed, hold = self._relayed, self._place.hold
-        event = None
-        if relayed is not None:
-            counts, ended = relayed.counts, time.monotonic()
-            run = meter.Run(
-                request_id=self._demand.request_id,
-                replica_id=self._place.replica.id,
-                block_tokens=self._place.replica.block_tokens,
-                outcome=relayed.outcome,
-                started_at_ms=self._dispatched_at_ms,
-                settled_at_ms=clock.now_ms(),
-                on_replica_ms=round((ended - self._dispatched) * 1000),
-                first_token_ms=self._first_token_ms,
-                duration_ms=round((ended - self._prepared.read_at) * 1000),
-                load=relayed.load,
-            )
-            event = meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
-            meter.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=counts)
-        return Settlement(
-            request_id=hold.request_id,
-            tenant_id=hold.tenant_id,
-            replica_id=hold.replica_id,
-            used_tokens=0 if event is None else event.input_tokens + event.output_tokens,
-            event=event,
-        )
-
-    def _attempt(self, body: bytes, deadline: float) -> Attempt:
-        prepared = self._prepared
-        return Attempt(
-            call=prepared.call,
-            request_id=prepared.request_id,
-            tenant_id=prepared.caller.tenant.tenant_id,
-            engine_name=prepared.target.engine_name,
-            adapter=None if prepared.target.adapter is None else prepared.target.engine_name,
-            shown_name=prepared.target.shown_name,
-            body=body,
-            replica=self._place.replica,
-            headers=self.headers,
-            deadline=deadline,
-            on_first_byte=self._first_byte,
-        )
-
-    def _first_byte(self) -> None:
-        now = time.monotonic()
-        metrics.first_byte_seconds.observe(now - self._arrived)
-        if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
-            self._first_token_ms = round((now - self._prepared.read_at) * 1000)
 
 
 def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:

@@ -1,0 +1,140 @@
+"""One admitted request: its attempts on replicas, the checkpoints of what it uses, and the settlement of it.
+
+Who may be admitted, and what the caller is told in the end, is the lifecycle's.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from core import clock
+from core.contracts import ReplicaStatus
+from data_plane.gateway import meter, metrics
+from data_plane.gateway.admission import Admission, Demand, Place
+from data_plane.gateway.authenticate import Caller
+from data_plane.gateway.body import Call
+from data_plane.gateway.catalog import Target
+from data_plane.gateway.client import Client
+from data_plane.gateway.limits import rate_headers
+from data_plane.gateway.relay import Attempt, Relay, Relayed
+from data_plane.gateway.reservation import Settlement
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.upstream import ReplicaFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has been read, resolved and counted, and holds nothing yet."""
+
+    request_id: str
+    caller: Caller
+    call: Call
+    target: Target
+    prompt_tokens: int
+    read_at: float  # monotonic: when its last byte had come
+
+
+class Serving:
+    """One admitted request: its attempts on replicas, and the settlement of what they used."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        admission: Admission,
+        relay: Relay,
+        client: Client,
+        prepared: Prepared,
+        demand: Demand,
+        place: Place,
+        arrived: float,
+    ) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._relay = relay
+        self._client = client
+        self._prepared = prepared
+        self._demand = demand
+        self._place = place
+        self._arrived = arrived
+        self._relayed: Relayed | None = None
+        self._dispatched = 0.0
+        self._dispatched_at_ms = 0
+        self._first_token_ms: int | None = None
+        self.headers = rate_headers(place.verdict, demand.limits)
+        if (served := prepared.target.adapter) is not None:
+            self.headers.append((b"x-tenora-revision", served.revision.id.encode()))
+
+    async def run(self, body: bytes) -> Relayed:
+        """Relay on the first replica, and on another if that one gives nothing at all."""
+        deadline = asyncio.get_running_loop().time() + self._settings.request_s
+        tried: frozenset[str] = frozenset()
+        while True:
+            tried |= {self._place.replica.id}
+            self._dispatched, self._dispatched_at_ms = time.monotonic(), clock.now_ms()
+            try:
+                self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
+            except ReplicaFailed:
+                metrics.replica_failures.inc()
+                moved = None
+                if len(tried) < self._settings.replica_attempts_max:
+                    moved = await self._admission.move(self._demand, self._place, tried)
+                if moved is None:
+                    raise
+                self._place = moved
+            else:
+                return self._relayed
+
+    @property
+    def replica(self) -> ReplicaStatus:
+        """Where the last attempt ran."""
+        return self._place.replica
+
+    def settlement(self) -> Settlement:
+        """What to settle: the engine's counts, or nothing where no replica served the request."""
+        relayed, hold = self._relayed, self._place.hold
+        event = None
+        if relayed is not None:
+            counts, ended = relayed.counts, time.monotonic()
+            run = meter.Run(
+                request_id=self._demand.request_id,
+                replica_id=self._place.replica.id,
+                block_tokens=self._place.replica.block_tokens,
+                outcome=relayed.outcome,
+                started_at_ms=self._dispatched_at_ms,
+                settled_at_ms=clock.now_ms(),
+                on_replica_ms=round((ended - self._dispatched) * 1000),
+                first_token_ms=self._first_token_ms,
+                duration_ms=round((ended - self._prepared.read_at) * 1000),
+                load=relayed.load,
+            )
+            event = meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
+            meter.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=counts)
+        return Settlement(
+            request_id=hold.request_id,
+            tenant_id=hold.tenant_id,
+            replica_id=hold.replica_id,
+            used_tokens=0 if event is None else event.input_tokens + event.output_tokens,
+            event=event,
+        )
+
+    def _attempt(self, body: bytes, deadline: float) -> Attempt:
+        prepared = self._prepared
+        return Attempt(
+            call=prepared.call,
+            request_id=prepared.request_id,
+            tenant_id=prepared.caller.tenant.tenant_id,
+            engine_name=prepared.target.engine_name,
+            adapter=None if prepared.target.adapter is None else prepared.target.engine_name,
+            shown_name=prepared.target.shown_name,
+            body=body,
+            replica=self._place.replica,
+            headers=self.headers,
+            deadline=deadline,
+            on_first_byte=self._first_byte,
+        )
+
+    def _first_byte(self) -> None:
+        now = time.monotonic()
+        metrics.first_byte_seconds.observe(now - self._arrived)
+        if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
+            self._first_token_ms = round((now - self._prepared.read_at) * 1000)
