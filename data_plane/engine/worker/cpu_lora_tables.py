@@ -42,7 +42,8 @@ class Layer:
     """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, in
     bfloat16, with B's memory rank by rank as ``with_ranks_apart`` makes it. Keeps the tensors alive.
 
-    ``ranks`` (slices, slots) is how many ranks are multiplied, in whole blocks; whoever changes a slot says so or measures it.
+    ``ranks`` (slices, slots) is how many ranks are multiplied, in whole blocks; whoever changes a slot says so or
+    measures it.
     """
 
     def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
