@@ -1,5 +1,6 @@
 """The caller's body, taken apart by the allow-list and rebuilt for an engine. Nothing of it is forwarded by default."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -8,6 +9,7 @@ import msgspec
 from core import strict_json
 from core.errors import InvalidRequest
 from data_plane.gateway import fields, messages, schemas
+from data_plane.gateway.field_table import IGNORED, REFUSED, TAKEN
 from data_plane.gateway.fields import invalid
 
 Kind = Literal["chat", "completion", "tokenize"]
@@ -26,7 +28,7 @@ _logprobs = fields.integer(0, 5)
 @dataclass(slots=True, kw_only=True)
 class Call:
     """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way. ``session`` is
-    whom or what the caller says it is for, and stays here.
+    whom or what the caller says it is for, and stays here; ``tier_asked`` that the answer is to name its tier.
     """
 
     kind: Kind
@@ -40,6 +42,7 @@ class Call:
     usage_shown: UsageShown
     fields: dict[str, Any]
     session: str = ""
+    tier_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,12 @@ class BodyLimits:
     messages_max: int
 
 
-def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
-    """Check every field of a request body. Raises InvalidRequest naming the first that is wrong."""
+Parse = Callable[[Kind, bytes, BodyLimits], Call]
+"""Reads a request body of one API's shape. Raises InvalidRequest naming the first field that is wrong."""
+
+
+def read_object(raw: bytes, limits: BodyLimits) -> dict[str, Any]:
+    """The JSON object that a body is. Raises InvalidRequest ``invalid_json``."""
     try:
         body = strict_json.parse(raw, depth_max=limits.json_depth_max)
     except strict_json.JsonRefused as error:
@@ -60,13 +67,23 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
         ) from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
-    model = body.pop("model", None)
+    return body
+
+
+def empty_call(kind: Kind, model: Any) -> Call:
+    """A call of which nothing but the model is known. Raises InvalidRequest where that is no name."""
     if not isinstance(model, str) or not model:
         raise invalid("model", "the name of a model")
-    call = Call(
+    return Call(
         kind=kind, model=fields.text("model", model), messages=None, prompt=None, tools=None, n=1, max_tokens=None,
         stream=False, usage_shown="none", fields={},
     )  # fmt: skip
+
+
+def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
+    """OpenAI's shape of a request body, every field checked. Raises InvalidRequest naming the first that is wrong."""
+    body = read_object(raw, limits)
+    call = empty_call(kind, body.pop("model", None))
     options: dict[str, bool] = {}
     for name, value in body.items():
         if value is None:
@@ -74,15 +91,15 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
         elif name == "stream_options":
             options = fields.stream_options(name, value)
         elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
-            raise fields.unsupported(name) if name in fields.REFUSED else fields.unknown(name)
-    _check_combinations(call, options)
+            raise fields.unsupported(name) if name in REFUSED else fields.unknown(name)
+    check_combinations(call, options)
     if options.get("include_usage"):
         call.usage_shown = "continuous" if options.get("continuous_usage_stats") else "final"
     return call
 
 
-def _check_combinations(call: Call, options: dict[str, bool]) -> None:
-    """Fields that need, or exclude, one another."""
+def check_combinations(call: Call, options: dict[str, bool]) -> None:
+    """Fields that need, or exclude, one another. ``options`` are those of a stream."""
     if (call.messages is None) == (call.prompt is None):
         raise _without_content(call)
     if options and not call.stream:
@@ -165,6 +182,9 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
             call.session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX) or call.session
         case "prompt_cache_key":
             call.session = call.session or fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
+        case "service_tier":
+            fields.service_tier(name, value)
+            call.tier_asked = True
         case "logprobs" if call.kind == "chat":
             call.fields[name] = fields.boolean(name, value)
         case "top_logprobs" if call.kind == "chat":
@@ -172,21 +192,15 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         case "logprobs":
             call.fields[name] = _logprobs(name, value)
         case _:
-            return name in fields.IGNORED
+            return name in IGNORED
     return True
 
 
 def _check_known(kind: Kind, name: str) -> None:
     """Null is the same as absent, also for refused fields; only names nobody knows are refused."""
-    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in _OTHERS
+    known = name in fields.SAMPLING or name in REFUSED or name in IGNORED or name in TAKEN
     if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
         raise fields.unknown(name) if not known else invalid(name, "given")
-
-
-_OTHERS: Final = frozenset(
-    {"messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "response_format", "max_tokens",
-     "max_completion_tokens", "n", "stream", "stream_options", "logprobs", "top_logprobs"}
-)  # fmt: skip
 
 
 def _without_content(call: Call) -> InvalidRequest:

@@ -6,6 +6,9 @@ import msgspec
 
 from data_plane.gateway.meter import AdapterLoad, Counts
 
+SERVICE_TIER: Final = {"service_tier": "default"}
+"""What an answer says to those who asked for a tier: there is one."""
+
 _CHOICE_KEYS: Final = ("index", "message", "text", "logprobs", "finish_reason", "stop_reason")
 _MESSAGE_KEYS: Final = ("role", "content", "tool_calls", "reasoning")
 
@@ -63,7 +66,9 @@ def is_aborted(answer: Answer) -> bool:
     return any(choice.get("finish_reason") == "abort" for choice in answer.choices)
 
 
-def for_caller(answer: Answer, answered: Counts, *, response_id: str, shown_name: str) -> bytes:
+def for_caller(
+    answer: Answer, answered: Counts, *, response_id: str, shown_name: str, tier_shown: bool = False
+) -> bytes:
     """The answer with our id and the caller's name for the model; its usage is what is metered."""
     choices = []
     for choice in answer.choices:
@@ -77,12 +82,11 @@ def for_caller(answer: Answer, answered: Counts, *, response_id: str, shown_name
         "prompt_tokens": answered.input_tokens,
         "completion_tokens": answered.output_tokens,
         "total_tokens": answered.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": answered.cached_tokens},
     }
-    if answer.usage.prompt_tokens_details is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": answered.cached_tokens}
     return msgspec.json.encode(
         {
             "id": response_id, "object": answer.object, "created": answer.created, "model": shown_name,
-            "choices": choices, "usage": usage,
+            "choices": choices, "usage": usage, **(SERVICE_TIER if tier_shown else {}),
         }
     )  # fmt: skip

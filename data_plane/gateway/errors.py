@@ -20,6 +20,10 @@ _TYPES: Final = {
 }
 
 
+_MAY_PASS: Final = frozenset({408, 409, 429})
+"""Refusals that another attempt may get past; SDKs retry these, and every other 4xx says that it cannot."""
+
+
 class HeadersTooLarge(AppError):
     """Request line and headers above their limit."""
 
@@ -68,8 +72,11 @@ def error_headers(error: AppError) -> Headers:
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % max(1, math.ceil(error.retry_after_s * 1000))))
-    if error.retryable is not None:
-        headers.append((b"x-should-retry", b"true" if error.retryable else b"false"))
+    retryable = error.retryable
+    if retryable is None and 400 <= error.status < 500 and error.status not in _MAY_PASS:
+        retryable = False
+    if retryable is not None:
+        headers.append((b"x-should-retry", b"true" if retryable else b"false"))
     return headers
 
 

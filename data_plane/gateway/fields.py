@@ -1,6 +1,6 @@
-"""The allow-list: every scalar field a caller may send, with its type and bounds, and the names that are refused.
+"""The allow-list: every scalar field a caller may send, with its type and bounds.
 
-Structured fields have files of their own: messages.py, schemas.py. What is in none of these is unknown, and refused.
+Structured fields have files of their own: messages.py, schemas.py. What becomes of all others is in field_table.py.
 """
 
 import math
@@ -15,6 +15,7 @@ Check = Callable[[str, Any], Any]
 N_MAX: Final = 4
 SESSION_CHARS_MAX: Final = 512
 _INT64_MAX: Final = 2**63 - 1
+_TIERS: Final = frozenset({"auto", "default", "fast", "flex", "priority", "scale", "standard"})
 
 
 def invalid(name: str, expected: str) -> InvalidRequest:
@@ -61,6 +62,13 @@ def boolean(name: str, value: Any) -> bool:
     """``true`` or ``false``."""
     if type(value) is not bool:
         raise invalid(name, "true or false")
+    return value
+
+
+def service_tier(name: str, value: Any) -> str:
+    """Any of OpenAI's tiers."""
+    if not isinstance(value, str) or value not in _TIERS:
+        raise invalid(name, "one of " + ", ".join(sorted(_TIERS)))
     return value
 
 
@@ -119,75 +127,3 @@ SAMPLING: Final[dict[str, Check]] = {
     "logit_bias": logit_bias,
 }
 """Forwarded as they are, by both endpoints."""
-
-REFUSED: Final = frozenset(
-    [
-        "add_generation_prompt",
-        "add_special_tokens",
-        "allowed_token_ids",
-        "audio",
-        "bad_words",
-        "best_of",
-        "cache_salt",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "data_parallel_rank",
-        "documents",
-        "ec_transfer_params",
-        "echo",
-        "function_call",
-        "functions",
-        "guided_choice",
-        "guided_decoding_backend",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "guided_whitespace_pattern",
-        "ignore_eos",
-        "include_reasoning",
-        "include_stop_str_in_output",
-        "kv_transfer_params",
-        "length_penalty",
-        "logits_processors",
-        "logprob_token_ids",
-        "media_io_kwargs",
-        "min_tokens",
-        "mm_payload",
-        "mm_processor_kwargs",
-        "modalities",
-        "prediction",
-        "priority",
-        "prompt_embeds",
-        "prompt_logprobs",
-        "reasoning_effort",
-        "repetition_detection",
-        "request_id",
-        "return_mm_kwargs",
-        "return_prompt_text",
-        "return_token_ids",
-        "return_token_offsets",
-        "return_tokens_as_token_ids",
-        "routed_experts_prompt_start",
-        "session_id",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop_token_ids",
-        "stream_interval",
-        "structured_outputs",
-        "suffix",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-        "truncation_side",
-        "use_beam_search",
-        "vllm_xargs",
-        "watermarking",
-        "web_search_options",
-    ]
-)
-"""Known to engines or to OpenAI, and refused: each could reach into the engine, another tenant or the bill."""
-
-IGNORED: Final = frozenset(
-    {"user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier", "verbosity"}
-)
-"""Accepted for compatibility and not forwarded: no engine sees them."""

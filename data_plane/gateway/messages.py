@@ -8,7 +8,9 @@ from data_plane.gateway.fields import invalid, text, unknown
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 PARTS_MAX: Final = 256
 TOOL_CALLS_MAX: Final = 32
-_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "refusal"})
+_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_OF_ANSWERS: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
+"""SDKs send an answer back as they hold it, with these null or empty."""
 
 
 def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str, Any]]:
@@ -34,13 +36,14 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(where, "an object")
     for key in message:
-        if key not in _FIELDS:
+        if key in _OF_ANSWERS:
+            if message[key]:
+                raise invalid(f"{where}.{key}", "null or absent")
+        elif key not in _FIELDS:
             raise unknown(f"{where}.{key}")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", "one of " + ", ".join(sorted(ROLES)))
-    if message.get("refusal") is not None:
-        raise invalid(f"{where}.refusal", "null or absent")
     checked: dict[str, Any] = {"role": role}
     if message.get("tool_calls") is not None:
         checked["tool_calls"] = _check_calls(f"{where}.tool_calls", message["tool_calls"], role)

@@ -208,6 +208,7 @@ class _Stream(_Exchange):
             usage_shown=call.usage_shown,
             sequences=call.n,
             event_max_bytes=limits.event_max_bytes,
+            tier_shown=call.tier_asked,
         )
 
     def _first_deadline(self) -> float:
@@ -276,7 +277,11 @@ class _Whole(_Exchange):
             "done",
             counts,
             ending=completion.for_caller(
-                self._answer, counts, response_id=response_id, shown_name=self._attempt.shown_name
+                self._answer,
+                counts,
+                response_id=response_id,
+                shown_name=self._attempt.shown_name,
+                tier_shown=self._attempt.call.tier_asked,
             ),
         )
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from data_plane.gateway.body import UsageShown
+from data_plane.gateway.completion import SERVICE_TIER
 from data_plane.gateway.meter import AdapterLoad, Counts
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -47,13 +48,14 @@ class Rewriter:
         usage_shown: UsageShown,
         sequences: int,
         event_max_bytes: int,
+        tier_shown: bool = False,
     ) -> None:
         self._response_id = response_id
         self._engine_name = engine_name
-        self._shown_name = shown_name
         self._usage_shown = usage_shown
         self._sequences = sequences
         self._event_max_bytes = event_max_bytes
+        self._shown: dict[str, Any] = {"model": shown_name, **(SERVICE_TIER if tier_shown else {})}
         self._pending = b""
         self._head = b""  # what every event of this stream begins with, up to its choices
         self._head_out = b""
@@ -131,7 +133,7 @@ class Rewriter:
             "id": self._response_id,
             "object": chunk.get("object"),
             "created": chunk.get("created"),
-            "model": self._shown_name,
+            **self._shown,
             "choices": choices,
         }
         if self._usage_shown == "continuous" or (self._usage_shown == "final" and not choices):
@@ -152,7 +154,7 @@ class Rewriter:
         head = b"data: " + msgspec.json.encode({**start, "model": self._engine_name})[:-1] + b',"choices":'
         if event.startswith(head):
             self._head = head
-            self._head_out = b"data: " + msgspec.json.encode({**start, "model": self._shown_name})[:-1] + b',"choices":'
+            self._head_out = b"data: " + msgspec.json.encode({**start, **self._shown})[:-1] + b',"choices":'
 
     def _note(self, usage: Any, choices: list[Any]) -> None:
         if not isinstance(usage, dict):
@@ -172,6 +174,8 @@ class Rewriter:
 
     def _shown_usage(self, usage: Any, *, final: bool) -> dict[str, Any]:
         shown = {key: usage[key] for key in _USAGE_KEYS if usage.get(key) is not None}
+        if final:
+            shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
         if final and self._sequences > 1:
             counts = self.counts()
             shown |= {"prompt_tokens": counts.input_tokens, "total_tokens": counts.total_tokens}
