@@ -6,14 +6,13 @@ Another tenant's adapter is not looked at, so it cannot be told from one that do
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
+from core.contracts import PROD, AdapterRoute, BaseModelRoute, RevisionRoute, TenantGrant
 from core.errors import NotFound
 from data_plane.gateway.snapshot import Tables
 from data_plane.gateway.stickiness import pick
 
-"""The alias that an adapter's bare name stands for, once it is set."""
-
 _SHOWN_CHARS: Final = 128
+_LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +62,23 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     return Target(model, base, Served(route, route.revisions[chosen]))
 
 
-def describe(tables: Tables, tenant_id: str) -> list[dict[str, object]]:
+def describe(tables: Tables, tenant: TenantGrant) -> list[dict[str, object]]:
     """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model."""
-    adapters = sorted(tables.adapters.get(tenant_id, {}).values(), key=lambda route: route.name)
+    adapters = sorted(tables.adapters.get(tenant.tenant_id, {}).values(), key=lambda route: route.name)
     bases = sorted(tables.base_models.values(), key=lambda route: route.id)
     return [
-        _entry(name, route.created_at_ms, tenant_id, route.base_model)
+        _adapter_entry(tables, tenant, name, route)
         for route in adapters
         for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
-    ] + [_entry(route.id, route.created_at_ms, "tenora", None) for route in bases]
+    ] + [_base_entry(tenant, route) for route in bases]
 
 
-def describe_one(tables: Tables, tenant_id: str, model: str) -> dict[str, object]:
+def describe_one(tables: Tables, tenant: TenantGrant, model: str) -> dict[str, object]:
     """One entry of the list, or a revision. Raises NotFound as ``resolve`` does."""
-    target = resolve(tables, tenant_id, model, draw="")
+    target = resolve(tables, tenant.tenant_id, model, draw="")
     if target.adapter is None:
-        return _entry(target.base.id, target.base.created_at_ms, "tenora", None)
-    route = target.adapter.route
-    return _entry(model, route.created_at_ms, tenant_id, route.base_model)
+        return _base_entry(tenant, target.base)
+    return _adapter_entry(tables, tenant, model, target.adapter.route)
 
 
 def _find(tables: Tables, tenant_id: str, model: str) -> tuple[AdapterRoute | None, str, dict[str, int]]:
@@ -105,8 +103,25 @@ def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
     return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
 
 
-def _entry(model: str, created_at_ms: int, owner: str, parent: str | None) -> dict[str, object]:
-    return {"id": model, "object": "model", "created": created_at_ms // 1000, "owned_by": owner, "parent": parent}
+def _base_entry(tenant: TenantGrant, base: BaseModelRoute) -> dict[str, object]:
+    entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
+    return {**entry, "parent": None, "revisions": {}, **_bounds(tenant, base)}
+
+
+def _adapter_entry(tables: Tables, tenant: TenantGrant, name: str, route: AdapterRoute) -> dict[str, object]:
+    """``revisions`` are those that serve the name now, by weight."""
+    entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant.tenant_id}
+    _, _, weights = _find(tables, tenant.tenant_id, name)
+    bounds = _bounds(tenant, tables.base_models.get(route.base_model))
+    return {**entry, "parent": route.base_model, "revisions": weights, **bounds}
+
+
+def _bounds(tenant: TenantGrant, base: BaseModelRoute | None) -> dict[str, object]:
+    """What a request may ask of a model; ``max_model_len`` in tokens, under the name that engines give it."""
+    limits = tenant.limits
+    context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
+    shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
+    return {"max_model_len": context, "limits": {"context_tokens": context, **shown}}
 
 
 def _unlisted(route: AdapterRoute) -> str:

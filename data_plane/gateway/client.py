@@ -1,20 +1,46 @@
-"""The caller's end of one request over ASGI: reading its body within bounds, and noticing that it has gone."""
+"""The caller's end of one request over ASGI: reading its body within bounds, answering, and noticing that it has gone.
+
+It speaks OpenAI's shapes; a subclass may speak another's.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
 
-from core.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from data_plane.gateway.errors import Headers, HeadersTooLarge
+from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia
+from data_plane.gateway.errors import Headers, HeadersTooLarge, error_body, error_event, error_headers
 
 CLIENT_GONE: Final = 499  # nginx's word, in our metrics, for a caller who left before there was a response
 
 
 class ClientGone(Exception):
     """The caller hung up before its request was whole."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What is sent, as long as it stays within ``bytes_max``; ``on_whole`` is awaited before the last of it goes out.
+    An answer that is or becomes an error is not recorded.
+    """
+
+    bytes_max: int
+    on_whole: Callable[["Recording"], Awaitable[None]]
+    status: int = 0
+    headers: Headers = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)
+    too_large: bool = False
+
+    def add(self, data: bytes) -> None:
+        """Keep ``data``, or nothing at all once it is too much."""
+        if len(self.body) + len(data) > self.bytes_max:
+            self.too_large = True
+            self.body.clear()
+        if not self.too_large:
+            self.body += data
 
 
 class Client:
@@ -27,6 +53,7 @@ class Client:
         self.started = False
         self.status = 0  # of the response
         self.body_read = False
+        self.recording: Recording | None = None
         self._receive = receive
         self._send = send
         self._headers = headers  # sent with every response
@@ -80,12 +107,18 @@ class Client:
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers; a connection whose body was not read is not kept."""
         self.started, self.status = True, status
+        if self.recording is not None:
+            self.recording.status, self.recording.headers = status, headers
         if not self.body_read and self.method not in ("GET", "HEAD"):
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:
         """Send bytes of the body; waits while the caller reads slowly."""
+        if self.recording is not None:
+            self.recording.add(body)
+            if not more:
+                await self.recording.on_whole(self.recording)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
@@ -94,6 +127,16 @@ class Client:
             status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
         )
         await self.write(body, more=False)
+
+    async def fail(self, error: AppError) -> None:
+        """Answer with an error; nothing has been sent yet."""
+        self.recording = None
+        await self.respond(error.status, error_body(error), error_headers(error))
+
+    async def break_off(self, error: AppError) -> None:
+        """End a stream that has begun with an error."""
+        self.recording = None
+        await self.write(error_event(error), more=False)
 
 
 def _content_type(headers: Headers) -> bytes:

@@ -18,7 +18,6 @@ from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
-from data_plane.gateway.errors import error_event
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.relay import Relay, Relayed
 from data_plane.gateway.serving import Prepared, Serving
@@ -121,10 +120,10 @@ class Lifecycle:
             raise relayed.error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.last_write_s):
-                if call.stream:
-                    await client.write(
-                        relayed.ending if relayed.error is None else error_event(relayed.error), more=False
-                    )
+                if relayed.error is not None:
+                    await client.break_off(relayed.error)
+                elif call.stream:
+                    await client.write(relayed.ending, more=False)
                 else:
                     await client.respond(200, relayed.ending, service.headers)
 

@@ -20,7 +20,7 @@ from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import Kind
 from data_plane.gateway.catalog import describe, describe_one
 from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
-from data_plane.gateway.errors import InternalError, MethodNotAllowed, error_body, error_headers
+from data_plane.gateway.errors import InternalError, MethodNotAllowed
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.replicas import Replicas
@@ -113,12 +113,12 @@ class Routes:
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)
-        await _answer(client, {"object": "list", "data": describe(tables, caller.tenant.tenant_id)})
+        await _answer(client, {"object": "list", "data": describe(tables, caller.tenant)})
         self._listing_hints.note(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)
-        await _answer(client, describe_one(tables, caller.tenant.tenant_id, client.path.removeprefix(_MODELS)))
+        await _answer(client, describe_one(tables, caller.tenant, client.path.removeprefix(_MODELS)))
 
     async def _health(self, client: Client, _request_id: str) -> None:
         await _answer(client, {"status": "alive"})
@@ -146,4 +146,4 @@ async def _answer(client: Client, value: object, *, status: int = 200) -> None:
 
 async def _fail(client: Client, error: AppError) -> None:
     metrics.refusals.labels(error.code).inc()
-    await client.respond(error.status, error_body(error), error_headers(error))
+    await client.fail(error)
