@@ -128,6 +128,15 @@ class Client:
         )
         await self.write(body, more=False)
 
+    async def deliver(self, answer: bytes, headers: Headers) -> None:
+        """Send a whole completion."""
+        await self.respond(200, answer, headers)
+
+    async def replay(self, recorded: Recording, headers: Headers) -> None:
+        """Send what was recorded of an earlier answer, byte for byte."""
+        await Client.start(self, recorded.status, [*recorded.headers, *headers])
+        await Client.write(self, bytes(recorded.body), more=False)
+
     async def fail(self, error: AppError) -> None:
         """Answer with an error; nothing has been sent yet."""
         self.recording = None

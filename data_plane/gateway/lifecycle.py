@@ -15,7 +15,7 @@ from data_plane.gateway import metrics
 from data_plane.gateway.admission import Admission, Demand
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
-from data_plane.gateway.body import BodyLimits, Call, Kind, check_vocabulary, engine_body, parse_call
+from data_plane.gateway.body import BodyLimits, Call, Kind, Parse, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
 from data_plane.gateway.heat import AdapterHeat
@@ -62,12 +62,12 @@ class Lifecycle:
             raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
         return authenticate(client.request_headers, tables, self._pepper), tables
 
-    async def prepare(self, kind: Kind, client: Client, request_id: str) -> Prepared:
+    async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> Prepared:
         """Authenticate, read, check, resolve and count. Takes nothing from any limit."""
         caller, _ = self.identify(client)
         raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
         read_at = time.monotonic()
-        call = parse_call(kind, raw, self._body_limits)
+        call = parse(kind, raw, self._body_limits)
         session = session_key(client.request_headers, call)
         target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
@@ -80,10 +80,10 @@ class Lifecycle:
         assert self._snapshot.tables is not None, "a caller was found in it"
         return self._snapshot.tables
 
-    async def complete(self, kind: Kind, client: Client, request_id: str) -> None:
+    async def complete(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> None:
         """Serve one completion. Raises AppError for what could be told before the response began."""
         arrived = time.monotonic()
-        prepared = await self.prepare(kind, client, request_id)
+        prepared = await self.prepare(kind, client, request_id, parse)
         call, target, tenant = prepared.call, prepared.target, prepared.caller.tenant
         max_tokens = output_ceiling(prepared.prompt_tokens, call.max_tokens, tenant.limits, target.base)
         demand = Demand(
@@ -125,7 +125,7 @@ class Lifecycle:
                 elif call.stream:
                     await client.write(relayed.ending, more=False)
                 else:
-                    await client.respond(200, relayed.ending, service.headers)
+                    await client.deliver(relayed.ending, service.headers)
 
     def _salt(self, tenant_id: str) -> str:
         """One tenant's prefix cache is closed to every other: same tenant, same salt, guessable by nobody."""

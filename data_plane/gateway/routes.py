@@ -16,8 +16,10 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import AppError, NotFound
 from core.ids import new_id
 from data_plane.gateway import metrics
+from data_plane.gateway.anthropic_client import PREFIX, AnthropicClient
+from data_plane.gateway.anthropic_request import parse_messages
 from data_plane.gateway.beat import Beat
-from data_plane.gateway.body import Kind
+from data_plane.gateway.body import Kind, Parse, parse_call
 from data_plane.gateway.catalog import describe, describe_one
 from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.errors import InternalError, MethodNotAllowed
@@ -48,6 +50,8 @@ class Routes:
         self._table: dict[str, tuple[str, Serve]] = {
             "/v1/chat/completions": ("POST", self._completions("chat")),
             "/v1/completions": ("POST", self._completions("completion")),
+            "/v1/messages": ("POST", self._completions("chat", parse_messages)),
+            "/v1/messages/count_tokens": ("POST", self._count_tokens),
             "/v1/tokenize": ("POST", self._tokenize),
             "/v1/models": ("GET", self._list_models),
             "/healthz": ("GET", self._health),
@@ -65,7 +69,8 @@ class Routes:
 
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         request_id = new_id("req")
-        client = Client(scope, receive, send, [(b"x-request-id", request_id.encode())])
+        speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
+        client = speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
         # Tasks that are started for the request inherit this, so that all of its log lines carry the id.
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             await self._serve(client, request_id)
@@ -100,9 +105,9 @@ class Routes:
             return "unknown", self._nothing
         return label, serve if client.method == method else _wrong_method(method)
 
-    def _completions(self, kind: Kind) -> Serve:
+    def _completions(self, kind: Kind, parse: Parse = parse_call) -> Serve:
         async def serve(client: Client, request_id: str) -> None:
-            await self._lifecycle.complete(kind, client, request_id)
+            await self._lifecycle.complete(kind, client, request_id, parse)
 
         return serve
 
@@ -110,6 +115,10 @@ class Routes:
         prepared = await self._lifecycle.prepare("tokenize", client, request_id)
         context = min(prepared.caller.tenant.limits.context_tokens, prepared.target.base.context_tokens)
         await _answer(client, {"count": prepared.prompt_tokens, "max_model_len": context})
+
+    async def _count_tokens(self, client: Client, request_id: str) -> None:
+        prepared = await self._lifecycle.prepare("tokenize", client, request_id, parse_messages)
+        await _answer(client, {"input_tokens": prepared.prompt_tokens})
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)
