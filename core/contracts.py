@@ -10,7 +10,9 @@ from core.engine_names import engine_name
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan allows a tenant. Every number is a ceiling."""
+    """What a plan allows a tenant. Every number is a ceiling, None is none. ``count_cached_tokens`` says whether prompt
+    tokens from a prefix cache count towards the minute and the month, once it is known that they were.
+    """
 
     requests_per_minute: int
     tokens_per_minute: int
@@ -23,6 +25,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     adapter_rank: int
     adapter_bytes: int
     pinned_adapters: int = 0
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    spend_nanos_per_month: int | None = None
+    count_cached_tokens: bool = True
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one key may take of what its tenant may. None is no limit of the key's own."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_month: int | None = None
+    spend_nanos_per_month: int | None = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +56,20 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     tenant_id: str
     scopes: tuple[str, ...]
+    limits: KeyLimits | None = None
 
 
 class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway knows of a tenant; published under its id."""
+    """What a gateway knows of a tenant; published under its id. ``charged_nanos`` was charged before the present month,
+    and ``spend_ceiling_nanos`` is what may have been charged in all by its end; None is no ceiling.
+    """
 
     tenant_id: str
     status: Literal["active", "suspended"]
     limits: Limits
+    prices: Prices | None = None
+    spend_ceiling_nanos: int | None = None
+    charged_nanos: int = 0
 
 
 class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,9 @@ USAGE_STREAM: Final = "tenora:usage"  # stream of UsageEvent in field "event"
 USAGE_GROUP: Final = "billing"
 USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
 
+# Between gateways.
+LEASED_TENANTS: Final = "tenora:leased"  # sorted set: tenant id by the Unix millisecond of its next expiry, or before
+PLATFORM_QUOTA: Final = "tenora:quota:platform"  # hash like a tenant's, of everything that is in flight
 
 # Between the control plane's worker and the agents.
 CANARY_RESULTS: Final = "tenora:canary:results"  # list of CanaryResult
@@ -66,8 +69,13 @@ def replica_held_pages(replica_id: str) -> str:
 
 
 def tenant_quota(tenant_id: str) -> str:
-    """Hash: theoretical arrival times, requests and pages held, tokens of the month."""
+    """Hash: theoretical arrival times, what requests in work hold, tokens and nanodollars of the month and in all."""
     return f"tenora:quota:{{{tenant_id}}}"
+
+
+def key_quota(tenant_id: str, key_id: str) -> str:
+    """The same of one key that has limits of its own."""
+    return f"tenora:quota:{{{tenant_id}}}:key:{key_id}"
 
 
 def tenant_leases(tenant_id: str) -> str:

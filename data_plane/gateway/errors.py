@@ -24,6 +24,9 @@ _MAY_PASS: Final = frozenset({408, 409, 429})
 """Refusals that another attempt may get past; SDKs retry these, and every other 4xx says that it cannot."""
 
 
+_MORE: Final = ("eta_s", "max_tokens_that_fit")
+
+
 class HeadersTooLarge(AppError):
     """Request line and headers above their limit."""
 
@@ -46,10 +49,18 @@ class QuotaExceeded(TooManyRequests):
     """A limit of the tenant's plan, with what the rate-limit headers say about it."""
 
     def __init__(
-        self, message: str, *, code: str, headers: Headers, retry_after_s: float | None, retryable: bool
+        self,
+        message: str,
+        *,
+        code: str,
+        headers: Headers,
+        retry_after_s: float | None,
+        retryable: bool,
+        max_tokens_that_fit: int | None,
     ) -> None:
         super().__init__(message, code=code, retry_after_s=retry_after_s, retryable=retryable)
         self.headers = headers
+        self.max_tokens_that_fit = max_tokens_that_fit
 
 
 def error_type(error: AppError) -> str:
@@ -60,10 +71,12 @@ def error_type(error: AppError) -> str:
 
 
 def error_body(error: AppError) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}}``, all four always there; ``eta_s`` too where it is known."""
+    """``{"error": {"message", "type", "param", "code"}}``, all four always there; ``eta_s`` or
+    ``max_tokens_that_fit`` too where it is known.
+    """
     said = {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
-    eta_s = getattr(error, "eta_s", None)
-    return msgspec.json.encode({"error": said if eta_s is None else {**said, "eta_s": eta_s}})
+    more = {name: known for name in _MORE if (known := getattr(error, name, None)) is not None}
+    return msgspec.json.encode({"error": {**said, **more}})
 
 
 def error_headers(error: AppError) -> Headers:

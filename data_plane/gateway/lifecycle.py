@@ -13,6 +13,7 @@ from core.contracts import BaseModelRoute, Limits
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission import Admission, Demand
+from data_plane.gateway.allowance import PlatformLimits, allowance
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, Parse, check_vocabulary, engine_body, parse_call
@@ -52,6 +53,8 @@ class Lifecycle:
         self._relay = relay
         self._pepper = settings.key_pepper.get_secret_value().encode()
         self._salt_secret = settings.salt_secret.get_secret_value().encode()
+        self._platform = platform_limits(settings)
+        self._longest_ms = round((settings.request_s + settings.abort_s) * 1000)
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
 
     def identify(self, client: Client) -> tuple[Caller, Tables]:
@@ -88,19 +91,24 @@ class Lifecycle:
         max_tokens = output_ceiling(prepared.prompt_tokens, call.max_tokens, tenant.limits, target.base)
         demand = Demand(
             request_id=request_id,
-            tenant_id=tenant.tenant_id,
             limits=tenant.limits,
+            allowance=allowance(tenant, prepared.caller.key, self._platform, longest_ms=self._longest_ms),
             base_model=target.base.id,
             engine_name=target.engine_name,
             sequences=call.n,
-            sequence_tokens=prepared.prompt_tokens + max_tokens,
+            prompt_tokens=prepared.prompt_tokens,
+            max_tokens=max_tokens,
+            min_tokens=self._least(call, max_tokens),
             rank=target.rank,
         )
         place = await self._admission.admit(demand)
         service = Serving(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
         try:
             relayed = await service.run(engine_body(
-                call, model=target.engine_name, max_tokens=max_tokens, cache_salt=self._salt(tenant.tenant_id)
+                call,
+                model=target.engine_name,
+                max_tokens=place.verdict.max_tokens,
+                cache_salt=self._salt(tenant.tenant_id),
             ))  # fmt: skip
         finally:
             await self._settler.settle(service.settlement())
@@ -127,6 +135,12 @@ class Lifecycle:
                 else:
                     await client.deliver(relayed.ending, service.headers)
 
+    def _least(self, call: Call, max_tokens: int) -> int:
+        """The fewest tokens to be content with: what was asked for is given whole or refused, since an answer cut short
+        without a word is worse; who asked for none takes what quotas leave.
+        """
+        return max_tokens if call.max_tokens is not None else min(max_tokens, self._settings.min_completion_tokens)
+
     def _salt(self, tenant_id: str) -> str:
         """One tenant's prefix cache is closed to every other: same tenant, same salt, guessable by nobody."""
         return hmac.new(self._salt_secret, tenant_id.encode(), hashlib.sha256).hexdigest()
@@ -152,3 +166,12 @@ def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: 
             param="max_tokens",
         )
     return asked if asked is not None else min(room, limits.output_tokens)
+
+
+def platform_limits(settings: GatewaySettings) -> PlatformLimits:
+    """The limits of all tenants together."""
+    return PlatformLimits(
+        concurrent_requests=settings.platform_concurrent_requests,
+        kv_pages=settings.platform_kv_pages,
+        tokens_per_minute=settings.platform_tokens_per_minute,
+    )

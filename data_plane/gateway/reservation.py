@@ -1,35 +1,40 @@
-"""Reserve, renew, move and settle, each one atomic script in Redis. What a request may cost is decided by the caller.
+"""Reserve, renew, move, settle and sweep, each one atomic script in Redis. What a request may take, its caller decides.
 
 Fails closed: without an answer in time nothing is admitted. The scripts are files beside this one.
 """
 
 import asyncio
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from itertools import islice
+from typing import Final
 
 import msgspec
-from redis.exceptions import NoScriptError
 
 from core import keys
-from core.contracts import Limits, UsageEvent
+from core.contracts import UsageEvent
+from data_plane.gateway.allowance import Allowance
 from data_plane.gateway.limits import Verdict
 from data_plane.gateway.redis_line import Argument, RedisLine
+from data_plane.gateway.script import Script
+from data_plane.gateway.used import NOTHING_USED, Used
 
-_SCRIPTS: Final = Path(__file__).parent / "scripts"
+RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which everybody else waits for
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a request takes at most. ``tokens`` is prompt plus max_tokens, times its sequences."""
+    """What a request takes at most, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
+    prompt and up to ``max_tokens``; where those do not fit, as few as ``min_tokens`` may be granted in their place.
+    """
 
     request_id: str
-    tenant_id: str
-    tokens: int
-    pages: int
+    sequences: int
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    block_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +44,16 @@ class Settlement:
     request_id: str
     tenant_id: str
     replica_id: str
-    used_tokens: int
-    event: UsageEvent | None
+    used: Used = NOTHING_USED
+    event: UsageEvent | None = None
 
 
-class Script:
-    """One Lua file, called by its digest and loaded where the server does not know it yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a running request has used so far: the event that is billed if nobody settles it."""
 
-    def __init__(self, name: str) -> None:
-        self.source = (_SCRIPTS / "holds.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
-        self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-    async def __call__(self, line: RedisLine, script_keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """The script's reply, of its own shape. Raises redis.RedisError."""
-        try:
-            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
-        except NoScriptError:
-            await line.call("SCRIPT", "LOAD", self.source)
-            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+    event: UsageEvent
+    used: Used
 
 
 class Reservations:
@@ -70,36 +67,56 @@ class Reservations:
         self._settle = Script("settle")
         self._renew = Script("renew")
         self._move = Script("move")
+        self._sweep = Script("sweep")
 
-    async def reserve(self, ask: Ask, limits: Limits, *, replica_id: str, replica_pages_max: int) -> Verdict:
-        """Take everything ``ask`` names, or nothing. ``replica_pages_max`` of -1 only asks whether the tenant may."""
+    async def reserve(self, ask: Ask, allowance: Allowance, *, replica_id: str, replica_pages_max: int) -> Verdict:
+        """Take what ``ask`` names at every level, or nothing. ``replica_pages_max`` of -1 only asks whether the caller
+        may. The same request again gives back first what it took before.
+        """
+        tenant_id, costs = allowance.tenant_id, allowance.costs
         reply = await self._reserve(
             self._line,
             (
-                keys.tenant_quota(ask.tenant_id),
-                keys.tenant_leases(ask.tenant_id),
-                keys.reservation(ask.tenant_id, ask.request_id),
+                keys.tenant_leases(tenant_id),
+                keys.reservation(tenant_id, ask.request_id),
+                keys.settled(tenant_id, ask.request_id),
+                keys.LEASED_TENANTS,
+                keys.USAGE_STREAM,
                 keys.replica_held(replica_id),
                 keys.replica_held_pages(replica_id),
+                *(level.quota for level in allowance.levels),
             ),
             (
                 ask.request_id,
+                tenant_id,
                 self._lease_ms,
-                keys.reservation(ask.tenant_id, ""),
-                ask.tokens,
-                ask.pages,
+                self._marker_s,
+                keys.reservation(tenant_id, ""),
+                keys.settled(tenant_id, ""),
+                ask.sequences,
+                ask.prompt_tokens,
+                ask.max_tokens,
+                ask.min_tokens,
+                ask.block_tokens,
                 replica_pages_max,
-                limits.requests_per_minute,
-                limits.tokens_per_minute,
-                limits.concurrent_requests,
-                limits.kv_pages,
-                limits.tokens_per_month,
+                costs.input_nanos,
+                costs.output_nanos,
+                costs.page_nanos,
+                *(limit for level in allowance.levels for limit in level.arguments),
             ),
         )
-        return Verdict(reply[0].decode(), *reply[1:])
+        verdict, number, *rest = reply
+        return Verdict(verdict.decode(), allowance.levels[number - 1].name if number else "", *rest)
 
     async def move(
-        self, request_id: str, pages: int, *, old_replica_id: str, replica_id: str, replica_pages_max: int
+        self,
+        request_id: str,
+        pages: int,
+        *,
+        tenant_id: str,
+        old_replica_id: str,
+        replica_id: str,
+        replica_pages_max: int,
     ) -> bool:
         """Exchange the pages held on one replica for pages on another; False where they do not fit."""
         return bool(
@@ -110,6 +127,7 @@ class Reservations:
                     keys.replica_held_pages(old_replica_id),
                     keys.replica_held(replica_id),
                     keys.replica_held_pages(replica_id),
+                    keys.reservation(tenant_id, request_id),
                 ),
                 (request_id, self._lease_ms, pages, replica_pages_max),
             )
@@ -117,34 +135,74 @@ class Reservations:
 
     async def settle(self, settlement: Settlement) -> bool:
         """End a reservation; False where it has been settled before. Idempotent on the request id."""
-        event = b"" if settlement.event is None else _ENCODER.encode(settlement.event)
         tenant_id, request_id = settlement.tenant_id, settlement.request_id
+        event, used = settlement.event, settlement.used
         return bool(
             await self._settle(
                 self._line,
                 (
-                    keys.tenant_quota(tenant_id),
+                    keys.settled(tenant_id, request_id),
                     keys.tenant_leases(tenant_id),
                     keys.reservation(tenant_id, request_id),
-                    keys.settled(tenant_id, request_id),
                     keys.USAGE_STREAM,
                     keys.replica_held(settlement.replica_id),
                     keys.replica_held_pages(settlement.replica_id),
+                    keys.tenant_quota(tenant_id),
+                    keys.key_quota(tenant_id, "" if event is None else event.key_id),
                 ),
-                (request_id, settlement.used_tokens, event, self._marker_s),
+                (
+                    request_id,
+                    self._marker_s,
+                    used.input_tokens,
+                    used.output_tokens,
+                    used.cost_nanos,
+                    b"" if event is None else _ENCODER.encode(event),
+                ),
             )
         )
 
-    async def renew(self, groups: dict[tuple[str, str], list[str]]) -> int:
-        """Extend leases; ``groups`` are request ids by (tenant, replica). Returns how many had run out."""
+    async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> int:
+        """Extend leases, and note what their requests have used: by (tenant, replica), request ids with a checkpoint,
+        or None where the last one still says it all. Returns how many leases had run out.
+        """
         missing = await asyncio.gather(
             *(
                 self._renew(
                     self._line,
-                    (keys.tenant_leases(tenant), keys.replica_held(replica)),
-                    (self._lease_ms, *request_ids),
+                    (keys.tenant_leases(tenant_id), keys.replica_held(replica_id)),
+                    (self._lease_ms, keys.reservation(tenant_id, ""), *part),
                 )
-                for (tenant, replica), request_ids in groups.items()
+                for (tenant_id, replica_id), requests in groups.items()
+                for part in _parts(requests)
             )
         )
         return sum(missing)
+
+    async def sweep(self, tenant_id: str) -> int:
+        """End a tenant's reservations whose leases ran out, each by its last checkpoint, and note in ``LEASED_TENANTS``
+        when the next one does. Returns how many there were: a bounded number, so call again while there are any.
+        """
+        return int(
+            await self._sweep(
+                self._line,
+                (keys.tenant_leases(tenant_id), keys.LEASED_TENANTS, keys.USAGE_STREAM),
+                (tenant_id, self._marker_s, keys.reservation(tenant_id, ""), keys.settled(tenant_id, "")),
+            )
+        )
+
+
+def _parts(requests: Mapping[str, Checkpoint | None]) -> list[list[Argument]]:
+    """What renew.lua is told of each request, in runs of a bounded length."""
+    items = iter(requests.items())
+    parts = []
+    while batch := list(islice(items, RENEWED_AT_ONCE_MAX)):
+        part: list[Argument] = []
+        for request_id, checkpoint in batch:
+            if checkpoint is None:
+                part += [request_id, "", 0, 0, 0]
+            else:
+                used = checkpoint.used
+                encoded = _ENCODER.encode(checkpoint.event)
+                part += [request_id, encoded, used.input_tokens, used.output_tokens, used.cost_nanos]
+        parts.append(part)
+    return parts

@@ -1,12 +1,43 @@
 """Every limit, timeout and secret of the gateway, each with its unit. What others share is in core.settings."""
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 
+from core.contracts import CHECKPOINT_TOKENS_MAX
 from core.keys import GATEWAYS_LEASE_S_MAX
-from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
+from core.settings import EngineKeySettings, Fragment, KeySettings, RedisSettings, TelemetrySettings
 
 
-class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings):
+class DurabilitySettings(Fragment):
+    """What a gateway keeps so that its death loses nothing."""
+
+    checkpoint_s: float = Field(
+        default=1, gt=0, le=1, description="How old the last checkpoint of a running request may be."
+    )
+    checkpoint_tokens: int = Field(
+        default=48,
+        ge=1,
+        le=CHECKPOINT_TOKENS_MAX,
+        description="Tokens after which a running request gets another checkpoint.",
+    )
+    sweep_s: float = Field(default=2, gt=0, description="How often requests whose gateway died are looked for.")
+    sweep_tenants_max: int = Field(default=100, ge=1, description="Tenants looked at in one sweep.")
+    journal_dir: Path = Field(
+        default=Path(".tenora/journal"),
+        description="Folder of settlements that Redis does not have yet; gateways of one machine share it.",
+    )
+    journal_segment_max_bytes: int = Field(default=4_194_304, ge=4096, description="Bytes of one file of a journal.")
+    journal_max_bytes: int = Field(default=268_435_456, ge=65_536, description="Bytes one process may journal.")
+    journal_takeover_s: float = Field(
+        default=5, gt=0, description="How often journals of dead processes are looked for."
+    )
+    settlement_kept_s: float = Field(
+        default=5, ge=0, description="How long a settlement is kept to be repeated to a Redis that restarted."
+    )
+
+
+class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings, DurabilitySettings):
     """The gateway's environment."""
 
     salt_secret: SecretStr = Field(
@@ -45,7 +76,22 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     redis_stalled_s: float = Field(default=3, gt=0, description="A line to Redis silent this long is given up.")
     redis_pending_max: int = Field(default=20_000, ge=1, description="Commands that may wait for Redis's replies.")
     reserve_deadline_ms: int = Field(
-        default=250, ge=1, description="How long a reservation may take before it is refused."
+        default=50, ge=1, description="How long a reservation may take before it is refused."
+    )
+    min_completion_tokens: int = Field(
+        default=16,
+        ge=1,
+        le=4096,
+        description="A caller who sets no max_tokens is served while quotas leave room for so many.",
+    )
+    platform_concurrent_requests: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="Requests that all tenants together may have in work."
+    )
+    platform_kv_pages: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="KV pages that all tenants together may have in flight."
+    )
+    platform_tokens_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="Tokens a minute that all tenants together may take."
     )
     lease_s: float = Field(default=20, gt=0, description="How long a reservation outlives the gateway that made it.")
     lease_renewal_s: float = Field(default=5, gt=0, description="How often leases of running requests are renewed.")

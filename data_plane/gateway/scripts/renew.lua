@@ -1,15 +1,20 @@
--- Extend the leases of one tenant's requests on one replica. A lease that ran out before is not brought back: what it
--- held may be another's by now, and its settlement still counts.
+-- Extend the leases of one tenant's requests on one replica, and note what they have used so far. A lease that ran out
+-- before is not brought back: what it held may be another's by now, and its settlement still counts.
 -- KEYS leases, replica_held
--- ARGV lease_ms, request_id...
+-- ARGV lease_ms, reservation_prefix, then for each request: request_id, checkpoint ('' for none newer), its input, output, nanos
 -- Returns how many of them had run out.
 
 local expires_ms = math.floor(now_us() / 1000) + tonumber(ARGV[1])
 local missing = 0
-for index = 2, #ARGV do
-  if redis.call('ZSCORE', KEYS[1], ARGV[index]) then
-    redis.call('ZADD', KEYS[1], 'XX', expires_ms, ARGV[index])
-    redis.call('ZADD', KEYS[2], 'XX', expires_ms, ARGV[index])
+for index = 3, #ARGV, 5 do
+  local request_id = ARGV[index]
+  if redis.call('ZSCORE', KEYS[1], request_id) then
+    redis.call('ZADD', KEYS[1], 'XX', expires_ms, request_id)
+    redis.call('ZADD', KEYS[2], 'XX', expires_ms, request_id)
+    if ARGV[index + 1] ~= '' then
+      redis.call('HSET', ARGV[2] .. request_id, 'checkpoint', ARGV[index + 1], 'checkpoint_input', ARGV[index + 2],
+        'checkpoint_output', ARGV[index + 3], 'checkpoint_nanos', ARGV[index + 4])
+    end
   else
     missing = missing + 1
   end

@@ -1,85 +1,261 @@
--- All limits or none: take one request, its tokens and its KV pages from the tenant, and its pages from the replica.
--- KEYS quota, leases, reservation, replica_held, replica_held_pages
--- ARGV request_id, lease_ms, reservation_prefix, tokens, pages, replica_pages_max,
---      requests_per_minute, tokens_per_minute, concurrent_requests, kv_pages, tokens_per_month
--- Returns {verdict, wait_us, limit, remaining, requests_remaining, requests_reset_us, tokens_remaining, tokens_reset_us,
---          replica_pages_held}. The verdict is '' or the name of the first limit in the way; wait_us < 0 means never.
+-- All or nothing: take one request, its tokens, KV pages and cost from every level, and its pages from the replica.
+-- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, then each level's hash
+-- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
+--      sequences, prompt_tokens, max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
+--      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
+--      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit)
+-- Returns {verdict, level, wait_us, limit, remaining, fits, max_tokens, pages, requests_limit, requests_remaining,
+--          requests_reset_us, tokens_limit, tokens_remaining, tokens_reset_us, replica_pages_held}
+-- The verdict is '' or the first limit in the way, of the level with that number; wait_us < 0 means never, and fits is the
+-- max_tokens that would fit now. Where max_tokens do not fit but min_tokens do, as many as fit are granted.
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local quota, leases, reservation, replica_held, replica_pages = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local request_id, lease_ms, prefix = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local tokens, pages = tonumber(ARGV[4]), tonumber(ARGV[5])
-local replica_pages_max = tonumber(ARGV[6])
-local requests_limit, tokens_limit = tonumber(ARGV[7]), tonumber(ARGV[8])
-local concurrent_limit, pages_limit, month_limit = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local MINUTE_US = 60000000
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 8, 16, 10
+local MINUTE_US, PAGE_TOKENS = 60000000, 16
+local NANOS_MAX = 9007199254740991 -- what a Lua number counts exactly; more is held by nobody
+local RATES = { 'requests', 'tokens', 'input', 'output' }
+local FIELDS = { 'month', 'concurrent', 'kv_pages', 'month_held', 'month_used', 'spend_held_nanos', 'spent_nanos',
+  'month_spent_nanos', 'requests_tat_us', 'tokens_tat_us', 'input_tat_us', 'output_tat_us' }
+
+local leases, reservation, replica_held, replica_pages = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
+local request_id, tenant_id, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local sequences, prompt, asked, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local block, replica_pages_max = tonumber(ARGV[11]), tonumber(ARGV[12])
+local input_nanos, output_nanos, page_nanos = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 
 local now = now_us()
 local now_ms = math.floor(now / 1000)
+local month = month_of(math.floor(now / 1000000))
 
-for _, expired in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)) do
-  release_tenant(quota, leases, prefix .. expired, expired)
-end
-expire_replica(replica_held, replica_pages, now_ms)
-
-local used = month_used(quota, now)
-local stored = redis.call('HMGET', quota, 'concurrent', 'kv_pages', 'requests_tat_us', 'tokens_tat_us', 'month_held')
-local concurrent, pages_held = tonumber(stored[1]) or 0, tonumber(stored[2]) or 0
-local requests_tat = math.max(tonumber(stored[3]) or 0, now)
-local tokens_tat = math.max(tonumber(stored[4]) or 0, now)
-local month_held = tonumber(stored[5]) or 0
-local replica_total = tonumber(redis.call('HGET', replica_pages, 'total')) or 0
-
--- How many units still fit a bucket whose theoretical arrival time is tat.
-local function remaining(limit, tat)
-  return math.max(0, math.floor((now + MINUTE_US - tat) * limit / MINUTE_US))
+-- What the request takes at most with so many max_tokens.
+local function needs(max_tokens)
+  local need = { requests = 1, input = sequences * prompt, output = sequences * max_tokens }
+  need.tokens = need.input + need.output
+  need.pages = sequences * math.ceil((prompt + max_tokens) / block) * (block / PAGE_TOKENS)
+  need.nanos = math.min(NANOS_MAX, need.input * input_nanos + need.output * output_nanos + need.pages * page_nanos)
+  return need
 end
 
-local function answer(verdict, wait_us, limit, left)
-  return { verdict, wait_us, limit, left, remaining(requests_limit, requests_tat), requests_tat - now,
-    remaining(tokens_limit, tokens_tat), tokens_tat - now, replica_total }
-end
-
--- Microseconds until a bucket takes `cost` more; 0 is now, -1 is never.
-local function wait_for(limit, tat, cost)
-  if cost > limit then
-    return -1, 0
+local function read_level(index)
+  local quota, first = KEYS[index], FIRST_LIMIT + (index - FIRST_LEVEL) * LIMITS
+  local stored = redis.call('HMGET', quota, unpack(FIELDS))
+  local level = { quota = quota, rates = {} }
+  for position = 2, 8 do
+    level[FIELDS[position]] = tonumber(stored[position]) or 0
   end
-  local cost_us = math.ceil(cost * MINUTE_US / limit)
-  return math.max(0, tat + cost_us - now - MINUTE_US), cost_us
+  if stored[1] ~= month then
+    redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0)
+    level.month_used, level.month_spent_nanos = 0, 0
+  end
+  for position, rate in ipairs(RATES) do
+    local limit = tonumber(ARGV[first + position - 1])
+    level.rates[position] = { name = rate, limit = limit, tat = math.max(tonumber(stored[8 + position]) or 0, now) }
+  end
+  level.concurrent_limit, level.pages_limit = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
+  level.month_limit, level.spend_ceiling = tonumber(ARGV[first + 6]), tonumber(ARGV[first + 7])
+  level.spent_is_lost = level.spent_nanos < tonumber(ARGV[first + 8]) -- Redis forgot what had been charged long ago
+  level.spent_nanos = math.max(level.spent_nanos, tonumber(ARGV[first + 8]))
+  level.month_nanos = tonumber(ARGV[first + 9])
+  return level
 end
 
-if used + month_held + tokens > month_limit then
-  return answer('tokens_per_month', -1, month_limit, math.max(0, month_limit - used - month_held))
-end
-local requests_wait, request_us = wait_for(requests_limit, requests_tat, 1)
-if requests_wait ~= 0 then
-  return answer('requests_per_minute', requests_wait, requests_limit, remaining(requests_limit, requests_tat))
-end
-local tokens_wait, tokens_us = wait_for(tokens_limit, tokens_tat, tokens)
-if tokens_wait ~= 0 then
-  return answer('tokens_per_minute', tokens_wait, tokens_limit, remaining(tokens_limit, tokens_tat))
-end
-if concurrent + 1 > concurrent_limit then
-  return answer('concurrent_requests', concurrent_limit < 1 and -1 or 0, concurrent_limit, 0)
-end
-if pages_held + pages > pages_limit then
-  return answer('kv_pages', pages > pages_limit and -1 or 0, pages_limit, math.max(0, pages_limit - pages_held))
-end
-if replica_total + pages > replica_pages_max then
-  return answer('replica_pages', 0, replica_pages_max, math.max(0, replica_pages_max - replica_total))
+-- How many units still fit a bucket; a limit of none has room for all.
+local function left_in(rate)
+  return math.max(0, math.floor((now + MINUTE_US - rate.tat) * rate.limit / MINUTE_US))
 end
 
+local function takes_us(rate, cost)
+  return math.ceil(cost * MINUTE_US / rate.limit)
+end
+
+-- Nanodollars that a level may still hold, by its ceiling or its month, whichever leaves less; and the limit that does.
+local function spend_left(level)
+  local left, limit = NANOS_MAX - level.spend_held_nanos, NANOS_MAX
+  if level.spend_ceiling >= 0 and level.spend_ceiling - level.spent_nanos - level.spend_held_nanos < left then
+    left, limit = level.spend_ceiling - level.spent_nanos - level.spend_held_nanos, level.spend_ceiling
+  end
+  if level.month_nanos >= 0 and level.month_nanos - level.month_spent_nanos - level.spend_held_nanos < left then
+    left, limit = level.month_nanos - level.month_spent_nanos - level.spend_held_nanos, level.month_nanos
+  end
+  return left, limit
+end
+
+local CHECKS = {
+  function(level, need)
+    local left = level.month_limit - level.month_used - level.month_held
+    if level.month_limit >= 0 and need.tokens > left then
+      return 'tokens_per_month', -1, level.month_limit, math.max(0, left)
+    end
+  end,
+  function(level, need)
+    local left, limit = spend_left(level)
+    if need.nanos > left then
+      return 'spend', -1, limit, math.max(0, left)
+    end
+  end,
+  function(level, need)
+    for _, rate in ipairs(level.rates) do
+      local cost = need[rate.name]
+      if rate.limit >= 0 and cost > 0 then
+        local verdict = rate.name == 'requests' and 'requests_per_minute'
+          or rate.name == 'tokens' and 'tokens_per_minute' or rate.name .. '_tokens_per_minute'
+        if cost > rate.limit then
+          return verdict, -1, rate.limit, left_in(rate)
+        end
+        local wait_us = rate.tat + takes_us(rate, cost) - now - MINUTE_US
+        if wait_us > 0 then
+          return verdict, wait_us, rate.limit, left_in(rate)
+        end
+      end
+    end
+  end,
+  function(level)
+    if level.concurrent_limit >= 0 and level.concurrent + 1 > level.concurrent_limit then
+      return 'concurrent_requests', level.concurrent_limit < 1 and -1 or 0, level.concurrent_limit, 0
+    end
+  end,
+  function(level, need)
+    if level.pages_limit >= 0 and level.kv_pages + need.pages > level.pages_limit then
+      return 'kv_pages', need.pages > level.pages_limit and -1 or 0, level.pages_limit,
+        math.max(0, level.pages_limit - level.kv_pages)
+    end
+  end,
+}
+
+local levels = {}
+
+-- The first limit in the way: verdict, level, wait_us, limit, remaining; nil where there is none.
+local function blocked(need)
+  for _, check in ipairs(CHECKS) do
+    for number, level in ipairs(levels) do
+      local verdict, wait_us, limit, left = check(level, need)
+      if verdict then
+        return verdict, number, wait_us, limit, left
+      end
+    end
+  end
+end
+
+-- The max_tokens that every level has room for now, up to what was asked; below 0 where not even the prompt fits.
+local function fitting()
+  local most, money = asked, NANOS_MAX
+  for _, level in ipairs(levels) do
+    if level.month_limit >= 0 then
+      most = math.min(most, math.floor((level.month_limit - level.month_used - level.month_held) / sequences) - prompt)
+    end
+    if level.pages_limit >= 0 then
+      local each = math.floor((level.pages_limit - level.kv_pages) / sequences)
+      most = math.min(most, math.floor(each * PAGE_TOKENS / block) * block - prompt)
+    end
+    local tokens, output = level.rates[2], level.rates[4]
+    if tokens.limit >= 0 then
+      most = math.min(most, math.floor(left_in(tokens) / sequences) - prompt)
+    end
+    if output.limit >= 0 then
+      most = math.min(most, math.floor(left_in(output) / sequences))
+    end
+    money = math.min(money, (spend_left(level)))
+  end
+  if most >= 0 and needs(most).nanos > money then
+    local fits, above = -1, most
+    while above - fits > 1 do
+      local middle = math.floor((fits + above) / 2)
+      if needs(middle).nanos <= money then
+        fits = middle
+      else
+        above = middle
+      end
+    end
+    most = fits
+  end
+  return most
+end
+
+-- The rate of this kind with the least room, of all levels that limit it.
+local function tightest(position)
+  local found, least_left = nil, nil
+  for _, level in ipairs(levels) do
+    local rate = level.rates[position]
+    if rate.limit >= 0 and (not found or left_in(rate) < least_left) then
+      found, least_left = rate, left_in(rate)
+    end
+  end
+  return found and { found.limit, least_left, found.tat - now } or { -1, -1, 0 }
+end
+
+local replica_total = 0
+
+local function answer(verdict, number, wait_us, limit, left, fits, max_tokens, pages)
+  local requests, tokens = tightest(1), tightest(2)
+  return { verdict, number, wait_us, limit, left, fits, max_tokens, pages, requests[1], requests[2], requests[3],
+    tokens[1], tokens[2], tokens[3], replica_total }
+end
+
+if redis.call('EXISTS', KEYS[3], reservation) > 0 then
+  if redis.call('EXISTS', KEYS[3]) == 1 then
+    return answer('settled', 0, -1, 0, 0, 0, 0, 0) -- it came after its own settlement: nobody waits for it
+  end
+  finish(leases, reservation, request_id, { input = 0, output = 0, nanos = 0 }, now)
+end
+expire_leases({
+  leases = leases, usage_stream = KEYS[5], marker_ttl_s = ARGV[4], reservation_prefix = ARGV[5], settled_prefix = ARGV[6],
+}, now)
+expire_replica(replica_held, replica_pages, now_ms)
+for index = FIRST_LEVEL, #KEYS do
+  levels[#levels + 1] = read_level(index)
+end
+replica_total = tonumber(redis.call('HGET', replica_pages, 'total')) or 0
+
+local granted = asked
+local need = needs(granted)
+local verdict, number, wait_us, limit, left = blocked(need)
+if verdict then
+  local fits = fitting()
+  granted = (fits >= least and least < asked) and fits or least
+  need = needs(granted)
+  verdict, number, wait_us, limit, left = blocked(need)
+  if verdict then
+    return answer(verdict, number, wait_us, limit, left, math.max(0, fits), 0, need.pages)
+  end
+end
+if replica_total + need.pages > replica_pages_max then
+  return answer('replica_pages', 0, 0, replica_pages_max, math.max(0, replica_pages_max - replica_total), 0, granted, need.pages)
+end
+
+local names, held = {}, {}
+for position, level in ipairs(levels) do
+  local taken = { 'concurrent', level.concurrent + 1, 'kv_pages', level.kv_pages + need.pages,
+    'month_held', exact(level.month_held + need.tokens), 'spend_held_nanos', exact(level.spend_held_nanos + need.nanos) }
+  if level.spent_is_lost then
+    taken[#taken + 1] = 'spent_nanos'
+    taken[#taken + 1] = exact(level.spent_nanos)
+  end
+  for _, rate in ipairs(level.rates) do
+    if rate.limit >= 0 and need[rate.name] > 0 then
+      local took_us = takes_us(rate, need[rate.name])
+      rate.tat = rate.tat + took_us
+      taken[#taken + 1] = rate.name .. '_tat_us'
+      taken[#taken + 1] = exact(rate.tat)
+      if rate.name ~= 'requests' then -- a request that was made is never given back
+        local n = position .. ':' .. rate.name
+        held[#held + 1] = n .. '_us'
+        held[#held + 1] = exact(took_us)
+        held[#held + 1] = n .. '_end_us'
+        held[#held + 1] = exact(rate.tat)
+      end
+    end
+  end
+  redis.call('HSET', level.quota, unpack(taken))
+  names[position] = level.quota
+end
 local expires_ms = now_ms + lease_ms
-requests_tat, tokens_tat = requests_tat + request_us, tokens_tat + tokens_us
-redis.call('HSET', quota, 'concurrent', concurrent + 1, 'kv_pages', pages_held + pages,
-  'requests_tat_us', string.format('%.0f', requests_tat), 'tokens_tat_us', string.format('%.0f', tokens_tat),
-  'month_held', string.format('%.0f', month_held + tokens))
+redis.call('HSET', reservation, 'levels', table.concat(names, ' '), 'pages', need.pages, 'input', exact(need.input),
+  'output', exact(need.output), 'nanos', exact(need.nanos), 'replica_held', replica_held, 'replica_pages', replica_pages,
+  unpack(held))
 redis.call('ZADD', leases, expires_ms, request_id)
-redis.call('HSET', reservation, 'pages', pages, 'tokens', tokens, 'tokens_us', string.format('%.0f', tokens_us),
-  'tokens_end_us', string.format('%.0f', tokens_tat))
+redis.call('ZADD', KEYS[4], 'LT', expires_ms, tenant_id)
 redis.call('ZADD', replica_held, expires_ms, request_id)
-redis.call('HSET', replica_pages, request_id, pages)
-replica_total = redis.call('HINCRBY', replica_pages, 'total', pages)
-return answer('', 0, 0, 0)
+redis.call('HSET', replica_pages, request_id, need.pages)
+replica_total = redis.call('HINCRBY', replica_pages, 'total', need.pages)
+return answer('', 0, 0, 0, 0, granted, granted, need.pages)

@@ -1,0 +1,51 @@
+"""Pure rating: quantities times a price are nanodollars. No clock, no database and no rounding beyond the one named.
+
+Billing rates usage records by it and gateways hold and settle by it, so that both count the same. KV page-milliseconds
+are priced by the page-second, truncated below one nanodollar a request, in the tenant's favour.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from core.contracts import Prices
+
+
+class Quantities(Protocol):
+    """What a usage event and a usage record have in common; ``input_tokens`` includes ``cached_tokens``."""
+
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def kv_page_ms(self) -> int: ...
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request costs, in parts."""
+
+    input_nanos: int
+    cached_input_nanos: int
+    output_nanos: int
+    kv_nanos: int
+
+    @property
+    def amount_nanos(self) -> int:
+        """The whole."""
+        return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
+
+
+def rate(used: Quantities, prices: Prices) -> Charge:
+    """The charge for one request; the same quantities at the same prices give the same charge, always."""
+    assert 0 <= used.cached_tokens <= used.input_tokens, "cached tokens are a part of the input"
+    assert used.output_tokens >= 0, "tokens are counted upwards"
+    assert used.kv_page_ms >= 0, "time does not run backwards"
+    return Charge(
+        input_nanos=(used.input_tokens - used.cached_tokens) * prices.input_nanos,
+        cached_input_nanos=used.cached_tokens * prices.cached_input_nanos,
+        output_nanos=used.output_tokens * prices.output_nanos,
+        kv_nanos=used.kv_page_ms * prices.kv_page_second_nanos // 1000,
+    )

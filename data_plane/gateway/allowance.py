@@ -1,0 +1,136 @@
+"""What a caller may take, as reserve.lua asks for it: one level each for the platform, the tenant and the key, and what
+a request costs at most. Pure; what is taken of a level at this moment is in Redis alone.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from core import keys
+from core.contracts import KeyGrant, KeyLimits, TenantGrant
+
+NO_LIMIT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One hash of Redis and its ceilings; ``NO_LIMIT`` is none. ``spend_ceiling_nanos`` bounds what was ever spent,
+    which is ``charged_nanos`` at least, and ``month_nanos`` what was spent this month.
+    """
+
+    name: Literal["platform", "tenant", "key"]
+    quota: str
+    requests_per_minute: int = NO_LIMIT
+    tokens_per_minute: int = NO_LIMIT
+    input_tokens_per_minute: int = NO_LIMIT
+    output_tokens_per_minute: int = NO_LIMIT
+    concurrent_requests: int = NO_LIMIT
+    kv_pages: int = NO_LIMIT
+    tokens_per_month: int = NO_LIMIT
+    spend_ceiling_nanos: int = NO_LIMIT
+    charged_nanos: int = 0
+    month_nanos: int = NO_LIMIT
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """In the order of reserve.lua."""
+        return (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.input_tokens_per_minute,
+            self.output_tokens_per_minute,
+            self.concurrent_requests,
+            self.kv_pages,
+            self.tokens_per_month,
+            self.spend_ceiling_nanos,
+            self.charged_nanos,
+            self.month_nanos,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The most a token of each kind and a KV page can cost, in nanodollars; a page for as long as a request may run."""
+
+    input_nanos: int = 0
+    output_nanos: int = 0
+    page_nanos: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformLimits:
+    """What all tenants together may have in work."""
+
+    concurrent_requests: int | None = None
+    kv_pages: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """Whose, in which levels from the widest to the narrowest, and at which costs."""
+
+    tenant_id: str
+    levels: tuple[Level, ...]
+    costs: Costs = Costs()
+
+
+def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, longest_ms: int) -> Allowance:
+    """What a key of a tenant may take now. A request holds its pages for ``longest_ms`` at most. The platform and
+    the key are levels only where they have limits.
+    """
+    levels = [_tenant(tenant)]
+    if platform != PlatformLimits():
+        levels.insert(0, _platform(platform))
+    if key.limits is not None and key.limits != KeyLimits():
+        levels.append(_key(key, key.limits))
+    costs = Costs()
+    if (prices := tenant.prices) is not None:
+        costs = Costs(
+            input_nanos=max(prices.input_nanos, prices.cached_input_nanos),
+            output_nanos=prices.output_nanos,
+            page_nanos=-(-prices.kv_page_second_nanos * longest_ms // 1000),
+        )
+    return Allowance(tenant_id=tenant.tenant_id, levels=tuple(levels), costs=costs)
+
+
+def _platform(limits: PlatformLimits) -> Level:
+    return Level(
+        name="platform",
+        quota=keys.PLATFORM_QUOTA,
+        tokens_per_minute=_or_none(limits.tokens_per_minute),
+        concurrent_requests=_or_none(limits.concurrent_requests),
+        kv_pages=_or_none(limits.kv_pages),
+    )
+
+
+def _tenant(tenant: TenantGrant) -> Level:
+    limits = tenant.limits
+    return Level(
+        name="tenant",
+        quota=keys.tenant_quota(tenant.tenant_id),
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
+        output_tokens_per_minute=_or_none(limits.output_tokens_per_minute),
+        concurrent_requests=limits.concurrent_requests,
+        kv_pages=limits.kv_pages,
+        tokens_per_month=limits.tokens_per_month,
+        spend_ceiling_nanos=_or_none(tenant.spend_ceiling_nanos),
+        charged_nanos=tenant.charged_nanos,
+    )
+
+
+def _key(key: KeyGrant, limits: KeyLimits) -> Level:
+    return Level(
+        name="key",
+        quota=keys.key_quota(key.tenant_id, key.key_id),
+        requests_per_minute=_or_none(limits.requests_per_minute),
+        tokens_per_minute=_or_none(limits.tokens_per_minute),
+        concurrent_requests=_or_none(limits.concurrent_requests),
+        tokens_per_month=_or_none(limits.tokens_per_month),
+        month_nanos=_or_none(limits.spend_nanos_per_month),
+    )
+
+
+def _or_none(limit: int | None) -> int:
+    return NO_LIMIT if limit is None else limit

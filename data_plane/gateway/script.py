@@ -1,0 +1,31 @@
+"""One Lua script as it is sent to Redis: by its digest, and whole where the server does not know it yet.
+
+What the scripts do is told in the folder beside this file.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from redis.exceptions import NoScriptError
+
+from data_plane.gateway.redis_line import Argument, RedisLine
+
+_SCRIPTS: Final = Path(__file__).parent / "scripts"
+
+
+class Script:
+    """One Lua file, with what all of them share in front of it."""
+
+    def __init__(self, name: str) -> None:
+        self.source = (_SCRIPTS / "holds.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
+        self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, line: RedisLine, script_keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """The script's reply, of its own shape. Raises redis.RedisError."""
+        try:
+            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+        except NoScriptError:
+            await line.call("SCRIPT", "LOAD", self.source)
+            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)

@@ -1,0 +1,15 @@
+-- End one tenant's reservations whose leases ran out, as far as one run may go, and note when to look again.
+-- KEYS leases, leased_tenants, usage_stream
+-- ARGV tenant_id, marker_ttl_s, reservation_prefix, settled_prefix
+-- Returns how many had run out.
+
+local swept = expire_leases({
+  leases = KEYS[1], usage_stream = KEYS[3], marker_ttl_s = ARGV[2], reservation_prefix = ARGV[3], settled_prefix = ARGV[4],
+}, now_us())
+local earliest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+if earliest[1] then
+  redis.call('ZADD', KEYS[2], earliest[2], ARGV[1])
+else
+  redis.call('ZREM', KEYS[2], ARGV[1])
+end
+return swept
