@@ -37,6 +37,7 @@ from tests.fixtures.processes import ENGINE_KEY, witness
 from tests.fixtures.real_engine import KEY, real_engine
 
 RANKS = (4, 8, 16)
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")  # as S-LoRA's; an adapter is then 0.4 % of this model's weights
 AT_ONCE = 32
 SATURATED_ROUNDS, SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 7, 256, (8, 128)
 POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
@@ -166,9 +167,11 @@ async def cliff(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
 def in_turn(
     plan: Plan, adapters: int, requests: int, *, output_tokens: tuple[int, int] = OUTPUT_TOKENS
 ) -> list[Arrival]:
-    """Requests for one adapter after another in a shuffled order."""
-    chance = random.Random(plan.seed + adapters)
-    order = chance.sample(range(adapters), adapters)
+    """Requests for one adapter after another in a shuffled order, of the same lengths whatever the number of adapters:
+    how the last ones of a closed loop end is a good part of its throughput.
+    """
+    chance = random.Random(plan.seed)
+    order = random.Random(plan.seed + adapters).sample(range(adapters), adapters)
     return [
         Arrival(
             at_s=0, adapter=order[index % adapters], prompt_tokens=chance.randint(*PROMPT_TOKENS),
@@ -189,7 +192,8 @@ def real(plan: Plan, home: Path, work: Path) -> Iterator[tuple[Engine, list[str]
     ):
         click.echo("storing adapters", err=True)
         names = [
-            engine.new_adapter(plan.seed + index, rank=RANKS[index % len(RANKS)]) for index in range(plan.adapters)
+            engine.new_adapter(plan.seed + index, rank=RANKS[index % len(RANKS)], modules=MODULES)
+            for index in range(plan.adapters)
         ]
         device, version = installed_engine()
         yield Engine(url=engine.url, key=KEY, run_dir=engine.settings.run_dir), names, f"vLLM {version} on {device}"
@@ -227,7 +231,14 @@ def main(counts: str, use_witness: bool, home: Path, out: Path, **numbers: Any) 
             folder_of.mkdir()
             with modelled(part, folder_of) if use_witness else real(part, home, folder_of) as (engine, names, what):
                 result |= asyncio.run(measure(part, engine, names))
-    result = {"engine": what, "plan": asdict(plan), "ample": asdict(ample), "goals": judged(result), **result}
+    result = {
+        "engine": what,
+        "plan": asdict(plan),
+        "ample": asdict(ample),
+        "adapter": {"ranks": RANKS, "modules": MODULES},
+        "goals": judged(result),
+        **result,
+    }
     out.with_suffix(".json").write_text(json.dumps(result, indent=1))
     draw_result(result, out.with_suffix(".svg"))
     for goal, row in result["goals"].items():
