@@ -93,6 +93,16 @@ def settled(tenant_id: str, request_id: str) -> str:
     return f"tenora:quota:{{{tenant_id}}}:settled:{request_id}"
 
 
+def idempotent_request(tenant_id: str, digest: str) -> str:
+    """What became of the request with an Idempotency-Key; the digest is of API key and Idempotency-Key."""
+    return f"tenora:quota:{{{tenant_id}}}:idempotent:{digest}"
+
+
+def idempotent_answers(tenant_id: str) -> str:
+    """Sorted set: keys of a tenant's kept answers by the Unix millisecond at which each was kept."""
+    return f"tenora:quota:{{{tenant_id}}}:idempotent"
+
+
 def replica_residency(replica_id: str) -> str:
     """Residency of a replica, rewritten whenever it changes; it expires with the status."""
     return f"tenora:replica:{replica_id}:residency"

@@ -32,6 +32,9 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     argv += ["--worker-extension-cls", "data_plane.engine.worker.worker_tiers.WorkerCalls"]
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
+    # Gateways compile schemas with this one before an engine sees them: another would be one nobody has tried them on.
+    argv += ["--structured-outputs-config", '{"backend": "xgrammar"}']
     argv += ["--middleware", "data_plane.engine.door.front.EngineDoor"]
     if device == "cpu":
         argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled

@@ -139,6 +139,9 @@ class ReplicaSettings(AdapterLifeSettings, DoorSettings, RedisSettings, Telemetr
     engine_context_tokens: int = Field(default=2048, ge=64, le=1_000_000, description="Longest prompt plus output.")
     engine_sequences: int = Field(default=64, ge=1, le=4096, description="Requests in one batch (vLLM max_num_seqs).")
     engine_batched_tokens: int = Field(default=2048, ge=64, le=1_000_000, description="Tokens in one step.")
+    engine_tool_parser: str = Field(
+        default="hermes", description="How the base model spells tool calls (vLLM --tool-call-parser)."
+    )
     engine_block_tokens: int = Field(
         default=32, ge=16, multiple_of=16, description="Tokens of one KV block; the CPU needs a multiple of 32."
     )

@@ -15,7 +15,9 @@ from redis.exceptions import RedisError
 from core.ids import new_id
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.beat import Beat
+from data_plane.gateway.grammars import GrammarLimits, Grammars
 from data_plane.gateway.heat import AdapterHeat
+from data_plane.gateway.idempotency import Idempotency, IdempotencyLimits
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.redis_line import RedisLine
@@ -44,6 +46,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
     settler = _settler(settings, reservations)
     upstream = _upstream(settings)
+    grammars, idempotency = Grammars(redis, _grammar_limits(settings)), Idempotency(line, _idempotency_limits(settings))
     heat = AdapterHeat(
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
@@ -57,6 +60,8 @@ def create_app(settings: GatewaySettings) -> Litestar:
         settler,
         Relay(upstream, settings),
         heat,
+        grammars,
+        idempotency,
     )
 
     @asynccontextmanager
@@ -75,6 +80,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 leases=settler.follow_leases(),
                 backlog=settler.follow_backlog(),
                 heat=heat.follow(),
+                idempotency=idempotency.follow(),
             )
             try:
                 yield
@@ -83,6 +89,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 await _stop(followers)
                 await beat.stop()
                 counters.close()
+                await grammars.close()
                 await line.close()
 
     return Litestar(
@@ -102,6 +109,28 @@ def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
         inline_max_bytes=settings.tokenise_inline_max_bytes,
         kept_max=settings.tokenisers_max,
         load_s=settings.tokeniser_load_s,
+    )
+
+
+def _grammar_limits(settings: GatewaySettings) -> GrammarLimits:
+    return GrammarLimits(
+        compile_s=settings.schema_compile_s,
+        start_s=settings.schema_start_s,
+        memory_bytes=settings.schema_memory_bytes,
+        compiled_max_bytes=settings.schema_compiled_max_bytes,
+        waiting_max=settings.schema_waiting_max,
+        per_minute=settings.schemas_per_minute,
+        kept_max=settings.schemas_kept_max,
+    )
+
+
+def _idempotency_limits(settings: GatewaySettings) -> IdempotencyLimits:
+    return IdempotencyLimits(
+        answer_max_bytes=settings.idempotency_answer_max_bytes,
+        kept_max=settings.idempotency_kept_max,
+        expires_s=settings.idempotency_expires_s,
+        lease_s=settings.idempotency_lease_s,
+        deadline_ms=settings.idempotency_deadline_ms,
     )
 
 

@@ -178,10 +178,12 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
             call.n = _n(name, value)
         case "stream":
             call.stream = fields.boolean(name, value)
-        case "user":  # a person before a prompt: whole applications may share one cache key
-            call.session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX) or call.session
-        case "prompt_cache_key":
-            call.session = call.session or fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
+        case "user" | "prompt_cache_key":
+            session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
+            if name == "user":  # a person before a prompt: whole applications may share one cache key
+                call.session = session or call.session
+            else:
+                call.session = call.session or session
         case "service_tier":
             fields.service_tier(name, value)
             call.tier_asked = True

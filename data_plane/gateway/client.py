@@ -4,6 +4,7 @@ It speaks OpenAI's shapes; a subclass may speak another's.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,6 +54,7 @@ class Client:
         self.started = False
         self.status = 0  # of the response
         self.body_read = False
+        self.body_sha256 = b""  # of one that came with an Idempotency-Key
         self.recording: Recording | None = None
         self._receive = receive
         self._send = send
@@ -89,6 +91,8 @@ class Client:
                         raise _too_large(bytes_max)
                     if not message.get("more_body", False):
                         self.body_read = True
+                        if any(name == b"idempotency-key" for name, _ in self.request_headers):
+                            self.body_sha256 = hashlib.sha256(body).digest()
                         return bytes(body)
         except TimeoutError:
             raise InvalidRequest(f"The body did not arrive within {timeout_s:g} s.", code="request_timeout") from None

@@ -19,7 +19,9 @@ from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, Parse, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
+from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.heat import AdapterHeat
+from data_plane.gateway.idempotency import Idempotency
 from data_plane.gateway.relay import Relay, Relayed
 from data_plane.gateway.serving import Prepared, Serving
 from data_plane.gateway.settings import GatewaySettings
@@ -42,9 +44,13 @@ class Lifecycle:
         settler: Settler,
         relay: Relay,
         heat: AdapterHeat,
+        grammars: Grammars,
+        idempotency: Idempotency,
     ) -> None:
         self._settings = settings
         self._heat = heat
+        self._grammars = grammars
+        self._idempotency = idempotency
         self._snapshot = snapshot
         self._beat = beat
         self._counters = counters
@@ -87,10 +93,17 @@ class Lifecycle:
         """Serve one completion. Raises AppError for what could be told before the response began."""
         arrived = time.monotonic()
         prepared = await self.prepare(kind, client, request_id, parse)
+        await self._grammars.check(prepared.caller.tenant.tenant_id, prepared.target.base, prepared.call)
+        async with self._idempotency.once(client, prepared.caller, request_id) as first:
+            if first:
+                await self._run(client, prepared, arrived)
+
+    async def _run(self, client: Client, prepared: Prepared, arrived: float) -> None:
+        """Admit, relay, settle, and tell the caller how it ended."""
         call, target, tenant = prepared.call, prepared.target, prepared.caller.tenant
         max_tokens = output_ceiling(prepared.prompt_tokens, call.max_tokens, tenant.limits, target.base)
         demand = Demand(
-            request_id=request_id,
+            request_id=prepared.request_id,
             limits=tenant.limits,
             allowance=allowance(tenant, prepared.caller.key, self._platform, longest_ms=self._longest_ms),
             base_model=target.base.id,

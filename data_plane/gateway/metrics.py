@@ -36,6 +36,14 @@ adapter_first_token_seconds = Histogram(
     ("tier",),
     buckets=_SECONDS,
 )
+schema_seconds = Histogram("tenora_gateway_schema_seconds", "Time of compiling one new schema.", buckets=_SECONDS)
+schema_compilers_lost = Counter(
+    "tenora_gateway_schema_compilers_lost", "Schema compilers ended because a schema took too much."
+)
+idempotent_replays = Counter("tenora_gateway_idempotent_replays", "Answers given again for an Idempotency-Key.")
+idempotent_answers_lost = Counter(
+    "tenora_gateway_idempotent_answers_lost", "Answers that Redis did not keep for their Idempotency-Key."
+)
 listing_hints = Counter("tenora_gateway_listing_hints", "Adapters hinted to replicas after a listing of models.")
 snapshot_generation = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
 beats = Counter("tenora_gateway_beats", "Heartbeats written.")

@@ -71,6 +71,34 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     tokenise_waiting_max: int = Field(default=64, ge=1, description="Long prompts that may wait to be counted.")
     tokenisers_max: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
 
+    schema_compile_s: float = Field(default=5, gt=0, le=60, description="How long compiling one JSON Schema may take.")
+    schema_start_s: float = Field(default=30, gt=0, description="How long the schema compiler may take to start.")
+    schema_memory_bytes: int = Field(
+        default=1 << 30, ge=256 << 20, description="Memory of the process that compiles schemas."
+    )
+    schema_compiled_max_bytes: int = Field(
+        default=33_554_432, ge=1024, description="What one schema may compile to."
+    )
+    schema_waiting_max: int = Field(default=64, ge=1, description="Requests whose new schemas may wait to be compiled.")
+    schemas_per_minute: int = Field(
+        default=120, ge=1, description="New schemas that one process compiles for a tenant in a minute."
+    )
+    schemas_kept_max: int = Field(default=4096, ge=1, description="Schemas whose verdict is remembered.")
+
+    idempotency_answer_max_bytes: int = Field(
+        default=262_144, ge=1024, description="The largest answer that is kept for an Idempotency-Key."
+    )
+    idempotency_kept_max: int = Field(
+        default=256, ge=1, description="Answers that are kept for one tenant's Idempotency-Keys; the oldest go first."
+    )
+    idempotency_expires_s: int = Field(default=86_400, ge=60, description="How long an answer is kept at most.")
+    idempotency_lease_s: float = Field(
+        default=30, ge=3, description="How long the Idempotency-Key of a dead gateway's request stays in flight."
+    )
+    idempotency_deadline_ms: int = Field(
+        default=500, ge=1, description="How long Redis may take to remember an Idempotency-Key."
+    )
+
     redis_connect_s: float = Field(default=1, gt=0, description="How long a connection to Redis may take.")
     redis_read_s: float = Field(default=15, gt=11, description="How long Redis may be silent to the followers.")
     redis_stalled_s: float = Field(default=3, gt=0, description="A line to Redis silent this long is given up.")
