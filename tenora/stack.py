@@ -80,6 +80,7 @@ class Stack:
             "TENORA_ENGINE_KEY": secrets.engine_key,
             "TENORA_GATEWAY_PORT": str(self._settings.gateway_port),
             "TENORA_CONTROL_PORT": str(self._settings.control_port),
+            "TENORA_JOURNAL_DIR": str(self.home / "journal"),
             "TENORA_CACHE_DIR": str(self.home / "cache"),
             "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",

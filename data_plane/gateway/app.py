@@ -15,11 +15,16 @@ from redis.exceptions import RedisError
 from core.ids import new_id
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.beat import Beat
+from data_plane.gateway.checkpoints import Checkpoints
+from data_plane.gateway.fair_queue import Bounds
 from data_plane.gateway.grammars import GrammarLimits, Grammars
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.idempotency import Idempotency, IdempotencyLimits
+from data_plane.gateway.journal import Journal
+from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
+from data_plane.gateway.placement import PlacementCosts
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replicas import Replicas
@@ -28,8 +33,10 @@ from data_plane.gateway.routes import Routes
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot
+from data_plane.gateway.sweeper import Sweeper
 from data_plane.gateway.tokenise import PromptCounters
 from data_plane.gateway.upstream import Upstream
+from data_plane.gateway.waiting_room import Patience, WaitingRoom
 
 _log = structlog.get_logger()
 
@@ -44,7 +51,33 @@ def create_app(settings: GatewaySettings) -> Litestar:
     counters = _counters(settings, redis)
     line = _line(settings)
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
-    settler = _settler(settings, reservations)
+    journal = Journal(
+        settings.journal_dir,
+        new_id("jr"),
+        segment_max_bytes=settings.journal_segment_max_bytes,
+        bytes_max=settings.journal_max_bytes,
+    )
+    settler = _settler(settings, reservations, journal, line)
+    takeover = Takeover(
+        journal,
+        settler,
+        every_s=settings.journal_takeover_s,
+        marker_s=settings.settled_marker_s,
+    )
+    checkpoints = Checkpoints(
+        settler.live,
+        reservations,
+        every_s=settings.checkpoint_s,
+        tokens=settings.checkpoint_tokens,
+        renewal_s=settings.lease_renewal_s,
+    )
+    sweeper = Sweeper(
+        line,
+        reservations,
+        every_s=settings.sweep_s,
+        tenants_max=settings.sweep_tenants_max,
+        grace_s=2 * settings.lease_renewal_s,
+    )
     upstream = _upstream(settings)
     grammars, idempotency = Grammars(redis, _grammar_limits(settings)), Idempotency(line, _idempotency_limits(settings))
     heat = AdapterHeat(
@@ -72,12 +105,16 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 await snapshot.load()
                 await beat.beat()
                 await replicas.refresh()
+            journal.open()
             followers = _start(
                 snapshot=snapshot.follow(),
                 beat=beat.follow(),
                 tokenizers=counters.follow(snapshot),
                 replicas=replicas.follow(),
-                leases=settler.follow_leases(),
+                journal=journal.follow(),
+                takeover=takeover.follow(),
+                checkpoints=checkpoints.follow(),
+                sweeper=sweeper.follow(),
                 backlog=settler.follow_backlog(),
                 heat=heat.follow(),
                 idempotency=idempotency.follow(),
@@ -87,6 +124,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
             finally:
                 await settler.drain(settings.settlement_drain_s)
                 await _stop(followers)
+                await journal.close()
                 await beat.stop()
                 counters.close()
                 await grammars.close()
@@ -153,12 +191,14 @@ def _line(settings: GatewaySettings) -> RedisLine:
     )
 
 
-def _settler(settings: GatewaySettings, reservations: Reservations) -> Settler:
+def _settler(settings: GatewaySettings, reservations: Reservations, journal: Journal, line: RedisLine) -> Settler:
     return Settler(
         reservations,
-        renewal_s=settings.lease_renewal_s,
+        journal,
+        lambda: line.connection,
         deadline_s=settings.settlement_deadline_s,
         retry_s=settings.settlement_retry_s,
+        kept_s=settings.settlement_kept_s,
         backlog_max=settings.settlement_backlog_max,
     )
 
@@ -175,15 +215,26 @@ def _upstream(settings: GatewaySettings) -> Upstream:
 def _admission(
     settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler
 ) -> Admission:
-    return Admission(
-        replicas,
-        reservations,
-        settler,
-        deadline_ms=settings.reserve_deadline_ms,
-        waiting_max=settings.admission_waiting_max,
-        wait_s=settings.admission_wait_s,
-        poll_ms=settings.admission_poll_ms,
+    costs = PlacementCosts(
+        store_ms=settings.placement_store_ms,
+        disk_ms=settings.placement_disk_ms,
+        slot_ms=settings.placement_slot_ms,
+        prompt_token_ms=settings.placement_prompt_token_ms,
+        running_ms=settings.placement_running_ms,
+        headroom_share=settings.placement_headroom_percent / 100,
     )
+    bounds = Bounds(
+        requests_max=settings.admission_waiting_max,
+        tokens_max=settings.admission_waiting_tokens_max,
+        tenant_requests_max=settings.admission_tenant_waiting_max,
+    )
+    patience = Patience(
+        wait_s=settings.admission_wait_s,
+        passed_over_s=settings.admission_passed_over_s,
+        poll_s=settings.admission_poll_ms / 1000,
+    )
+    room = WaitingRoom(replicas, costs, bounds, patience)
+    return Admission(replicas, reservations, settler, room, deadline_ms=settings.reserve_deadline_ms)
 
 
 def _start(**followers: Coroutine[Any, Any, None]) -> list["asyncio.Task[None]"]:

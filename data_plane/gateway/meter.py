@@ -62,6 +62,7 @@ class Run:
     first_token_ms: int | None
     duration_ms: int
     load: AdapterLoad | None
+    estimated: bool = False
 
 
 def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> UsageEvent:
@@ -89,6 +90,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
         adapter_tier=None if run.load is None else run.load.tier,
         adapter_load_ms=0 if run.load is None else run.load.load_ms,
         stall_ms=0 if run.load is None else run.load.stall_ms,
+        estimated=run.estimated,
     )
 
 

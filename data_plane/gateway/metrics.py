@@ -11,13 +11,25 @@ refusals = Counter("tenora_gateway_refusals", "Requests answered with an error, 
 outcomes = Counter("tenora_gateway_outcomes", "How relayed requests ended.", ("outcome",))
 tokens = Counter("tenora_gateway_tokens", "Tokens settled.", ("kind",))
 running = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
-waiting = Gauge("tenora_gateway_waiting_requests", "Requests that wait for KV pages now.")
+waiting = Gauge("tenora_gateway_waiting_requests", "Requests that wait for room on a replica now.")
+queue_seconds = Histogram("tenora_gateway_queue_seconds", "How long requests waited that got room.", buckets=_SECONDS)
+queue_refusals = Counter(
+    "tenora_gateway_queue_refusals",
+    "Requests refused for overload: full, tenant (its share of the queue), late (it empties too slowly), pushed_out "
+    "(for a tenant with less there) or aged.",
+    ("reason",),
+)
 reserve_seconds = Histogram("tenora_gateway_reserve_seconds", "Time of one reservation.", buckets=_SECONDS)
 first_byte_seconds = Histogram(
     "tenora_gateway_first_byte_seconds", "Arrival of a request to its first byte out.", buckets=_SECONDS
 )
 request_seconds = Histogram("tenora_gateway_request_seconds", "Arrival of a request to its end.", buckets=_SECONDS)
 replica_failures = Counter("tenora_gateway_replica_failures", "Attempts that failed before the first byte.")
+retries_refused = Counter("tenora_gateway_retries_refused", "Second attempts not made, for lack of budget.")
+breakers_open = Gauge("tenora_gateway_breakers_open", "Replicas that are left alone after failures in a row.")
+replicas_silent = Counter(
+    "tenora_gateway_replicas_silent", "Whole answers given up because their engine counted no token any more."
+)
 prompt_count_differences = Counter(
     "tenora_gateway_prompt_count_differences", "Prompts the engine counted otherwise than we did."
 )
@@ -26,6 +38,13 @@ settlement_backlog = Gauge("tenora_gateway_settlement_backlog", "Settlements wai
 settlements_lost = Counter(
     "tenora_gateway_settlements_lost", "Settlements dropped at the backlog's bound; logged in full."
 )
+journal_failures = Counter("tenora_gateway_journal_failures", "Writes that the journal's disk did not take.")
+journal_replays = Counter("tenora_gateway_journal_replays", "Settlements taken over from dead processes.")
+journal_stale = Counter(
+    "tenora_gateway_journal_stale", "Settlements of dead processes that were too old to settle; logged in full."
+)
+checkpoints = Counter("tenora_gateway_checkpoints", "Checkpoints of running usage written.")
+orphans = Counter("tenora_gateway_orphans", "Requests swept whose gateway was gone.")
 leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
 adapter_requests = Counter(
     "tenora_gateway_adapter_requests", "Requests of adapters, by the tier in which the adapter lay.", ("tier",)

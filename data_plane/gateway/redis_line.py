@@ -29,6 +29,7 @@ class RedisLine:
         self._pending_max = pending_max
         self._opening = asyncio.Lock()
         self._wire: _Wire | None = None
+        self._connections = 0
 
     async def call(self, *command: Argument) -> Any:  # a reply is whatever the server says
         """Send one command and wait for its reply. Raises redis.RedisError. Whoever stops waiting leaves the command
@@ -41,6 +42,11 @@ class RedisLine:
             wire.close()
             raise LineLost("Redis does not answer")
         return await wire.send(command)
+
+    @property
+    def connection(self) -> int:
+        """Which connection this is: behind each may be a server that restarted. 0 while there is none."""
+        return 0 if self._wire is None or self._wire.lost else self._connections
 
     async def close(self) -> None:
         """Close the line; whoever waits on it fails."""
@@ -66,6 +72,7 @@ class RedisLine:
             except OSError as error:  # TimeoutError is one
                 raise LineLost(f"Redis cannot be reached: {error!r}") from error
             self._wire = wire
+            self._connections += 1
             return wire
 
 

@@ -5,21 +5,26 @@ Who may be admitted, and what the caller is told in the end, is the lifecycle's.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core import clock
-from core.contracts import ReplicaStatus
+from core.contracts import Outcome, ReplicaStatus, UsageEvent
 from data_plane.gateway import meter, metrics
-from data_plane.gateway.admission import Admission, Demand, Place
+from data_plane.gateway.admission import Admission, Place
 from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.body import Call
 from data_plane.gateway.catalog import Target
 from data_plane.gateway.client import Client
+from data_plane.gateway.demand import Demand
 from data_plane.gateway.limits import rate_headers
-from data_plane.gateway.relay import Attempt, Relay, Relayed
-from data_plane.gateway.reservation import Settlement
+from data_plane.gateway.meter import AdapterLoad, Counts
+from data_plane.gateway.exchange import Attempt, Relayed
+from data_plane.gateway.relay import Relay
+from data_plane.gateway.reservation import Checkpoint, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream import ReplicaFailed
+from data_plane.gateway.used import used_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Prepared:
     target: Target
     prompt_tokens: int
     read_at: float  # monotonic: when its last byte had come
+    affinity: str = ""  # its session's or prefix's name
 
 
 class Serving:
@@ -60,7 +66,9 @@ class Serving:
         self._dispatched = 0.0
         self._dispatched_at_ms = 0
         self._first_token_ms: int | None = None
-        self.headers = rate_headers(place.verdict, demand.limits)
+        self._counts: Callable[[], Counts] = Counts
+        place.hold.running = self
+        self.headers = rate_headers(place.verdict)
         if (served := prepared.target.adapter) is not None:
             self.headers.append((b"x-tenora-revision", served.revision.id.encode()))
 
@@ -85,37 +93,60 @@ class Serving:
                 return self._relayed
 
     @property
+    def place(self) -> Place:
+        """Where the last attempt ran, with what it holds there."""
+        return self._place
+
+    @property
     def replica(self) -> ReplicaStatus:
         """Where the last attempt ran."""
         return self._place.replica
 
+    def tokens(self) -> int:
+        """Tokens that the replica has counted so far."""
+        return self._counts().total_tokens
+
+    def checkpoint(self) -> Checkpoint:
+        """What is charged if this process dies now."""
+        event = self._event("gateway_gone", self._counts(), load=None, estimated=True)
+        return Checkpoint(event=event, used=used_by(event, self._prepared.caller.tenant))
+
     def settlement(self) -> Settlement:
         """What to settle: the engine's counts, or nothing where no replica served the request."""
         relayed, hold = self._relayed, self._place.hold
-        event = None
-        if relayed is not None:
-            counts, ended = relayed.counts, time.monotonic()
-            run = meter.Run(
-                request_id=self._demand.request_id,
-                replica_id=self._place.replica.id,
-                block_tokens=self._place.replica.block_tokens,
-                outcome=relayed.outcome,
-                started_at_ms=self._dispatched_at_ms,
-                settled_at_ms=clock.now_ms(),
-                on_replica_ms=round((ended - self._dispatched) * 1000),
-                first_token_ms=self._first_token_ms,
-                duration_ms=round((ended - self._prepared.read_at) * 1000),
-                load=relayed.load,
-            )
-            event = meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
-            meter.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=counts)
+        if relayed is None:
+            return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
+        event = self._event(relayed.outcome, relayed.counts, load=relayed.load)
+        meter.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=relayed.counts)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,
             replica_id=hold.replica_id,
-            used_tokens=0 if event is None else event.input_tokens + event.output_tokens,
+            used=used_by(event, self._prepared.caller.tenant),
             event=event,
         )
+
+    def _event(
+        self, outcome: Outcome, counts: Counts, *, load: AdapterLoad | None, estimated: bool = False
+    ) -> UsageEvent:
+        now = time.monotonic()
+        run = meter.Run(
+            request_id=self._demand.request_id,
+            replica_id=self._place.replica.id,
+            block_tokens=self._place.replica.block_tokens,
+            outcome=outcome,
+            started_at_ms=self._dispatched_at_ms,
+            settled_at_ms=clock.now_ms(),
+            on_replica_ms=round((now - self._dispatched) * 1000),
+            first_token_ms=self._first_token_ms,
+            duration_ms=round((now - self._prepared.read_at) * 1000),
+            load=load,
+            estimated=estimated,
+        )
+        return meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
+
+    def _opened(self, counts: Callable[[], Counts]) -> None:
+        self._counts = counts
 
     def _attempt(self, body: bytes, deadline: float) -> Attempt:
         prepared = self._prepared
@@ -131,10 +162,12 @@ class Serving:
             headers=self.headers,
             deadline=deadline,
             on_first_byte=self._first_byte,
+            on_open=self._opened,
         )
 
     def _first_byte(self) -> None:
         now = time.monotonic()
         metrics.first_byte_seconds.observe(now - self._arrived)
+        self._place.seat.stay.prefilled()
         if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
             self._first_token_ms = round((now - self._prepared.read_at) * 1000)

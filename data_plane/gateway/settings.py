@@ -37,7 +37,25 @@ class DurabilitySettings(Fragment):
     )
 
 
-class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings, DurabilitySettings):
+class ReplicaHealthSettings(Fragment):
+    """When a replica is given up, left alone and tried again."""
+
+    breaker_failures: int = Field(default=5, ge=1, description="Failures in a row after which a replica is left alone.")
+    breaker_open_s: float = Field(default=5, gt=0, description="For how long at first; it doubles with each trial.")
+    breaker_open_max_s: float = Field(default=60, gt=0, description="For how long at most.")
+    retry_percent: int = Field(default=10, ge=0, le=100, description="Requests that may be tried a second time.")
+    retry_burst: int = Field(default=20, ge=0, description="Second attempts that may be made at once.")
+    replica_silent_s: float = Field(
+        default=30, gt=0, description="A whole answer is given up when its engine counts no token for this long."
+    )
+    replica_signs_poll_ms: int = Field(
+        default=1000, ge=10, description="How often the counters of such engines are read."
+    )
+
+
+class GatewaySettings(
+    RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings, DurabilitySettings, ReplicaHealthSettings
+):
     """The gateway's environment."""
 
     salt_secret: SecretStr = Field(
@@ -138,10 +156,45 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     settlement_retry_s: float = Field(default=0.5, gt=0, description="Pause between attempts at a settlement.")
 
     admission_waiting_max: int = Field(
-        default=256, ge=0, description="Requests that may wait for KV pages of a replica."
+        default=256, ge=0, description="Requests that may wait for room on replicas, for each base model."
     )
-    admission_wait_s: float = Field(default=10, ge=0, description="How long a request may wait for KV pages.")
-    admission_poll_ms: int = Field(default=50, ge=1, description="How often the head of the queue looks again.")
+    admission_waiting_tokens_max: int = Field(
+        default=2_000_000, ge=0, description="Tokens that waiting requests may take at most, for each base model."
+    )
+    admission_tenant_waiting_max: int = Field(
+        default=128, ge=0, description="Requests of one tenant that may wait, for each base model."
+    )
+    admission_wait_s: float = Field(
+        default=10, ge=0, description="How long a request may wait; one whose turn is further off is refused at once."
+    )
+    admission_passed_over_s: float = Field(
+        default=2, ge=0, description="How long others may go before a waiting request whose turn has come."
+    )
+    admission_poll_ms: int = Field(
+        default=50, ge=1, description="How often Redis is asked whether another gateway has made room, while any wait."
+    )
+
+    placement_store_ms: float = Field(
+        default=600, ge=0, description="What bringing an adapter from the store to a replica's disk counts."
+    )
+    placement_disk_ms: float = Field(
+        default=50, ge=0, description="What reading an adapter from a replica's disk counts."
+    )
+    placement_slot_ms: float = Field(
+        default=35, ge=0, description="What copying an adapter into a slot counts, for each request that it holds up."
+    )
+    placement_prompt_token_ms: float = Field(
+        default=0.05, ge=0, description="What each prompt token counts that a replica has not read yet."
+    )
+    placement_running_ms: float = Field(
+        default=2, ge=0, description="What each request counts that runs on a replica already."
+    )
+    placement_headroom_percent: float = Field(
+        default=5,
+        ge=0,
+        le=50,
+        description="Share of a replica's KV pages that a tenant with its fair share of the pool leaves to others.",
+    )
 
     replica_poll_ms: int = Field(default=250, ge=10, description="How often the list of replicas is read.")
     replica_stale_s: float = Field(

@@ -1,52 +1,91 @@
-"""Reservations from the moment they are made to the moment they are settled: their leases, and the retries.
+"""Reservations from the moment they are made to the moment they are settled, and the retries.
 
-While Redis is away settlements wait in memory, up to a bound at which they are logged in full. A journal that would
-survive this process is not here.
+A settlement is journalled and sent to Redis at once; whoever waits for it waits for Redis, or for the journal where
+Redis does not answer. Meanwhile settlements wait in memory as well, up to a bound at which they are logged in full.
 """
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
 import structlog
 from redis.exceptions import RedisError
 
 from data_plane.gateway import metrics
-from data_plane.gateway.reservation import Reservations, Settlement
+from data_plane.gateway.journal import Journal
+from data_plane.gateway.reservation import Checkpoint, Reservations, Settlement
 
 _log = structlog.get_logger()
 
 
-class Hold:
-    """What a running request holds; ``replica_id`` changes when the request moves."""
+class Running(Protocol):
+    """A request on a replica, as its checkpoints see it."""
 
-    __slots__ = ("pages", "replica_id", "request_id", "tenant_id")
+    def tokens(self) -> int:
+        """Tokens that the engine has counted so far."""
+
+    def checkpoint(self) -> Checkpoint | None:
+        """What it would be charged for now; None before there is anything."""
+
+
+class Hold:
+    """What a running request holds; ``replica_id`` changes when the request moves. Times are monotonic."""
+
+    __slots__ = (
+        "checkpoint_at", "checkpoint_tokens", "pages", "renewed_at", "replica_id", "request_id", "running", "tenant_id",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, tenant_id: str, replica_id: str, pages: int) -> None:
         self.request_id = request_id
         self.tenant_id = tenant_id
         self.replica_id = replica_id
         self.pages = pages
+        self.running: Running | None = None
+        self.renewed_at = self.checkpoint_at = time.monotonic()
+        self.checkpoint_tokens = 0
 
 
 class Settler:
-    """Keeps leases alive and settles, once each, for as long as it takes."""
+    """Settles each request once, for as long as it takes. What settled in the last ``kept_s`` is settled again where
+    the line to Redis had to be opened anew: a server that restarted may have lost its last second.
+    """
 
     def __init__(
-        self, reservations: Reservations, *, renewal_s: float, deadline_s: float, retry_s: float, backlog_max: int
+        self,
+        reservations: Reservations,
+        journal: Journal,
+        connection_now: Callable[[], int],
+        *,
+        deadline_s: float,
+        retry_s: float,
+        kept_s: float,
+        backlog_max: int,
     ) -> None:
         self._reservations = reservations
-        self._renewal_s = renewal_s
+        self._journal = journal
+        self._connection_now = connection_now
+        self._connection = 0
         self._deadline_s = deadline_s
         self._retry_s = retry_s
+        self._kept_s = kept_s
         self._backlog_max = backlog_max
         self._backlog: deque[Settlement] = deque()
+        self._settled: deque[tuple[float, Settlement]] = deque()
         self._flushing = asyncio.Lock()
         self._live: dict[str, Hold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def live(self) -> Mapping[str, Hold]:
+        """What running requests hold, by request id."""
+        return MappingProxyType(self._live)
+
     def hold(self, hold: Hold) -> None:
-        """Keep the lease of a new reservation until it is settled."""
+        """Keep a new reservation alive until it is settled."""
         self._live[hold.request_id] = hold
         metrics.running.set(len(self._live))
 
@@ -62,35 +101,30 @@ class Settler:
         if settlement.event is None and len(self._backlog) >= self._backlog_max // 2:
             return  # nothing is billed by it, and its lease runs out by itself: leave the room to those that bill
         if len(self._backlog) >= self._backlog_max:
-            metrics.settlements_lost.inc()
-            _log.critical("settlement dropped: backlog is full", settlement=msgspec.to_builtins(settlement.event))
+            self._lost("settlement dropped: backlog is full", settlement)
             return
         self._backlog.append(settlement)
         metrics.settlement_backlog.set(len(self._backlog))
-
-    async def follow_leases(self) -> None:
-        """Renew every live lease again and again, for ever."""
-        while True:
-            await asyncio.sleep(self._renewal_s)
-            groups: dict[tuple[str, str], list[str]] = {}
-            for hold in self._live.values():
-                groups.setdefault((hold.tenant_id, hold.replica_id), []).append(hold.request_id)
-            if not groups:
-                continue
-            try:
-                missing = await self._reservations.renew(groups)
-            except (RedisError, OSError) as error:
-                _log.warning("leases cannot be renewed", live=len(self._live), error=repr(error))
-                continue
-            if missing:
-                metrics.leases_missing.inc(missing)
-                _log.warning("leases had run out before they were renewed", missing=missing)
 
     async def follow_backlog(self) -> None:
         """Retry what is in the backlog, oldest first, for ever."""
         while True:
             await asyncio.sleep(self._retry_s)
+            self.look_back()
             await self.flush()
+
+    def look_back(self) -> None:
+        """Forget what settled long enough ago. Where Redis had to be reached anew, settle the rest again."""
+        connection, oldest = self._connection_now(), time.monotonic() - self._kept_s
+        if connection not in (0, self._connection):
+            self._connection = connection
+            for _, settlement in self._settled:
+                self.settle_later(settlement)
+            self._settled.clear()
+        while self._settled and (
+            (connection != 0 and self._settled[0][0] < oldest) or len(self._settled) > self._backlog_max
+        ):
+            self._journal.done(self._settled.popleft()[1].request_id)
 
     async def flush(self) -> bool:
         """Settle the backlog until it is empty (True) or an attempt fails (False); another comes first then.
@@ -99,7 +133,7 @@ class Settler:
         """
         async with self._flushing:
             while self._backlog:
-                if not await self._try(self._backlog[0]):
+                if not await self.attempt(self._backlog[0]):
                     self._backlog.rotate(-1)
                     return False
                 self._backlog.popleft()
@@ -112,28 +146,18 @@ class Settler:
         while asyncio.get_running_loop().time() < deadline:
             settled = not self._live and not self._tasks
             if settled and (await self.flush() or all(settlement.event is None for settlement in self._backlog)):
+                for _, settlement in self._settled:
+                    self._journal.done(settlement.request_id)
                 return
             await asyncio.sleep(0.05)
         for settlement in self._backlog:
             if settlement.event is not None:
-                metrics.settlements_lost.inc()
-                _log.critical(
-                    "settlement lost at shutdown",
-                    request_id=settlement.request_id,
-                    settlement=msgspec.to_builtins(settlement.event),
-                )
+                self._lost("settlement lost at shutdown", settlement)
         if self._live:
             _log.critical("requests did not settle before shutdown", requests=list(self._live))
 
-    async def _settle(self, settlement: Settlement) -> None:
-        try:
-            if not await self._try(settlement):
-                self.settle_later(settlement)
-        finally:
-            self._live.pop(settlement.request_id, None)
-            metrics.running.set(len(self._live))
-
-    async def _try(self, settlement: Settlement) -> bool:
+    async def attempt(self, settlement: Settlement) -> bool:
+        """Settle in Redis once; False where it did not answer in time."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 if not await self._reservations.settle(settlement):
@@ -141,4 +165,33 @@ class Settler:
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             _log.warning("settlement waits for Redis", request_id=settlement.request_id, error=repr(error))
             return False
+        if settlement.event is not None:
+            self._settled.append((time.monotonic(), settlement))
         return True
+
+    async def insist(self, settlement: Settlement) -> None:
+        """Settle in Redis, however long it is away."""
+        while True:
+            if await self.attempt(settlement):
+                return
+            await asyncio.sleep(self._retry_s)
+
+    async def _settle(self, settlement: Settlement) -> None:
+        try:
+            journalled = None if settlement.event is None else self._journal.append(settlement)
+            if not await self.attempt(settlement):
+                self.settle_later(settlement)
+                if journalled is not None:
+                    await asyncio.wait((journalled,), timeout=self._deadline_s)
+        finally:
+            self._live.pop(settlement.request_id, None)
+            metrics.running.set(len(self._live))
+
+    def _lost(self, what: str, settlement: Settlement) -> None:
+        """Say that this process gives a settlement up; the next one has it where the journal does."""
+        if self._journal.holds(settlement.request_id):
+            _log.error("settlement is left to the journal", request_id=settlement.request_id, why=what)
+            return
+        metrics.settlements_lost.inc()
+        settled = None if settlement.event is None else msgspec.to_builtins(settlement.event)
+        _log.critical(what, request_id=settlement.request_id, settlement=settled)

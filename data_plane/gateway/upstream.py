@@ -149,6 +149,15 @@ class Upstream:
             _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
 
 
+    async def is_healthy(self, replica: ReplicaStatus) -> bool:
+        """Whether an engine says of itself that it is well, in time. Never raises."""
+        try:
+            async with self._session.get(replica.url + "/health", timeout=self._abort_timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return False
+
+
 def _error(raw: bytes) -> _Error:
     """An error body as our door writes it; its code is "" for anything else."""
     try:

@@ -1,0 +1,60 @@
+"""The exchange of an answer in one piece: nothing comes before everything, so the replica's other signs are watched."""
+
+import aiohttp
+
+from data_plane.gateway import completion
+from data_plane.gateway.body import ID_PREFIXES
+from data_plane.gateway.client import Client
+from data_plane.gateway.exchange import Attempt, Exchange, Relayed
+from data_plane.gateway.meter import AdapterLoad, Counts
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.sse import StreamBroken
+from data_plane.gateway.upstream import Upstream
+
+
+class WholeExchange(Exchange):
+    """An answer in one piece."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+        super().__init__(upstream, limits, client, attempt)
+        self._raw = bytearray()
+        self._answer: completion.Answer | None = None
+        self._load: AdapterLoad | None = None
+
+    def _first_deadline(self) -> float:
+        return self._attempt.deadline  # nothing comes before everything
+
+    @property
+    def load(self) -> AdapterLoad | None:
+        return self._load
+
+    def counts(self) -> Counts:
+        return Counts() if self._answer is None else completion.counts(self._answer, sequences=self._attempt.call.n)
+
+    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
+        await self._read_to_end(response)
+        assert self._answer is not None
+        if completion.is_aborted(self._answer):
+            raise StreamBroken("the engine aborted the request")
+        counts = self.counts()
+        self._attempt.on_first_byte()
+        response_id = ID_PREFIXES[self._attempt.call.kind] + self._attempt.request_id
+        return Relayed(
+            "done",
+            counts,
+            ending=completion.for_caller(
+                self._answer,
+                counts,
+                response_id=response_id,
+                shown_name=self._attempt.shown_name,
+                tier_shown=self._attempt.call.tier_asked,
+            ),
+        )
+
+    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
+        async for data in response.content.iter_any():
+            self._raw += data
+            if len(self._raw) > self._limits.response_max_bytes:
+                raise StreamBroken(f"the answer is larger than {self._limits.response_max_bytes} bytes")
+        self._answer = completion.decode(bytes(self._raw))
+        self._load = completion.load(response.headers.get("x-tenora-load"))
