@@ -12,22 +12,24 @@ import time
 from core.contracts import BaseModelRoute, Limits
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import metrics
-from data_plane.gateway.admission import Admission, Demand
+from data_plane.gateway.admission import Admission
 from data_plane.gateway.allowance import PlatformLimits, allowance
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
 from data_plane.gateway.body import BodyLimits, Call, Kind, Parse, check_vocabulary, engine_body, parse_call
 from data_plane.gateway.catalog import resolve
 from data_plane.gateway.client import CLIENT_GONE, Client
+from data_plane.gateway.demand import Demand
+from data_plane.gateway.exchange import Relayed
 from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.idempotency import Idempotency
-from data_plane.gateway.relay import Relay, Relayed
+from data_plane.gateway.relay import Relay
 from data_plane.gateway.serving import Prepared, Serving
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot, Tables
-from data_plane.gateway.stickiness import session_key
+from data_plane.gateway.stickiness import affinity_key, session_key
 from data_plane.gateway.tokenise import PromptCounters
 
 
@@ -81,7 +83,8 @@ class Lifecycle:
         target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
         prompt_tokens = await self._counters.count(target.base, call, len(raw))
-        return Prepared(request_id, caller, call, target, prompt_tokens, read_at)
+        affinity = affinity_key(caller.tenant.tenant_id, session, call)
+        return Prepared(request_id, caller, call, target, prompt_tokens, read_at, affinity)
 
     def _current(self) -> Tables:
         """What is published now, by which a request is decided: not what was when its body began to come."""
@@ -113,6 +116,8 @@ class Lifecycle:
             max_tokens=max_tokens,
             min_tokens=self._least(call, max_tokens),
             rank=target.rank,
+            affinity=prepared.affinity,
+            stream=call.stream,
         )
         place = await self._admission.admit(demand)
         service = Serving(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
@@ -124,7 +129,11 @@ class Lifecycle:
                 cache_salt=self._salt(tenant.tenant_id),
             ))  # fmt: skip
         finally:
-            await self._settler.settle(service.settlement())
+            settlement = service.settlement()
+            try:
+                await self._settler.settle(settlement)
+            finally:
+                self._admission.ended(demand, service.place, settlement.event)
         if target.adapter is not None:
             self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)

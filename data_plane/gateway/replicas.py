@@ -1,5 +1,5 @@
-"""Which replicas are alive, from their heartbeats in Redis, and which adapters lie where on them. Whether one suits a
-request is placement's question.
+"""Which replicas are alive, from their heartbeats in Redis, which adapters lie where on them, and how many of their
+pages reservations hold. Whether one suits a request is placement's question.
 
 A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. Where
 adapters lie is advice: when it cannot be read, requests are placed without it.
@@ -7,6 +7,7 @@ adapters lie is advice: when it cannot be read, requests are placed without it.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError
 from core import keys
 from core.contracts import ReplicaStatus, Residency
 from data_plane.gateway.placement import NOTHING_RESIDENT, Candidate, Resident
+from data_plane.gateway.replica_load import Load
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
@@ -33,26 +35,29 @@ class Replicas:
         self._stale_s = stale_s
         self._statuses: dict[str, ReplicaStatus] = {}
         self._beaten_at: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
-        self._held: dict[str, int] = {}
+        self._loads: dict[str, Load] = {}
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
+        self._pools: dict[str, list[Candidate]] = {}  # by base model
+        self._pages_total: dict[str, int] = {}
+        self._on_refresh: list[Callable[[], None]] = []
         self.reachable = False
 
-    def alive(self) -> list[Candidate]:
-        """Replicas whose heartbeat is fresh, with the pages that are free on them."""
+    def alive(self, base_model: str) -> list[Candidate]:
+        """Replicas of a base model whose heartbeat is fresh."""
         oldest = time.monotonic() - self._stale_s
         return [
-            Candidate(
-                status,
-                min(status.pages_free, status.pages_total - self._held.get(status.id, 0)),
-                self._resident_on(status),
-            )
-            for status in self._statuses.values()
-            if self._beaten_at[status.id][1] >= oldest
+            candidate
+            for candidate in self._pools.get(base_model, ())
+            if self._beaten_at[candidate.status.id][1] >= oldest
         ]
 
-    def note_held(self, replica_id: str, pages: int) -> None:
-        """Remember how many pages reservations hold on a replica, as the last reservation said."""
-        self._held[replica_id] = pages
+    def pages_total(self, base_model: str) -> int:
+        """KV pages of all replicas of a base model."""
+        return self._pages_total.get(base_model, 0)
+
+    def call_after_refresh(self, listener: Callable[[], None]) -> None:
+        """Call it whenever the list has been read again, for as long as this process lives."""
+        self._on_refresh.append(listener)
 
     async def follow(self) -> None:
         """Read the heartbeats again and again, for ever."""
@@ -67,9 +72,11 @@ class Replicas:
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
-        """Read every heartbeat once, and the residency of those where it has changed. Raises redis.RedisError."""
+        """Read every heartbeat and every replica's held pages once, and the residency of those where it has changed.
+        Raises redis.RedisError.
+        """
         ids = [_text(name) for name in await self._redis.zrange(keys.REPLICAS, 0, -1)]
-        values = await self._redis.mget([keys.replica(name) for name in ids]) if ids else []
+        values, held = await self._read(ids) if ids else ([], [])
         statuses: dict[str, ReplicaStatus] = {}
         for name, value in zip(ids, values, strict=True):
             if value is None:
@@ -83,11 +90,33 @@ class Replicas:
             if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                 self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
         self._statuses = statuses
+        for name, pages in zip(ids, held, strict=True):
+            if name in statuses:
+                self._loads.setdefault(name, Load()).held_pages = int(pages or 0)
         known: dict[str, Any]
-        for known in (self._beaten_at, self._held, self._resident):
+        for known in (self._beaten_at, self._loads, self._resident):
             for gone in known.keys() - statuses.keys():
                 del known[gone]
         await self._refresh_residency()
+        self._pools = {}
+        for status in statuses.values():
+            candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
+            self._pools.setdefault(status.base_model, []).append(candidate)
+        self._pages_total = {
+            base_model: sum(candidate.status.pages_total for candidate in pool)
+            for base_model, pool in self._pools.items()
+        }
+        for listener in self._on_refresh:
+            listener()
+
+    async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
+        """Heartbeats and held pages as Redis has them, in the order of the ids."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.mget([keys.replica(name) for name in ids])
+            for name in ids:
+                pipe.hget(keys.replica_held_pages(name), "total")
+            values, *held = await pipe.execute()
+        return values, held
 
     async def _refresh_residency(self) -> None:
         changed = [

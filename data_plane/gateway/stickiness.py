@@ -1,12 +1,15 @@
-"""Which revision of a weighted alias serves a session: always the same one while the weights stand. Pure.
+"""What holds requests together: the key of a session or prefix, by which placement finds their replica again, and which
+revision of a weighted alias serves a session: always the same one while the weights stand. Pure.
 
-Weighted rendezvous hashing (https://www.snia.org/sites/default/files/SDC15_presentations/dist_sys/Jason_Resch_New_Consistent_Hashings_Rev.pdf):
+Weighted rendezvous hashing
+(https://www.snia.org/sites/default/files/SDC15_presentations/dist_sys/Jason_Resch_New_Consistent_Hashings_Rev.pdf):
 every revision draws a number from the session's key, and the largest wins. Where one weight grows, sessions move to
 that revision only, and no others change places.
 """
 
 import hashlib
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +19,7 @@ from data_plane.gateway.errors import Headers
 
 _HEADER: Final = b"x-session-id"
 _HEADER_BYTES_MAX: Final = 256
+_PREFIX_CHARS: Final = 2048  # of a prompt's beginning: enough to tell prompts apart, few enough to be cheap
 
 
 def session_key(headers: Headers, call: Call) -> str:
@@ -32,6 +36,16 @@ def session_key(headers: Headers, call: Call) -> str:
                 )
             return value.decode("latin-1")
     return call.session
+
+
+def affinity_key(tenant_id: str, session: str, call: Call) -> str:
+    """By what requests are sent to where their prefix was read before: the session, else the beginning of the prompt or
+    of the first message, which is the same in all turns of a conversation and under one system prompt. "" for neither.
+    """
+    if session:
+        return f"{tenant_id}\0{session}"
+    prefix = call.prompt if call.messages is None else call.messages[0].get("content") if call.messages else None
+    return f"{tenant_id}\0{zlib.crc32(prefix[:_PREFIX_CHARS].encode()):x}" if isinstance(prefix, str) else ""
 
 
 def pick(weights: Mapping[str, int], scope: str, draw: str) -> str:

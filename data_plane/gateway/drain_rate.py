@@ -1,0 +1,48 @@
+"""How fast a queue empties, as seen over the last seconds in which anybody waited, and so how long a new request would
+wait. Pure: times come in, in seconds of a monotonic clock.
+"""
+
+import math
+from typing import Final
+
+_WINDOW_S: Final = 5.0
+_OBSERVED_S: Final = 1.0  # before that nothing is said
+
+
+class DrainRate:
+    """Tokens taken from one queue for each second in which it was not empty, older ones counting less and less."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._since: float | None = None  # the queue is not empty, and is accounted for up to here
+
+    def begin(self, now_s: float) -> None:
+        """Somebody waits."""
+        if self._since is None:
+            self._since = now_s
+
+    def end(self, now_s: float) -> None:
+        """Nobody waits any more."""
+        self._advance(now_s)
+        self._since = None
+
+    def note(self, tokens: int, now_s: float) -> None:
+        """A request of so many tokens was taken from the queue."""
+        self._advance(now_s)
+        self._tokens += tokens
+
+    def wait_s(self, tokens_ahead: float, now_s: float) -> float | None:
+        """Seconds until so many tokens are taken; None while too little was seen to say."""
+        self._advance(now_s)
+        if self._seconds < _OBSERVED_S or self._tokens <= 0:
+            return None
+        return tokens_ahead * self._seconds / self._tokens
+
+    def _advance(self, now_s: float) -> None:
+        if self._since is None:
+            return
+        decay = math.exp(-(now_s - self._since) / _WINDOW_S)
+        self._since = now_s
+        self._tokens *= decay
+        self._seconds = self._seconds * decay + _WINDOW_S * (1 - decay)

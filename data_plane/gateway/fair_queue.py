@@ -1,0 +1,195 @@
+"""Whose turn it is: weighted virtual token counters between tenants, strict tiers above them, first come first served
+within a tenant. Pure: no clock, no asyncio; what a turn is worth, and whether there is room, its caller knows.
+
+From "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's counter grows by its weighted
+tokens as they are served, the smallest counter is next, and who returns from idle is lifted to the least of those who
+wait.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, Literal, TypeVar
+
+INPUT_WEIGHT: Final = 1
+OUTPUT_WEIGHT: Final = 2
+"""What a token counts, as in the paper's artifact: a generated one takes the engine longer than one that is read."""
+
+Reason = Literal["full", "tenant"]
+T = TypeVar("T")
+
+
+def service(input_tokens: int, output_tokens: int) -> int:
+    """Weighted tokens: what a tenant's counter grows by."""
+    return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of one queue: requests, their tokens (ceilings), and requests of any one tenant."""
+
+    requests_max: int
+    tokens_max: int
+    tenant_requests_max: int
+
+
+class QueueFull(Exception):
+    """There is no room, for anybody or for this tenant."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Entry(Generic[T]):
+    """A request that waits. ``tokens`` is what it may take at most; a smaller ``tier`` goes first, always."""
+
+    tenant_id: str
+    tokens: int
+    item: T
+    weight: int = 1
+    tier: int = 0
+    number: int = -1  # of its arrival
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """A tenant's counter and its waiting requests, oldest first."""
+
+    tenant_id: str
+    counter: float = 0.0
+    weight: int = 1
+    tier: int = 0
+    tokens: int = 0
+    waiting: deque[Entry] = field(default_factory=deque)  # type: ignore[type-arg]  # of whatever the queue holds
+
+    def charge(self, served: int) -> None:
+        """Add weighted tokens, or take back (negative) what was charged too much."""
+        self.counter += served / self.weight
+
+
+class FairQueue(Generic[T]):
+    """The requests that wait for one pool of replicas."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._accounts: dict[str, Account] = {}
+        self._floor = 0.0  # counter of the tenant that left last
+        self._arrivals = 0
+        self.requests = 0
+        self.tokens = 0
+
+    def push(self, entry: Entry[T]) -> Entry[T] | None:
+        """Let a request wait. In a full queue it takes the place of the newest one of the tenant that has the most
+        there, for its weight, where that is more than its own tenant would have; that one is returned. Raises
+        QueueFull.
+        """
+        account = self._accounts.get(entry.tenant_id)
+        queued = len(account.waiting) if account else 0
+        if queued >= self._bounds.tenant_requests_max:
+            raise QueueFull("tenant")
+        pushed_out = None
+        if self._is_full(entry.tokens):
+            pushed_out = self._newest_of_largest(entry, queued)
+            if pushed_out is None:
+                raise QueueFull("full")
+            self.remove(pushed_out)
+            if self._is_full(entry.tokens):
+                self.put_back(pushed_out)
+                raise QueueFull("full")
+        entry.number = self._arrivals
+        self._arrivals += 1
+        if account is not None and not account.waiting:  # it was idle, and idle time earns nothing
+            account.counter = max(account.counter, self._least())
+        self._insert(entry)
+        return pushed_out
+
+    def put_back(self, entry: Entry[T]) -> None:
+        """Return a request whose turn came to nothing to the place it had. No bound counts: it had been let in."""
+        self._insert(entry)
+
+    def waits(self, entry: Entry[T]) -> bool:
+        """Whether a request is in the queue now."""
+        account = self._accounts.get(entry.tenant_id)
+        return account is not None and entry in account.waiting
+
+    def remove(self, entry: Entry[T]) -> Account:
+        """Take a request out: served, or given up. Raises ValueError where it does not wait."""
+        account = self._accounts[entry.tenant_id]
+        account.waiting.remove(entry)
+        account.tokens -= entry.tokens
+        self.requests -= 1
+        self.tokens -= entry.tokens
+        if not account.waiting:
+            self._floor = max(self._floor, account.counter)
+            self._forget()
+        return account
+
+    def in_order(self, *, of_tenant_max: int) -> Iterator[Entry[T]]:
+        """Requests in the order of their turns: by tier, then the smallest counter; of each tenant its oldest few. The
+        queue must not change meanwhile.
+        """
+        heap = [(a.tier, a.counter, a.waiting[0].number, a) for a in self._accounts.values() if a.waiting]
+        heapq.heapify(heap)
+        while heap:
+            account = heapq.heappop(heap)[3]
+            for _, entry in zip(range(of_tenant_max), account.waiting, strict=False):
+                yield entry
+
+    def tokens_ahead(self, entry: Entry[T]) -> float:
+        """Tokens that are likely served before a new request of this tenant: all of better tiers, and of the others as
+        much as their weights give them until its turn.
+        """
+        own = self._accounts.get(entry.tenant_id)
+        before: float = own.tokens if own else 0
+        share = (before + entry.tokens) / entry.weight
+        for account in self._accounts.values():
+            if account is own or account.tier > entry.tier:
+                continue
+            before += account.tokens if account.tier < entry.tier else min(account.tokens, share * account.weight)
+        return before
+
+    def _is_full(self, tokens: int) -> bool:
+        return self.requests >= self._bounds.requests_max or self.tokens + tokens > self._bounds.tokens_max
+
+    def _newest_of_largest(self, entry: Entry[T], queued: int) -> Entry[T] | None:
+        """Of the worst tier that waits; None where nobody has more there than the new one's tenant would."""
+        others = [a for a in self._accounts.values() if a.waiting and a.tenant_id != entry.tenant_id]
+        if not others:
+            return None
+        largest = max(others, key=lambda a: (a.tier, len(a.waiting) / a.weight, a.tenant_id))
+        if largest.tier < entry.tier:
+            return None
+        if largest.tier == entry.tier and len(largest.waiting) / largest.weight <= (queued + 1) / entry.weight:
+            return None
+        return largest.waiting[-1]
+
+    def _insert(self, entry: Entry[T]) -> None:
+        account = self._accounts.get(entry.tenant_id)
+        if account is None:
+            account = self._accounts[entry.tenant_id] = Account(entry.tenant_id, counter=self._least())
+        account.weight, account.tier = entry.weight, entry.tier
+        account.tokens += entry.tokens
+        waiting = account.waiting
+        place = len(waiting)
+        while place and waiting[place - 1].number > entry.number:
+            place -= 1
+        waiting.insert(place, entry)
+        self.requests += 1
+        self.tokens += entry.tokens
+
+    def _least(self) -> float:
+        counters = [account.counter for account in self._accounts.values() if account.waiting]
+        return min(counters) if counters else self._floor
+
+    def _forget(self) -> None:
+        """Drop what says nothing more: everything once nobody waits, and idle tenants that would be lifted anyway."""
+        if not self.requests:
+            self._accounts.clear()
+            self._floor = 0.0
+        elif len(self._accounts) > 2 * self._bounds.requests_max:
+            least = self._least()
+            for idle in [a for a in self._accounts.values() if not a.waiting and a.counter <= least]:
+                del self._accounts[idle.tenant_id]
