@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from core.ids import new_id
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.beat import Beat
+from data_plane.gateway.breaker import Breakers
 from data_plane.gateway.checkpoints import Checkpoints
 from data_plane.gateway.fair_queue import Bounds
 from data_plane.gateway.grammars import GrammarLimits, Grammars
@@ -25,10 +26,13 @@ from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.placement import PlacementCosts
+from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.relay import Relay
+from data_plane.gateway.replica_signs import ReplicaSigns
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.reservation import Reservations
+from data_plane.gateway.retry_budget import RetryBudget
 from data_plane.gateway.routes import Routes
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
@@ -47,7 +51,11 @@ def create_app(settings: GatewaySettings) -> Litestar:
         settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
     )
     snapshot = Snapshot(redis, block_ms=settings.snapshot_block_ms, batch_max=settings.snapshot_batch_max)
-    replicas = Replicas(redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s)
+    upstream = _upstream(settings)
+    breakers = _breakers(settings, upstream)
+    replicas = Replicas(
+        redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s, allows=breakers.allows
+    )
     counters = _counters(settings, redis)
     line = _line(settings)
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
@@ -78,11 +86,13 @@ def create_app(settings: GatewaySettings) -> Litestar:
         tenants_max=settings.sweep_tenants_max,
         grace_s=2 * settings.lease_renewal_s,
     )
-    upstream = _upstream(settings)
+    retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
+    signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
     grammars, idempotency = Grammars(redis, _grammar_limits(settings)), Idempotency(line, _idempotency_limits(settings))
     heat = AdapterHeat(
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
+    quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
     beat = Beat(redis, snapshot, new_id("gw"), period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
     lifecycle = Lifecycle(
         settings,
@@ -91,7 +101,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
         counters,
         _admission(settings, replicas, reservations, settler),
         settler,
-        Relay(upstream, settings),
+        Relay(upstream, breakers, signs, retries, settings),
         heat,
         grammars,
         idempotency,
@@ -114,6 +124,8 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 journal=journal.follow(),
                 takeover=takeover.follow(),
                 checkpoints=checkpoints.follow(),
+                breakers=breakers.follow(),
+                signs=signs.follow(),
                 sweeper=sweeper.follow(),
                 backlog=settler.follow_backlog(),
                 heat=heat.follow(),
@@ -131,7 +143,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 await line.close()
 
     return Litestar(
-        route_handlers=Routes(lifecycle, snapshot, beat, replicas, _listing_hints(settings, redis)).handlers(),
+        route_handlers=Routes(lifecycle, snapshot, beat, replicas, _listing_hints(settings, redis), quota).handlers(),
         lifespan=[lifespan],
         state=State({"settings": settings}),
         openapi_config=None,
@@ -200,6 +212,16 @@ def _settler(settings: GatewaySettings, reservations: Reservations, journal: Jou
         retry_s=settings.settlement_retry_s,
         kept_s=settings.settlement_kept_s,
         backlog_max=settings.settlement_backlog_max,
+    )
+
+
+def _breakers(settings: GatewaySettings, upstream: Upstream) -> Breakers:
+    return Breakers(
+        upstream.is_healthy,
+        failures=settings.breaker_failures,
+        open_s=settings.breaker_open_s,
+        open_max_s=settings.breaker_open_max_s,
+        trial_s=settings.first_byte_s,
     )
 
 

@@ -106,6 +106,10 @@ class Exchange(ABC):
 
     def _on_gone(self) -> None:
         self._gone = True
+        self._time_out()
+
+    def _time_out(self) -> None:
+        """End the exchange now, as its deadline would."""
         if self._guard is not None and not self._guard.expired():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._guard.reschedule(self._loop.time())

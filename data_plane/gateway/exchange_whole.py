@@ -1,12 +1,15 @@
 """The exchange of an answer in one piece: nothing comes before everything, so the replica's other signs are watched."""
 
+import asyncio
+
 import aiohttp
 
-from data_plane.gateway import completion
+from data_plane.gateway import completion, metrics
 from data_plane.gateway.body import ID_PREFIXES
 from data_plane.gateway.client import Client
 from data_plane.gateway.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.meter import AdapterLoad, Counts
+from data_plane.gateway.replica_signs import ReplicaSigns
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.sse import StreamBroken
 from data_plane.gateway.upstream import Upstream
@@ -15,14 +18,34 @@ from data_plane.gateway.upstream import Upstream
 class WholeExchange(Exchange):
     """An answer in one piece."""
 
-    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+    def __init__(
+        self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt, signs: ReplicaSigns
+    ) -> None:
         super().__init__(upstream, limits, client, attempt)
+        self._signs = signs
         self._raw = bytearray()
         self._answer: completion.Answer | None = None
         self._load: AdapterLoad | None = None
 
     def _first_deadline(self) -> float:
         return self._attempt.deadline  # nothing comes before everything
+
+    async def run(self) -> Relayed:
+        """The exchange, given up when the engine counts no token any more."""
+        watching = asyncio.create_task(self._watch_engine())
+        try:
+            with self._signs.watch(self._attempt.replica):
+                return await super().run()
+        finally:
+            watching.cancel()
+
+    async def _watch_engine(self) -> None:
+        while True:
+            await asyncio.sleep(self._signs.poll_s)
+            if self._signs.silent_s(self._attempt.replica) >= self._limits.replica_silent_s:
+                break
+        metrics.replicas_silent.inc()
+        self._time_out()
 
     @property
     def load(self) -> AdapterLoad | None:

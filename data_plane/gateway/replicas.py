@@ -29,8 +29,9 @@ _Seen = tuple[str, int]  # boot id and residency version
 class Replicas:
     """The live replicas, refreshed by ``follow``."""
 
-    def __init__(self, redis: Redis, *, poll_ms: int, stale_s: float) -> None:
+    def __init__(self, redis: Redis, *, poll_ms: int, stale_s: float, allows: Callable[[ReplicaStatus], bool]) -> None:
         self._redis = redis
+        self._allows = allows
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._statuses: dict[str, ReplicaStatus] = {}
@@ -43,12 +44,12 @@ class Replicas:
         self.reachable = False
 
     def alive(self, base_model: str) -> list[Candidate]:
-        """Replicas of a base model whose heartbeat is fresh."""
+        """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
         oldest = time.monotonic() - self._stale_s
         return [
             candidate
             for candidate in self._pools.get(base_model, ())
-            if self._beaten_at[candidate.status.id][1] >= oldest
+            if self._beaten_at[candidate.status.id][1] >= oldest and self._allows(candidate.status)
         ]
 
     def pages_total(self, base_model: str) -> int:

@@ -17,9 +17,9 @@ from data_plane.gateway.body import Call
 from data_plane.gateway.catalog import Target
 from data_plane.gateway.client import Client
 from data_plane.gateway.demand import Demand
+from data_plane.gateway.exchange import Attempt, Relayed
 from data_plane.gateway.limits import rate_headers
 from data_plane.gateway.meter import AdapterLoad, Counts
-from data_plane.gateway.exchange import Attempt, Relayed
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.reservation import Checkpoint, Settlement
 from data_plane.gateway.settings import GatewaySettings
@@ -76,6 +76,7 @@ class Serving:
         """Relay on the first replica, and on another if that one gives nothing at all."""
         deadline = asyncio.get_running_loop().time() + self._settings.request_s
         tried: frozenset[str] = frozenset()
+        self._relay.retries.deposit()
         while True:
             tried |= {self._place.replica.id}
             self._dispatched, self._dispatched_at_ms = time.monotonic(), clock.now_ms()
@@ -84,13 +85,19 @@ class Serving:
             except ReplicaFailed:
                 metrics.replica_failures.inc()
                 moved = None
-                if len(tried) < self._settings.replica_attempts_max:
+                if len(tried) < self._settings.replica_attempts_max and self._may_retry():
                     moved = await self._admission.move(self._demand, self._place, tried)
                 if moved is None:
                     raise
                 self._place = moved
             else:
                 return self._relayed
+
+    def _may_retry(self) -> bool:
+        allowed = self._relay.retries.withdraw()
+        if not allowed:
+            metrics.retries_refused.inc()
+        return allowed
 
     @property
     def place(self) -> Place:

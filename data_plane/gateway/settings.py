@@ -94,9 +94,7 @@ class GatewaySettings(
     schema_memory_bytes: int = Field(
         default=1 << 30, ge=256 << 20, description="Memory of the process that compiles schemas."
     )
-    schema_compiled_max_bytes: int = Field(
-        default=33_554_432, ge=1024, description="What one schema may compile to."
-    )
+    schema_compiled_max_bytes: int = Field(default=33_554_432, ge=1024, description="What one schema may compile to.")
     schema_waiting_max: int = Field(default=64, ge=1, description="Requests whose new schemas may wait to be compiled.")
     schemas_per_minute: int = Field(
         default=120, ge=1, description="New schemas that one process compiles for a tenant in a minute."
@@ -211,8 +209,8 @@ class GatewaySettings(
     )
 
     connect_s: float = Field(default=2, gt=0, description="How long a connection to a replica may take.")
-    first_byte_s: float = Field(default=120, gt=0, description="How long a replica may take to its first byte.")
-    inter_token_s: float = Field(default=30, gt=0, description="How long a stream may stand still.")
+    first_byte_s: float = Field(default=60, gt=0, description="How long a replica may take to its first byte.")
+    inter_token_s: float = Field(default=15, gt=0, description="How long a stream may stand still.")
     request_s: float = Field(default=600, gt=0, description="How long one request may run.")
     last_write_s: float = Field(default=10, gt=0, description="How long the end of a response may take to be written.")
     abort_s: float = Field(

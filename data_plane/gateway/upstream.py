@@ -41,12 +41,15 @@ class _ErrorBody(msgspec.Struct):
 
 
 class ReplicaFailed(BadGateway):
-    """A replica gave nothing at all: another may be asked."""
+    """A replica gave nothing at all: another may be asked. ``about_adapter`` says that it is well otherwise."""
+
+    about_adapter = False
 
 
 class AdapterUnavailable(ReplicaFailed):
     """A replica cannot bring the adapter in. Another may; where none can, the caller hears why."""
 
+    about_adapter = True
     status: ClassVar[int] = Unavailable.status
 
 
@@ -124,7 +127,9 @@ class Upstream:
             raise AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(response.headers))
         # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
         if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
-            raise ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
+            failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
+            failed.about_adapter = True
+            raise failed
         if response.status in (400, 422):
             raise InvalidRequest(
                 "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
@@ -147,7 +152,6 @@ class Upstream:
                     _log.warning("replica refused an abort", replica=replica.id, status=response.status)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
-
 
     async def is_healthy(self, replica: ReplicaStatus) -> bool:
         """Whether an engine says of itself that it is well, in time. Never raises."""

@@ -1,29 +1,56 @@
-"""The backlog of settlements, over a line to a Redis that is not there."""
+"""The backlog of settlements and the journal, over a line to a Redis that is not there, restarts or forgets."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from core import keys
 from core.ids import new_id
+from data_plane.gateway import metrics
+from data_plane.gateway.journal import Journal
+from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.reservation import Reservations, Settlement
 from data_plane.gateway.settlement import Hold, Settler
+from data_plane.gateway.used import Used
 from tenora.program import free_port
 from tests.integration.data_plane.test_quota_scripts import usage
 
 
-def settler(url: str, backlog_max: int = 4) -> tuple[Settler, RedisLine]:
+def settler(url: str, backlog_max: int = 4, journal: Journal | None = None) -> tuple[Settler, RedisLine]:
+    """Where no journal is given, one that never opened: it takes nothing."""
     line = RedisLine(url, connect_s=1, stalled_s=1, pending_max=10)
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
-    return Settler(reservations, renewal_s=1, deadline_s=1, retry_s=1, backlog_max=backlog_max), line
+    journal = journal or Journal(Path("nowhere"), "none", segment_max_bytes=4096, bytes_max=4096)
+    return Settler(
+        reservations, journal, lambda: line.connection, deadline_s=1, retry_s=0.1, kept_s=5, backlog_max=backlog_max
+    ), line
+
+
+@contextlib.asynccontextmanager
+async def journal(folder: Path, name: str) -> AsyncIterator[Journal]:
+    """One that is written, until its process dies or ends."""
+    journaling = Journal(folder, name, segment_max_bytes=4096, bytes_max=65_536)
+    journaling.open()
+    writing = asyncio.create_task(journaling.follow())
+    yield journaling
+    writing.cancel()
+    await asyncio.wait([writing])
+    await journaling.close()
+
+
+def billed(redis) -> list[str]:
+    return sorted(json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM))
 
 
 def settlement(tenant_id: str, *, bills: bool = True) -> Settlement:
     request_id = new_id("req")
     return Settlement(
-        request_id=request_id, tenant_id=tenant_id, replica_id="rep_one", used_tokens=3,
+        request_id=request_id, tenant_id=tenant_id, replica_id="rep_one", used=Used(input_tokens=3),
         event=usage(request_id, tenant_id, 3) if bills else None,
     )  # fmt: skip
 
@@ -45,8 +72,7 @@ async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_
     away._reservations = back._reservations  # the server is reachable again
     assert await away.flush()
     await away.drain(1)
-    events = [json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM)]
-    assert sorted(events) == sorted(one.request_id for one in late)
+    assert billed(redis) == sorted(one.request_id for one in late)
     await line.close()
 
 
@@ -93,6 +119,70 @@ async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
         back.settle_later(one)
     while back._backlog:
         await asyncio.gather(back.flush(), back.flush())
-    events = [json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM)]
-    assert sorted(events) == sorted(one.request_id for one in late)
+    assert billed(redis) == sorted(one.request_id for one in late)
     await line.close()
+
+
+async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(nowhere, redis_settings, redis, tmp_path):
+    late = [settlement("tn_dead") for _ in range(3)]
+    async with journal(tmp_path, "jr_dead") as dying:
+        away, _ = settler(nowhere, journal=dying)
+        for one in late:
+            await away.settle(one)  # it returns once the disk has it
+    async with journal(tmp_path, "jr_next") as own:
+        back, line = settler(redis_settings.redis_url, journal=own)
+        await back.attempt(late[0])  # this one had reached Redis, but not its mark the disk
+        takeover = Takeover(own, back, every_s=60, marker_s=60)
+        assert await takeover.look() == 3
+        assert billed(redis) == sorted(one.request_id for one in late)
+        assert await takeover.look() == 0
+        assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"jr_next"}
+        await line.close()
+
+
+async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, redis, tmp_path):
+    async with journal(tmp_path, "jr_living") as living, journal(tmp_path, "jr_own") as own:
+        living.append(settlement("tn_living"))
+        await living.flush()
+        back, line = settler(redis_settings.redis_url, journal=own)
+        assert await Takeover(own, back, every_s=60, marker_s=60).look() == 0
+        assert billed(redis) == []
+        await line.close()
+
+
+async def test_what_is_older_than_its_marker_is_logged_and_not_settled(redis_settings, redis, tmp_path, capsys):
+    old = settlement("tn_old")
+    async with journal(tmp_path, "jr_old") as dying:
+        dying.append(old)
+    before = metrics.journal_stale._value.get()
+    async with journal(tmp_path, "jr_next") as own:
+        back, line = settler(redis_settings.redis_url, journal=own)
+        assert await Takeover(own, back, every_s=60, marker_s=0).look() == 1
+        await line.close()
+    assert billed(redis) == []
+    assert metrics.journal_stale._value.get() == before + 1
+    assert old.request_id in capsys.readouterr().out
+
+
+async def test_what_settled_just_before_redis_restarted_is_settled_again(redis_settings, redis, tmp_path):
+    async with journal(tmp_path, "jr_own") as own:
+        back, line = settler(redis_settings.redis_url, journal=own)
+        one, other = settlement("tn_1"), settlement("tn_1")
+        await back.settle(one)
+        back.look_back()
+        assert await back.flush()
+        redis.flushall()  # a server that comes back without its last second
+        await line.close()
+        await asyncio.sleep(0)
+        back.look_back()  # nothing is forgotten while there is no line
+        await back.settle(other)
+        back.look_back()
+        assert await back.flush()
+        back.look_back()
+        assert await back.flush()
+        assert billed(redis) == sorted((one.request_id, other.request_id))
+        assert own.holds(one.request_id)
+        await back.drain(1)
+        assert not own.holds(one.request_id)
+        await line.close()
+    assert list(tmp_path.iterdir()) == []
