@@ -146,7 +146,7 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
         if status.rank_max < wish.rank or status.pages_total < pages:
             continue
         able.append(candidate)
-        if adapter:
+        if adapter and adapter in candidate.resident.slots:
             users += candidate.load.adapters.get(adapter, 0)
     rows = _sorted(able, wish, costs, users)
     ranking = Ranking([], [], [])
