@@ -23,8 +23,6 @@ from data_plane.engine.agent.revocations import Revocations
 from data_plane.engine.agent.side_tasks import SideTasks
 from data_plane.engine.settings import ReplicaSettings
 
-_POOL_FRESH_S = 1.0
-
 
 class SideWork:
     """Built once for an engine; ``honour_revocations`` before it serves, ``start`` once it does."""
@@ -46,7 +44,7 @@ class SideWork:
         url = f"http://{settings.engine_host}:{settings.engine_port}"
         key = settings.engine_key.get_secret_value()
         door = Door(session, url, key, timeout_s=settings.door_timeout_s)
-        pool = Pool(redis, settings.base_model, me=settings.replica_id, fresh_s=_POOL_FRESH_S)
+        pool = Pool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         uses = UseHistory(names_max=settings.forecast_names_max, visit_gap_s=settings.forecast_visit_s)
         self._revocations = Revocations(settings, redis, door, boot_id)
         self._canaries = Canaries(

@@ -37,12 +37,15 @@ def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(
     wait_until(lambda: len(hints(stack)) == 2, what="two hints")
     assert {hint.engine_name for hint in hints(stack)} == {newest_name(route) for route in made[1:]}
     assert {(hint.tenant_id, hint.reason, hint.rank_class) for hint in hints(stack)} == {(tenant.id, "listing", 16)}
+
+    def of(whom) -> list[PrefetchHint]:
+        return [hint for hint in hints(stack) if hint.tenant_id == whom.id]
+
     client.models.list()
-    time.sleep(0.3)
-    assert len(hints(stack)) == 2  # not again so soon
-    time.sleep(1.5)
-    client.models.list()
-    wait_until(lambda: len(hints(stack)) == 4, what="hints of a later listing")
+    other.sdk()
+    wait_until(lambda: of(other), what="the hint of a listing after it")
+    assert len(of(tenant)) == 2, "not again so soon"
+    wait_until(lambda: client.models.list() and len(of(tenant)) == 4, what="hints of a later listing")
 
 
 def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, tenant):

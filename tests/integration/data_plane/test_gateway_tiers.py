@@ -1,7 +1,6 @@
 """Where an adapter's requests go: to the cheapest pool that takes its rank, and there to where it lies."""
 
 import contextlib
-import time
 
 import openai
 import pytest
@@ -10,6 +9,7 @@ from core import keys
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher, newest_name
+from tests.fixtures.redis_commands import wait_for_commands
 from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
 
 POOLS = {"rep_a": 16, "rep_b": 16, "rep_wide": 64}
@@ -62,7 +62,7 @@ def test_an_adapter_is_served_where_it_lies_also_where_others_are_freer(stack, p
     known(client, "bot")
     pools[1][elsewhere].door("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
     wait_until(lambda: newest_name(route).encode() in stack.client.get(keys.replica_residency(elsewhere)))
-    time.sleep(6 * BRISK["replica_poll_ms"] / 1000)  # the gateway has read it by then
+    wait_for_commands(stack.client, f"ZRANGE {keys.REPLICAS}")  # the gateway has read it then
     assert served_by(tenant, client, "bot") == (elsewhere, "memory")
     assert served_by(tenant, client, "bot") == (elsewhere, "slot")
 

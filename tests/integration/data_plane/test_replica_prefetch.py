@@ -11,6 +11,7 @@ from core.ids import new_id
 from data_plane.engine.agent.pool import rendezvous
 from tests.conftest import wait_until
 from tests.fixtures.agent_room import REPLICA, engine_name, room_of
+from tests.fixtures.redis_commands import wait_for_commands
 
 MEMORY, IDLE_S = 6, 0.5
 
@@ -27,7 +28,8 @@ def module_room(redis_server, tmp_path_factory):
 
 @pytest.fixture
 def room(module_room):
-    time.sleep(IDLE_S + 0.1)  # what another test has used no longer counts as in use
+    for held in module_room.truth()["memory"]:  # what another test has used is not in use by this one
+        module_room.engine.door("POST", "/unload", {"name": held["name"], "drain_s": 0})
     yield module_room
     assert module_room.agent.process.poll() is None
     assert "Traceback" not in module_room.agent.log.read_text()
@@ -55,11 +57,11 @@ def another(room):
     )  # fmt: skip
     room.client.set(keys.replica(ghost.id), msgspec.json.encode(ghost))
     room.client.zadd(keys.REPLICAS, {ghost.id: 1})
-    time.sleep(1.2)  # the agent's list of replicas is a second old at most
+    wait_for_commands(room.client, f"ZRANGE {keys.REPLICAS}")
     yield
     room.client.delete(keys.replica(ghost.id))
     room.client.zrem(keys.REPLICAS, ghost.id)
-    time.sleep(1.2)
+    wait_for_commands(room.client, f"ZRANGE {keys.REPLICAS}")
 
 
 def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_used(room):
@@ -115,7 +117,7 @@ def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(room)
         return hinted.partition("@")[2] in room.truth()["disk"]
 
     assert not on_disk()
-    time.sleep(0.3)
+    wait_for_commands(room.client, f"ZRANGEBYSCORE {keys.adapter_heat('tiny-chat', 16)}")
     room.hint(hinted)
     wait_until(on_disk, what="the adapter on the disk")
     assert not room.in_memory(hinted)

@@ -2,7 +2,6 @@
 
 import secrets
 import threading
-import time
 import urllib.error
 
 import pytest
@@ -11,6 +10,8 @@ from core import keys
 from core.ids import new_id
 from tests.conftest import wait_until
 from tests.fixtures.agent_room import REPLICA, engine_name, room_of
+
+ATTEMPTS, FAILURES = "tenora_replica_revocations_total", "tenora_replica_task_failures_total"
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +103,10 @@ def test_no_receipt_while_the_engine_has_anything_left(room, left):
     name = engine_name()
     room.ask(name)
     room.engine.tiers(**({"stuck": [name]} if left == "stuck" else {"dirty": [0, 1]}))
+    before = room.agent.metric(ATTEMPTS, '{result="left"}')
     revocation = room.revoke(name)
-    wait_until(lambda: room.receipt(revocation), what="a word")
-    time.sleep(1.5)
-    assert room.removed(revocation) is None
+    wait_until(lambda: room.agent.metric(ATTEMPTS, '{result="left"}') >= before + 2, what="two attempts")
+    assert room.receipt(revocation).state == "draining"
     room.engine.tiers(stuck=[], dirty=[])
     assert wait_until(lambda: room.removed(revocation), what="the receipt").in_slots == ()
 
@@ -140,7 +141,8 @@ def test_receipts_and_refusals_survive_what_redis_loses(room):
     wait_until(lambda: room.removed(revocation))
     room.client.delete(keys.revocation_receipts(revocation.id), keys.SNAPSHOT_META)
     room.client.delete(keys.snapshot("revocations"))
-    time.sleep(0.5)
+    before = room.agent.metric(FAILURES, '{task="revocations"}')
+    wait_until(lambda: room.agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="the loss to be noticed")
     assert name.partition("@")[0] in room.truth()["revoked"]  # nothing published is no permission
     room.publisher.rebuild()
     room.publisher.put("revocations", revocation.id, revocation)

@@ -15,6 +15,9 @@ from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.agent_room import REPLICA, Room, engine_name
 from tests.fixtures.published import Publisher
+from tests.fixtures.redis_commands import wait_for_commands
+
+FAILURES = "tenora_replica_task_failures_total"
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk
     left_by_the_last.mkdir(parents=True)
     with processes.agent(tmp_path, redis_server, REPLICA) as agent:
         wait_until(lambda: "what is revoked is not known yet" in agent.log.read_text(), what="the agent to wait")
-        time.sleep(0.5)
+        wait_for_commands(client, f"HMGET {keys.SNAPSHOT_META}")
         assert client.get(keys.replica(REPLICA)) is None  # nothing is published: it cannot know
         room = Room(client, None, agent)
         revocation = room.revocation(name)
@@ -94,9 +97,8 @@ def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
             client.delete(key)
             client.set(key, "of the wrong type: whoever reads it fails")
         publisher.tenant()  # something is published, so that all is read again
-        failures = "tenora_replica_task_failures_total"
         for task in ("canaries", "hints", "forecast", "pins", "revocations"):
-            wait_until(lambda task=task: room.agent.metric(failures, f'{{task="{task}"}}') >= 2, what=task)
+            wait_until(lambda task=task: room.agent.metric(FAILURES, f'{{task="{task}"}}') >= 2, what=task)
         beats = {room.status().heartbeat_ms}
         wait_until(lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=5, what="heartbeats")
         assert room.status().state == "ready"
@@ -124,6 +126,7 @@ def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
             server.wait()
             asking.join()
             wait_until(lambda: not room.in_memory(name), what="the unloading without Redis")
-            time.sleep(1)
+            before = agent.metric(FAILURES, '{task="revocations"}')
+            wait_until(lambda: agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="more vain attempts")
             assert name.partition("@")[0] in room.truth()["revoked"]
             assert agent.process.poll() is None
