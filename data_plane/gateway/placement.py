@@ -173,6 +173,7 @@ def _sorted(able: list[Candidate], wish: Wish, costs: PlacementCosts, users: int
             c.status.rank_max if adapter else 0,
             _cost_ms(c, wish, costs, users) - saved.get(c.status.id, 0.0),
             -homes.get(c.status.id, 0),
+            -c.free_pages,
             c.status.id,
         ),
     )

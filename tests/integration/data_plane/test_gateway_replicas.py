@@ -1,6 +1,7 @@
 """Several small replicas: waiting for pages, retrying on another, draining, and who may be chosen."""
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -193,7 +194,8 @@ def test_draining_and_silent_replicas_are_not_chosen(replicas):
         assert chat(client, max_tokens=4).choices
         assert knocks == []
         _publish(stack, msgspec.structs.replace(ghost, heartbeat_ms=2))
-        wait_until(lambda: chat(client, max_tokens=1).choices and knocks, what="a live replica to be tried")
+        prompts = itertools.count()  # each with a replica of its own that it prefers
+        wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and knocks, what="a live one's turn")
         stack.client.delete(keys.replica("rep_ghost"))
         stack.client.zrem(keys.REPLICAS, "rep_ghost")
         time.sleep(3 * poll_s)
