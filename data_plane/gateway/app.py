@@ -59,9 +59,10 @@ def create_app(settings: GatewaySettings) -> Litestar:
     counters = _counters(settings, redis)
     line = _line(settings)
     reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+    gateway_id = new_id("gw")
     journal = Journal(
         settings.journal_dir,
-        new_id("jr"),
+        gateway_id,
         segment_max_bytes=settings.journal_segment_max_bytes,
         bytes_max=settings.journal_max_bytes,
     )
@@ -93,7 +94,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
     quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
-    beat = Beat(redis, snapshot, new_id("gw"), period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
+    beat = Beat(redis, snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
     lifecycle = Lifecycle(
         settings,
         snapshot,

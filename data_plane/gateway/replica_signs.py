@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import cast
 
 import structlog
 from redis.asyncio import Redis
@@ -62,7 +63,7 @@ class ReplicaSigns:
         names = list(self._watchers)
         if not names:
             return
-        values = await self._redis.hmget(keys.ENGINE_COUNTERS, names)
+        values = cast("list[bytes | None]", await self._redis.hmget(keys.ENGINE_COUNTERS, names))
         now = time.monotonic()
         for name, value in zip(names, values, strict=True):
             if name in self._watchers and (name not in self._seen or self._seen[name][0] != value):
