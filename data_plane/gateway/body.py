@@ -179,23 +179,23 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         case "stream":
             call.stream = fields.boolean(name, value)
         case "user" | "prompt_cache_key":
-            session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
-            if name == "user":  # a person before a prompt: whole applications may share one cache key
-                call.session = session or call.session
-            else:
-                call.session = call.session or session
+            _take_session(call, name, value)
         case "service_tier":
             fields.service_tier(name, value)
             call.tier_asked = True
-        case "logprobs" if call.kind == "chat":
-            call.fields[name] = fields.boolean(name, value)
-        case "top_logprobs" if call.kind == "chat":
-            call.fields[name] = _logprobs(name, value)
         case "logprobs":
+            call.fields[name] = fields.boolean(name, value) if call.kind == "chat" else _logprobs(name, value)
+        case "top_logprobs" if call.kind == "chat":
             call.fields[name] = _logprobs(name, value)
         case _:
             return name in IGNORED
     return True
+
+
+def _take_session(call: Call, name: str, value: Any) -> None:
+    """A person before a prompt: whole applications may share one cache key."""
+    session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
+    call.session = session or call.session if name == "user" else call.session or session
 
 
 def _check_known(kind: Kind, name: str) -> None:

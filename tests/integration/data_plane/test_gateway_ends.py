@@ -12,8 +12,8 @@ import pytest
 
 from core import keys
 from tests.conftest import wait_until
+from tests.corpus.requests.bodies import CHAT
 from tests.fixtures import processes
-from tests.fixtures.bad_requests import CHAT
 from tests.fixtures.tiny_tokenizer import tiny_route
 from tests.integration.data_plane.conftest import BRISK, chat
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from core import keys
 from tests.conftest import wait_until
-from tests.fixtures.bad_requests import CHAT
+from tests.corpus.requests.bodies import CHAT
 from tests.fixtures.tiny_tokenizer import tiny_route, tokenizer_json
 from tests.integration.data_plane.conftest import chat
 

@@ -7,7 +7,7 @@ import pytest
 
 from core.errors import InvalidRequest
 from data_plane.gateway.body import BodyLimits, check_vocabulary, engine_body, parse_call
-from tests.fixtures.bad_requests import BAD_REQUESTS, CHAT, COMPLETION
+from tests.corpus.requests.bodies import BAD_BODIES, CHAT, COMPLETION
 
 LIMITS = BodyLimits(json_depth_max=24, messages_max=256)
 
@@ -20,7 +20,7 @@ def for_engine(body: dict, kind="chat") -> dict:
     return json.loads(engine_body(parse(body, kind), model="ad_1@f00", max_tokens=7, cache_salt="salt"))
 
 
-@pytest.mark.parametrize("bad", BAD_REQUESTS, ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", BAD_BODIES, ids=lambda bad: bad.name)
 def test_a_bad_body_is_refused_by_name(bad):
     began = time.perf_counter()
     with pytest.raises(InvalidRequest) as refusal:

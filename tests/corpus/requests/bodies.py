@@ -1,0 +1,268 @@
+"""Bad bodies as data: raw bytes or changes to a good body, by the row of the threat table that they stand for."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+CHAT = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": "tiny-chat", "prompt": "hi"}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One request that must be refused before anything reaches an engine."""
+
+    name: str
+    body: bytes
+    code: str
+    param: str | None = None
+    kind: str = "chat"
+    row: str = ""
+
+
+def _row(row: str, *items: Bad | Iterable[Bad]) -> list[Bad]:
+    flat = [each for item in items for each in ([item] if isinstance(item, Bad) else item)]
+    return [replace(item, row=row, name=f"{row} {item.name}") for item in flat]
+
+
+def _raw(name: str, body: bytes, param: str | None = None) -> Bad:
+    return Bad(name, body, "invalid_json", param)
+
+
+def _chat(name: str, code: str, param: str | None, **changes: object) -> Bad:
+    return Bad(name, json.dumps({**CHAT, **changes}).encode(), code, param)
+
+
+def _text(name: str, code: str, param: str | None, **changes: object) -> Bad:
+    return Bad(name, json.dumps({**COMPLETION, **changes}).encode(), code, param, "completion")
+
+
+def _field(name: str, value: object, code: str = "invalid_value", param: str | None = None) -> Bad:
+    return _chat(f"{name}={str(value)[:24]}", code, param or name, **{name: value})
+
+
+def _schema(name: str, schema: object, code: str) -> Bad:
+    wrapped = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    return _chat(name, code, "response_format.json_schema.schema", response_format=wrapped)
+
+
+def _messages(name: str, messages: object, param: str, code: str = "invalid_value") -> Bad:
+    return _chat(name, code, param, messages=messages)
+
+
+def _nested(depth: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "something"}}}
+_IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+_BIG_ENUM = {"type": "string", "enum": [str(i) for i in range(129)]}
+_WIDE = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(513)}}
+_CIRCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+_EXPONENT = b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], "temperature": 1e400}'
+_CONSTANT = b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], "temperature": %b}'
+
+BAD_BODIES = [
+    *_row(
+        "R1",
+        _raw("not json", b"hello"),
+        _raw("empty", b""),
+        _raw("byte order mark", b"\xef\xbb\xbf" + json.dumps(CHAT).encode()),
+        _raw("UTF-16", json.dumps(CHAT).encode("utf-16")),
+        _raw("invalid UTF-8", b'{"model": "\xff"}'),
+        _raw("an array", b"[]"),
+    ),
+    *_row(
+        "R2",
+        _raw("duplicate keys", b'{"model": "a", "model": "b"}', "model"),
+        _raw(
+            "duplicate keys deep",
+            b'{"model": "a", "messages": [{"role": "user", "role": "system", "content": ""}]}',
+            "role",
+        ),
+    ),
+    *_row(
+        "R3",
+        _raw("10 000 deep", b"[" * 10_000 + b"]" * 10_000),
+        _raw("100 deep", b'{"model": "a", "messages": ' + b"[" * 100 + b"]" * 100 + b"}"),
+    ),
+    *_row(
+        "R9",
+        *[_field("n", value) for value in (1_000_000_000, 0, -1, "4", 4.0, 5, True, [1])],
+    ),
+    *_row("R10", *[_field(name, 1, "unsupported_parameter") for name in ("best_of", "use_beam_search")]),
+    *_row(
+        "R11",
+        _raw("NaN", _CONSTANT % b"NaN", "temperature"),
+        _raw("Infinity", _CONSTANT % b"-Infinity", "temperature"),
+        _raw("5 000 digits", b'{"model": "a", "seed": ' + b"9" * 5000 + b"}"),
+        _raw("1e400", _EXPONENT, "temperature"),
+        *[_field("temperature", value) for value in (3, -0.1, "1", True, [1], {})],
+        *[_field("top_p", value) for value in (0, 1.1, "1")],
+        *[_field("top_k", value) for value in (-2, 1.5, 10**6)],
+        *[_field("seed", value) for value in (2**63, 1.5, "a")],
+        *[_field("frequency_penalty", value) for value in (2.1, -2.1)],
+    ),
+    *_row(
+        "R12",
+        *[_field("max_tokens", value) for value in (0, -1, 2**63, 1e30, "5", 5.0, True)],
+        *[_field("max_completion_tokens", value) for value in (0, 2**40)],
+    ),
+    *_row(
+        "R14",
+        _messages("no messages", [], "messages"),
+        _messages("257 messages", [{"role": "user", "content": "a"}] * 257, "messages"),
+        _messages("messages as text", "hi", "messages"),
+        _messages("unknown role", [{"role": "root", "content": "a"}], "messages[0].role"),
+        _messages("role as list", [{"role": ["user"], "content": "a"}], "messages[0].role"),
+        _messages("no content", [{"role": "user"}], "messages[0].content"),
+        _messages("number as content", [{"role": "user", "content": 1}], "messages[0].content"),
+        _messages(
+            "unknown message field", [{"role": "user", "content": "a", "x": 1}], "messages[0].x", "unknown_parameter"
+        ),
+        _messages("tool without id", [{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
+        _messages("user with tool calls", [{"role": "user", "tool_calls": []}], "messages[0].tool_calls"),
+        Bad("messages null", b'{"model": "a", "messages": null}', "invalid_value", "messages"),
+        Bad("messages absent", b'{"model": "a"}', "invalid_value", "messages"),
+    ),
+    *_row(
+        "R15",
+        *[
+            _text(f"prompt {str(value)[:12]}", "invalid_value", "prompt", prompt=value)
+            for value in (["a"] * 1024, [1, 2], [-1], "", 5)
+        ],
+    ),
+    *_row("R16", _field("prompt_embeds", "x", "unsupported_parameter")),
+    *_row(
+        "R17",
+        _messages("image", [{"role": "user", "content": [_IMAGE]}], "messages[0].content[0]", "unsupported_content"),
+        _messages(
+            "audio",
+            [{"role": "user", "content": [{"type": "input_audio"}]}],
+            "messages[0].content[0]",
+            "unsupported_content",
+        ),
+        _messages(
+            "part as text", [{"role": "user", "content": ["a"]}], "messages[0].content[0]", "unsupported_content"
+        ),
+    ),
+    *_row(
+        "R18",
+        _field("logprobs", 1),
+        _chat("top_logprobs 20", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=20),
+        _chat("top_logprobs -1", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=-1),
+        _chat("top_logprobs alone", "invalid_value", "top_logprobs", top_logprobs=2),
+        _field("prompt_logprobs", 1, "unsupported_parameter"),
+        _text("logprobs 20", "invalid_value", "logprobs", logprobs=20),
+    ),
+    *_row(
+        "R19",
+        _field("logit_bias", {str(i): 1 for i in range(65)}),
+        _field("logit_bias", {"x": 1}),
+        _field("logit_bias", {"-1": 1}),
+        _field("logit_bias", {"5": 101}, param="logit_bias.5"),
+        _field("logit_bias", [1]),
+    ),
+    *_row(
+        "R20",
+        *[_field(name, [1], "unsupported_parameter") for name in ("allowed_token_ids", "bad_words", "stop_token_ids")],
+    ),
+    *_row(
+        "R21",
+        _field("stop", ["a"] * 5),
+        _field("stop", ["a" * 65], param="stop[0]"),
+        _field("stop", "a" * 1_000_000, param="stop[0]"),
+        _field("stop", "", param="stop[0]"),
+        _field("stop", [1], param="stop[0]"),
+    ),
+    *_row(
+        "R22",
+        _chat("min_tokens", "unsupported_parameter", "min_tokens", min_tokens=9, max_tokens=5),
+        _field("ignore_eos", True, "unsupported_parameter"),
+    ),
+    *_row(
+        "R23",
+        _schema("schema depth 17", _nested(9), "schema_too_complex"),
+        _schema("513 nodes", _WIDE, "schema_too_complex"),
+        _schema("129 enum values", _BIG_ENUM, "schema_too_complex"),
+        _schema("17 KiB", {"type": "string", "description": "a" * 17_000}, "schema_too_complex"),
+        _schema("cyclic reference", _CIRCLE, "schema_too_complex"),
+        _schema("reference to itself", {"items": {"$ref": "#"}}, "schema_too_complex"),
+        _schema("remote reference", {"$ref": "https://example.com/schema"}, "schema_too_complex"),
+        _schema("long pattern", {"type": "string", "pattern": "a" * 257}, "schema_too_complex"),
+    ),
+    *_row(
+        "R24",
+        _schema("dangling reference", {"$ref": "#/$defs/a"}, "schema_invalid"),
+        _schema("unknown type", {"type": "something"}, "schema_invalid"),
+        _schema("schema as list", [], "schema_invalid"),
+        _chat("tool with unknown type", "schema_invalid", "tools[0].function.parameters", tools=[_TOOL]),
+        _chat("33 tools", "invalid_value", "tools", tools=[_TOOL] * 33),
+        _chat("tool choice without tools", "invalid_value", "tool_choice", tool_choice="auto"),
+    ),
+    *_row(
+        "R25",
+        _chat(
+            "structural tag",
+            "unsupported_parameter",
+            "response_format.type",
+            response_format={"type": "structural_tag"},
+        ),
+        *[
+            _field(name, "(a+)+$", "unsupported_parameter")
+            for name in ("guided_regex", "guided_grammar", "structured_outputs")
+        ],
+    ),
+    *_row(
+        "R27",
+        _field("chat_template", "{% for i in range(10**9) %}", "unsupported_parameter"),
+    ),
+    *_row(
+        "R28",
+        _field("chat_template_kwargs", {"chat_template": "x"}, "unsupported_parameter"),
+    ),
+    *_row(
+        "R29",
+        *[
+            _field(name, "x", "unsupported_parameter")
+            for name in ("cache_salt", "priority", "request_id", "session_id", "kv_transfer_params", "vllm_xargs")
+        ],
+    ),
+    *_row(
+        "R34",
+        _messages("lone surrogate", [{"role": "user", "content": "\ud800"}], "messages[0].content"),
+    ),
+    *_row(
+        "F",
+        Bad("no model", b'{"messages": []}', "invalid_value", "model"),
+        *[
+            _field(name, True, "unsupported_parameter")
+            for name in (
+                "echo",
+                "return_token_ids",
+                "add_generation_prompt",
+                "continue_final_message",
+                "return_prompt_text",
+            )
+        ],
+        _field("truncate_prompt_tokens", 5, "unsupported_parameter"),
+        _field("documents", [], "unsupported_parameter"),
+        _field("temprature", 1, "unknown_parameter"),
+        _field("tempratur", None, "unknown_parameter"),
+        _field("x" * 1000, 1, "unknown_parameter", "x" * 64),
+        _field("prompt", "hi", "unknown_parameter"),
+        _chat(
+            "stream options without stream", "invalid_value", "stream_options", stream_options={"include_usage": True}
+        ),
+        _chat("stream option", "unknown_parameter", "stream_options.x", stream=True, stream_options={"x": True}),
+        _field("stream", 1),
+        _text("completion with messages", "unknown_parameter", "messages", messages=[]),
+        _text("completion with tools", "unknown_parameter", "tools", tools=[]),
+        _text("suffix", "unsupported_parameter", "suffix", suffix="a"),
+        _text("echo", "unsupported_parameter", "echo", echo=True),
+    ),
+]
+"""Each is refused with 400. Row F is of fields that no row names."""
