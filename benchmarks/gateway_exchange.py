@@ -1,0 +1,205 @@
+"""The one exchange that every contender relays: what is asked, the 31 events of its answer as bytes, and the check that
+a caller got exactly them. After litellm-bench's streaming fixture; who sends and who times it is elsewhere.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+MODEL: Final = "tiny-chat"
+EVENTS: Final = 31
+"""Of one answer: the role, 27 pieces of content, the stop, the usage and [DONE]."""
+DONE: Final = b"data: [DONE]\n\n"
+_CONTENT_BYTES: Final = 8441
+_LARGE_BYTES: Final = 8192
+_SMALL: Final = (
+    " The", " order", " größer", " 注文", " 🙂", "\n", ' "quoted"', " was", " zwölf", " двa", " ship", "ped", " on",
+    " Friday", ",", " naïve", " once", " 東京", " more", " ½", " it", " back", "slash\\", " then", "\ttab",
+)  # fmt: skip
+_LARGE: Final = "x" * _LARGE_BYTES
+_LAST: Final = "." * (_CONTENT_BYTES - _LARGE_BYTES - len("".join(_SMALL).encode()))
+PIECES: Final = (*_SMALL[:13], _LARGE, *_SMALL[13:], _LAST)
+"""What the answer says, event by event."""
+TEXT: Final = "".join(PIECES)
+MESSAGES: Final = (
+    {"role": "system", "content": "You answer the customers of an outdoor shop briefly and kindly. " * 4},
+    {
+        "role": "user",
+        "content": "My parcel has not come yet; where is my order of boots, size 43? Größe und Farbe: 緑. " * 8,
+    },
+)
+
+
+class Delta(msgspec.Struct):
+    """A part of a message; a whole message has the same two members."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """The only choice of a chunk or of a whole answer."""
+
+    finish_reason: str | None = None
+    delta: Delta = msgspec.field(default_factory=Delta)
+    message: Delta = msgspec.field(default_factory=Delta)
+
+
+class Usage(msgspec.Struct):
+    """What the answer says that it used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Answer(msgspec.Struct):
+    """A chunk, or a whole answer."""
+
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class Options(msgspec.Struct):
+    """``stream_options``."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Request(msgspec.Struct):
+    """What the upstream reads of a request."""
+
+    model: str
+    messages: list[dict[str, str]]
+    max_tokens: int
+    stream: bool = False
+    stream_options: Options | None = None
+
+
+_answer: Final = msgspec.json.Decoder(Answer)
+_request: Final = msgspec.json.Decoder(Request)
+
+
+def request_body(*, stream: bool, model: str = MODEL, max_tokens: int = 256) -> bytes:
+    """What a caller posts."""
+    body: dict[str, object] = {"model": model, "messages": MESSAGES, "max_tokens": max_tokens, "temperature": 0}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode(body)
+
+
+def post(port: int, key: str, body: bytes) -> bytes:
+    """The whole HTTP request that posts a body."""
+    head_of = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nauthorization: Bearer %b\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    return head_of % (port, key.encode(), len(body)) + body
+
+
+def understood(body: bytes) -> Request:
+    """A request as it came to the upstream. Raises ValueError where a relay has changed what it asks."""
+    try:
+        request = _request.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"a body that cannot be read: {error}") from None
+    if request.model != MODEL or request.messages != list(MESSAGES):
+        raise ValueError("another model or other messages than were sent")
+    if request.stream and not (request.stream_options and request.stream_options.include_usage):
+        raise ValueError("a stream without include_usage")
+    return request
+
+
+@dataclass(frozen=True)
+class Script:
+    """The upstream's words for prompts of ``prompt_tokens``, encoded once. ``pieces`` is one content after another."""
+
+    prompt_tokens: int
+    pieces: tuple[str, ...] = PIECES
+
+    def usage(self, completion: int) -> bytes:
+        """The members of a usage object up to here."""
+        total = self.prompt_tokens + completion
+        return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (self.prompt_tokens, total, completion)
+
+    def tails(self, *, continuous: bool) -> list[bytes]:
+        """Every event but [DONE], from its choices on, as vLLM writes them; with running counts where asked."""
+        blank = b'"logprobs":null,"finish_reason":null}]'
+        choices = [b'[{"index":0,"delta":{"role":"assistant","content":""},' + blank]
+        choices += [
+            b'[{"index":0,"delta":{"content":%b},%b' % (msgspec.json.encode(piece), blank) for piece in self.pieces
+        ]
+        choices.append(
+            b'[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop","stop_reason":null}]'
+        )
+        counts = [min(index, len(self.pieces)) for index in range(len(choices))]
+        tails = [
+            each + (b',"usage":' + self.usage(count) + b"}}\n\n" if continuous else b"}\n\n")
+            for each, count in zip(choices, counts, strict=True)
+        ]
+        details = b',"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
+        return [*tails, b'[],"usage":' + self.usage(len(self.pieces)) + details]
+
+    def whole(self) -> bytes:
+        """The answer in one piece, from its choices on."""
+        message = msgspec.json.encode({"role": "assistant", "content": "".join(self.pieces)})
+        choice = b'[{"index":0,"message":%b,"logprobs":null,"finish_reason":"stop","stop_reason":null}]' % message
+        return choice + b',"usage":' + self.usage(len(self.pieces)) + b"}}"
+
+
+def head(request_id: bytes, *, chunk: bool, model: bytes = MODEL.encode()) -> bytes:
+    """What an answer or each of its events begins with."""
+    kind = b"chat.completion.chunk" if chunk else b"chat.completion"
+    start = b"data: " if chunk else b""
+    return b'%b{"id":"chatcmpl-%b","object":"%b","created":1790000000,"model":"%b","choices":' % (
+        start, request_id, kind, model,
+    )  # fmt: skip
+
+
+def check_stream(body: bytes, prompt_tokens: int, expected: tuple[str, ...] = PIECES) -> int:
+    """How many events a whole stream had. Raises ValueError unless role, every piece in order, the stop, one usage and
+    the end came whole.
+    """
+    events = body.split(b"\n\n")
+    if len(events) < 3 or events[-1] or events[-2] != b"data: [DONE]":
+        raise ValueError(f"the stream does not end in [DONE]: {body[-200:]!r}")
+    pieces: list[str] = []
+    reasons: list[str] = []
+    roles: list[str] = []
+    usages: list[Usage] = []
+    for event in events[:-2]:
+        if not event.startswith(b"data: "):
+            raise ValueError(f"no event: {event[:200]!r}")
+        chunk = _decoded(event[6:])
+        if chunk.usage is not None:
+            usages.append(chunk.usage)
+        for choice in chunk.choices:
+            if choice.delta.role:
+                roles.append(choice.delta.role)
+            if choice.delta.content:
+                pieces.append(choice.delta.content)
+            if choice.finish_reason:
+                reasons.append(choice.finish_reason)
+    if tuple(pieces) != expected or reasons != ["stop"] or "assistant" not in roles:
+        raise ValueError(f"another answer: {len(pieces)} pieces, roles {roles[:2]}, ends {reasons}")
+    if usages != [Usage(prompt_tokens, len(expected))]:
+        raise ValueError(f"another usage: {usages[:2]}")
+    return len(events) - 1
+
+
+def check_whole(body: bytes, prompt_tokens: int) -> int:
+    """1, for an answer in one piece. Raises ValueError unless it is the one that was sent."""
+    answer = _decoded(body)
+    if answer.choices[0].message.content != TEXT or answer.choices[0].finish_reason != "stop":
+        raise ValueError("another answer")
+    if answer.usage != Usage(prompt_tokens, len(PIECES)):
+        raise ValueError(f"another usage: {answer.usage}")
+    return 1
+
+
+def _decoded(raw: bytes) -> Answer:
+    try:
+        return _answer.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"an answer that cannot be read: {error}: {raw[:200]!r}") from None
