@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -52,14 +52,12 @@ class Attempt:
 class Relayed:
     """How an attempt ended and what it used. The response's end is left to be written once the request has settled:
     ``ending`` is its last bytes, or ``error`` says what to tell instead; neither where nobody listens any more.
-    ``cancelled`` asks the lifecycle to go on being cancelled after that.
     """
 
     outcome: Outcome
     counts: Counts
     ending: bytes = b""
     error: AppError | None = None
-    cancelled: bool = False
     load: AdapterLoad | None = None
 
 
@@ -96,8 +94,8 @@ class Exchange(ABC):
         except TimeoutError:
             # A caller who does not read is as gone as one who hung up.
             return await self._end_early("client_gone" if self._gone or self._writing else "timeout")
-        except asyncio.CancelledError:
-            return replace(await self._end_early("client_gone"), cancelled=True)
+        except asyncio.CancelledError:  # the server does so when the time to drain is over, and waits no longer
+            return await self._end_early("timeout", stopping=True)
         except (StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             return self._replica_gone(error)
         finally:
@@ -122,18 +120,17 @@ class Exchange(ABC):
         lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
         return Relayed("replica_gone", counts, error=lost)
 
-    async def _end_early(self, outcome: Outcome) -> Relayed:
+    async def _end_early(self, outcome: Outcome, *, stopping: bool = False) -> Relayed:
         """Abort on the engine and read its answer to the end, for the final count."""
         assert self._opening is not None
         aborting = asyncio.create_task(self._abort_repeatedly())
-        cancelled = False
         try:
             async with asyncio.timeout(self._limits.abort_s):
                 await self._read_to_end(await asyncio.shield(self._opening))
         except AppError:
             pass  # it never ran
         except asyncio.CancelledError:
-            cancelled = True
+            stopping = True
         except (TimeoutError, StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             metrics.incomplete_counts.inc()
             _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
@@ -141,11 +138,14 @@ class Exchange(ABC):
             aborting.cancel()
         counts = self.counts()
         if outcome == "client_gone":
-            return Relayed(outcome, counts, cancelled=cancelled)
+            return Relayed(outcome, counts)
+        if stopping:
+            stopped = Unavailable("This gateway is stopping; try again.", code="gateway_stopping", retryable=True)
+            return Relayed(outcome, counts, error=stopped)
         if not self._client.started and not counts.outputs and self._loop.time() < self._attempt.deadline:
             raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
-        return Relayed(outcome, counts, error=late, cancelled=cancelled)
+        return Relayed(outcome, counts, error=late)
 
     async def _abort_repeatedly(self) -> None:
         """Until cancelled: an abort that comes before the engine has the request is lost on it."""

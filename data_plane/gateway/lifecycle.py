@@ -141,8 +141,6 @@ class Lifecycle:
 
     async def _end(self, client: Client, call: Call, relayed: Relayed, service: Serving) -> None:
         """Tell the caller how it ended, now that it has settled."""
-        if relayed.cancelled:
-            raise asyncio.CancelledError
         if relayed.outcome == "client_gone":
             client.status = client.status or CLIENT_GONE
             return
