@@ -1,0 +1,211 @@
+"""Anthropic's Messages API with Anthropic's own SDK: the same life of a request, in that API's words."""
+
+import json
+
+import anthropic
+import httpx
+import pytest
+
+from tests.conftest import wait_until
+from tests.integration.data_plane.conftest import Tenant
+
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [
+    {
+        "name": "get_weather",
+        "description": "The weather somewhere.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    }
+]
+WEATHER = {"city": "amber", "days": 7}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}
+
+
+@pytest.fixture
+def claude(stack, tenant):
+    """The SDK with a key that the gateway knows."""
+    return sdk_of(tenant)
+
+
+def sdk_of(tenant: Tenant) -> anthropic.Anthropic:
+    tenant.sdk()
+    client = anthropic.Anthropic(base_url=tenant.stack.gateway.url, api_key=tenant.key, max_retries=0, timeout=20)
+    tenant.stack.opened.callback(client.close)
+    return client
+
+
+def ask(client: anthropic.Anthropic, **fields: object) -> anthropic.types.Message:
+    return client.messages.create(**{"model": "tiny-chat", "max_tokens": 64, "messages": HI, **fields})
+
+
+def words_of(tenant: Tenant) -> str:
+    return "".join(tenant.stack.witness.journal()[tenant.event().request_id].words)
+
+
+def test_a_message_is_answered_and_billed_as_witnessed(claude, tenant):
+    answer = ask(claude)
+    event = tenant.event()
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "tiny-chat")
+    assert answer.id == f"msg_{event.request_id}"
+    assert [(block.type, block.text) for block in answer.content] == [("text", words_of(tenant))]
+    usage = answer.usage
+    assert (usage.cache_read_input_tokens, usage.output_tokens) == (event.cached_tokens, event.output_tokens)
+    assert usage.input_tokens + usage.cache_read_input_tokens == event.input_tokens
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    assert ask(claude, max_tokens=2).stop_reason == "max_tokens"
+
+
+def test_a_stream_is_the_sequence_of_events_that_the_sdk_knows(claude, tenant):
+    with claude.messages.stream(model="tiny-chat", max_tokens=64, messages=HI) as stream:
+        kinds = [event.type for event in stream if event.type != "text"]
+        final = stream.get_final_message()
+    event = tenant.event()
+    deltas = kinds.count("content_block_delta")
+    assert deltas == event.output_tokens
+    assert kinds == ["message_start", "content_block_start", *["content_block_delta"] * deltas, "content_block_stop",
+                     "message_delta", "message_stop"]  # fmt: skip
+    assert final.content[0].text == words_of(tenant)
+    assert final.stop_reason == "end_turn"
+    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == event.input_tokens
+    assert final.usage.output_tokens == event.output_tokens
+
+
+def test_the_wire_has_named_events_and_a_ping(stack, claude, tenant):
+    headers = {"x-api-key": tenant.key, "anthropic-version": "2023-06-01"}
+    body = {"model": "tiny-chat", "max_tokens": 4, "messages": HI, "stream": True}
+    answer = httpx.post(f"{stack.gateway.url}/v1/messages", json=body, headers=headers)
+    events = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+    assert [name for name, _ in events][:3] == ["event: message_start", "event: ping", "event: content_block_start"]
+    for name, data in events:
+        assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+    start = json.loads(events[0][1].removeprefix("data: "))["message"]
+    assert start["usage"]["input_tokens"] > 0
+    assert start["usage"]["output_tokens"] == 0
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+def test_a_conversation_with_tools_goes_both_ways(claude, stack):
+    answer = ask(claude, tools=TOOLS, messages=[{"role": "user", "content": "get_weather please"}])
+    (block,) = answer.content
+    assert (block.type, block.name, block.input, answer.stop_reason) == ("tool_use", "get_weather", WEATHER, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "sunny"}]}
+    said = ask(
+        claude,
+        tools=TOOLS,
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": "get_weather please"},
+            {"role": "assistant", "content": answer.content},
+            {"role": "user", "content": [result, {"type": "text", "text": "and now?"}]},
+        ],
+    )
+    assert said.stop_reason == "end_turn"
+    messages = stack.witness.received()[-1]["body"]["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
+    assert messages[0]["content"] == "Be brief."
+    call = messages[2]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == WEATHER
+    assert (messages[3]["tool_call_id"], messages[3]["content"]) == (call["id"], "sunny")
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_forced_tool_call_is_streamed(claude, choice):
+    with claude.messages.stream(
+        model="tiny-chat", max_tokens=64, messages=HI, tools=TOOLS, tool_choice=choice
+    ) as stream:
+        partial = "".join(event.partial_json for event in stream if event.type == "input_json")
+        final = stream.get_final_message()
+    assert json.loads(partial) == final.content[0].input == WEATHER
+    assert final.stop_reason == "tool_use"
+
+
+def test_a_schema_makes_the_answer_json(claude):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    answer = ask(claude, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(answer.content[0].text) == {"a": 7}
+
+
+def test_tokens_are_counted_as_they_are_billed(claude, tenant):
+    fields = {"model": "tiny-chat", "messages": HI, "system": "Be brief.", "tools": TOOLS}
+    counted = claude.messages.count_tokens(**fields).input_tokens
+    claude.messages.create(max_tokens=3, **fields)
+    assert tenant.event().input_tokens == counted
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0` is image"),
+        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "messages.1.role"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages.0.role"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking` is not supported"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
+        ({"stop_sequences": ["a"] * 5}, "`stop_sequences`"),
+        ({"extra_body": {"temperature": 3}}, "`temperature`"),
+        ({"max_tokens": 0}, "`max_tokens`"),
+        ({"extra_body": {"cache_salt": "x"}}, "`cache_salt` is not a parameter"),
+        ({"extra_body": {"mcp_servers": []}}, "`mcp_servers` is not supported"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(claude, stack, tenant, fields, says):
+    before = len(stack.witness.received())
+    with pytest.raises(anthropic.BadRequestError) as refusal:
+        ask(claude, **fields)
+    assert says in refusal.value.message
+    assert refusal.value.body["error"]["type"] == "invalid_request_error"
+    assert refusal.value.response.headers["x-should-retry"] == "false"
+    assert len(stack.witness.received()) == before
+    assert tenant.events() == []
+
+
+def test_errors_have_the_sdks_types(stack, claude, tenant):
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        ask(claude, model="no-such-bot")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    assert missing.value.request_id == missing.value.body["request_id"]
+    stranger = claude.with_options(api_key="tnr_live_nonsense")
+    with pytest.raises(anthropic.AuthenticationError):
+        ask(stranger)
+    spent = stack.tenant(tokens_per_month=10)
+    with pytest.raises(anthropic.APIStatusError) as quota:
+        ask(sdk_of(spent))
+    assert (quota.value.status_code, quota.value.body["error"]["type"]) == (402, "billing_error")
+    stack.witness.faults(status=500)
+    with pytest.raises(anthropic.InternalServerError):
+        ask(claude)
+
+
+def test_rate_limits_are_shown_as_anthropic_shows_them(stack):
+    client = sdk_of(stack.tenant(requests_per_minute=60, tokens_per_minute=6000))
+    headers = client.messages.with_raw_response.create(model="tiny-chat", max_tokens=4, messages=HI).headers
+    assert headers["anthropic-ratelimit-requests-limit"] == "60"
+    assert headers["anthropic-ratelimit-requests-remaining"] == "59"
+    assert headers["anthropic-ratelimit-tokens-reset"].endswith("Z")
+    assert not any(name.startswith("x-ratelimit") for name in headers)
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event(claude, stack, tenant):
+    stack.witness.faults(cut_after=3)
+    with (
+        pytest.raises(anthropic.APIStatusError) as broken,
+        claude.messages.stream(model="tiny-chat", max_tokens=64, messages=HI) as stream,
+    ):
+        for _ in stream:
+            pass
+    assert broken.value.body["error"]["type"] == "api_error"
+    assert wait_until(tenant.events)[0].output_tokens == 3
+
+
+def test_a_bearer_key_does_as_well_and_two_keys_are_one_too_many(stack, claude, tenant):
+    body = {"model": "tiny-chat", "max_tokens": 2, "messages": HI}
+    url = f"{stack.gateway.url}/v1/messages"
+    bearer = {"authorization": f"Bearer {tenant.key}"}
+    assert httpx.post(url, json=body, headers=bearer).status_code == 200
+    assert httpx.post(url, json=body, headers={**bearer, "x-api-key": tenant.key}).status_code == 401
+    nothing = httpx.get(f"{url}/batches", headers=bearer)
+    assert (nothing.status_code, nothing.json()["error"]["type"]) == (404, "not_found_error")
