@@ -113,6 +113,11 @@ def gateway(gateway_id: str) -> str:
     return f"tenora:gateway:{gateway_id}"
 
 
+def gateway_mark(gateway_id: str) -> str:
+    """Set by a gateway that wants to know when Redis has lost its data."""
+    return f"tenora:gateway:{gateway_id}:mark"
+
+
 def revocation_receipts(revocation_id: str) -> str:
     """Hash: replica id -> RevocationReceipt."""
     return f"tenora:revocation:{revocation_id}:receipts"

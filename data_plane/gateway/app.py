@@ -28,6 +28,7 @@ from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.placement import PlacementCosts
 from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.redis_line import RedisLine
+from data_plane.gateway.redis_memory import RedisMemory
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replica_signs import ReplicaSigns
 from data_plane.gateway.replicas import Replicas
@@ -66,7 +67,8 @@ def create_app(settings: GatewaySettings) -> Litestar:
         segment_max_bytes=settings.journal_segment_max_bytes,
         bytes_max=settings.journal_max_bytes,
     )
-    settler = _settler(settings, reservations, journal, line)
+    memory = RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s)
+    settler = _settler(settings, reservations, journal, memory)
     takeover = Takeover(
         journal,
         settler,
@@ -204,11 +206,11 @@ def _line(settings: GatewaySettings) -> RedisLine:
     )
 
 
-def _settler(settings: GatewaySettings, reservations: Reservations, journal: Journal, line: RedisLine) -> Settler:
+def _settler(settings: GatewaySettings, reservations: Reservations, journal: Journal, memory: RedisMemory) -> Settler:
     return Settler(
         reservations,
         journal,
-        lambda: line.connection,
+        memory,
         deadline_s=settings.settlement_deadline_s,
         retry_s=settings.settlement_retry_s,
         kept_s=settings.settlement_kept_s,

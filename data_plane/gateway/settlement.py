@@ -7,7 +7,7 @@ Redis does not answer. Meanwhile settlements wait in memory as well, up to a bou
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from data_plane.gateway import metrics
 from data_plane.gateway.journal import Journal
+from data_plane.gateway.redis_memory import RedisMemory
 from data_plane.gateway.reservation import Checkpoint, Reservations, Settlement
 
 _log = structlog.get_logger()
@@ -51,14 +52,14 @@ class Hold:
 
 class Settler:
     """Settles each request once, for as long as it takes. What settled in the last ``kept_s`` is settled again where
-    the line to Redis had to be opened anew: a server that restarted may have lost its last second.
+    Redis may have forgotten it: a server that restarted may have lost its last second.
     """
 
     def __init__(
         self,
         reservations: Reservations,
         journal: Journal,
-        connection_now: Callable[[], int],
+        memory: RedisMemory,
         *,
         deadline_s: float,
         retry_s: float,
@@ -67,8 +68,8 @@ class Settler:
     ) -> None:
         self._reservations = reservations
         self._journal = journal
-        self._connection_now = connection_now
-        self._connection = 0
+        self._memory = memory
+        self._generation = 0
         self._deadline_s = deadline_s
         self._retry_s = retry_s
         self._kept_s = kept_s
@@ -110,19 +111,19 @@ class Settler:
         """Retry what is in the backlog, oldest first, for ever."""
         while True:
             await asyncio.sleep(self._retry_s)
-            self.look_back()
+            await self.look_back()
             await self.flush()
 
-    def look_back(self) -> None:
-        """Forget what settled long enough ago. Where Redis had to be reached anew, settle the rest again."""
-        connection, oldest = self._connection_now(), time.monotonic() - self._kept_s
-        if connection not in (0, self._connection):
-            self._connection = connection
+    async def look_back(self) -> None:
+        """Forget what settled long enough ago. Where Redis may have forgotten it, settle the rest again."""
+        generation, oldest = await self._memory.generation(), time.monotonic() - self._kept_s
+        if generation not in (0, self._generation):
+            self._generation = generation
             for _, settlement in self._settled:
                 self.settle_later(settlement)
             self._settled.clear()
         while self._settled and (
-            (connection != 0 and self._settled[0][0] < oldest) or len(self._settled) > self._backlog_max
+            (generation != 0 and self._settled[0][0] < oldest) or len(self._settled) > self._backlog_max
         ):
             self._journal.done(self._settled.popleft()[1].request_id)
 

@@ -14,6 +14,7 @@ from data_plane.gateway import metrics
 from data_plane.gateway.journal import Journal
 from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.redis_line import RedisLine
+from data_plane.gateway.redis_memory import RedisMemory
 from data_plane.gateway.reservation import Reservations, Settlement
 from data_plane.gateway.settlement import Hold, Settler
 from data_plane.gateway.used import Used
@@ -26,9 +27,8 @@ def settler(url: str, backlog_max: int = 4, journal: Journal | None = None) -> t
     line = RedisLine(url, connect_s=1, stalled_s=1, pending_max=10)
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
     journal = journal or Journal(Path("nowhere"), "none", segment_max_bytes=4096, bytes_max=4096)
-    return Settler(
-        reservations, journal, lambda: line.connection, deadline_s=1, retry_s=0.1, kept_s=5, backlog_max=backlog_max
-    ), line
+    memory = RedisMemory(line, journal.name, kept_s=60)
+    return Settler(reservations, journal, memory, deadline_s=1, retry_s=0.1, kept_s=5, backlog_max=backlog_max), line
 
 
 @contextlib.asynccontextmanager
@@ -164,21 +164,22 @@ async def test_what_is_older_than_its_marker_is_logged_and_not_settled(redis_set
     assert old.request_id in capsys.readouterr().out
 
 
-async def test_what_settled_just_before_redis_restarted_is_settled_again(redis_settings, redis, tmp_path):
-    async with journal(tmp_path, "jr_own") as own:
+@pytest.mark.parametrize("reached_anew", [True, False], ids=["restarted", "emptied"])
+async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_settings, redis, tmp_path, reached_anew):
+    async with journal(tmp_path, "gw_own") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         one, other = settlement("tn_1"), settlement("tn_1")
         await back.settle(one)
-        back.look_back()
+        await back.look_back()
         assert await back.flush()
-        redis.flushall()  # a server that comes back without its last second
-        await line.close()
-        await asyncio.sleep(0)
-        back.look_back()  # nothing is forgotten while there is no line
+        redis.flushall()
+        if reached_anew:
+            await line.close()
+            await asyncio.sleep(0)
         await back.settle(other)
-        back.look_back()
+        await back.look_back()
         assert await back.flush()
-        back.look_back()
+        await back.look_back()
         assert await back.flush()
         assert billed(redis) == sorted((one.request_id, other.request_id))
         assert own.holds(one.request_id)
@@ -186,3 +187,19 @@ async def test_what_settled_just_before_redis_restarted_is_settled_again(redis_s
         assert not own.holds(one.request_id)
         await line.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings, redis):
+    back, line = settler(redis_settings.redis_url)
+    back._kept_s = 0
+    one = settlement("tn_1")
+    await back.settle(one)
+    away, _ = settler(nowhere)
+    reach, back._memory = back._memory, away._memory
+    await back.look_back()
+    redis.flushall()
+    back._memory = reach
+    await back.look_back()
+    assert await back.flush()
+    assert billed(redis) == [one.request_id]
+    await line.close()
