@@ -39,21 +39,25 @@ _SUFFIXES: Final[dict[str, tuple[Code, str]]] = {
         ("archive_not_allowed", f"archives are not unpacked; upload {CONFIG_FILE} and {WEIGHTS_FILE} themselves"),
     ),
 }
-_FIRST_BYTES: Final[tuple[tuple[bytes, Code, str], ...]] = (
-    (b"PK\x03\x04", "format_not_allowed", "is a zip or a PyTorch file"),
-    (b"\x80\x02", "format_not_allowed", "is a pickle"),
-    (b"\x80\x03", "format_not_allowed", "is a pickle"),
-    (b"\x80\x04", "format_not_allowed", "is a pickle"),
-    (b"\x80\x05", "format_not_allowed", "is a pickle"),
-    (b"GGUF", "format_not_allowed", "is a GGUF file"),
-    (b"\x89HDF", "format_not_allowed", "is an HDF5 file"),
-    (b"\x93NUMPY", "format_not_allowed", "is a NumPy file"),
-    (b"\x1f\x8b", "archive_not_allowed", "is a gzip archive"),
-    (b"BZh", "archive_not_allowed", "is a bzip2 archive"),
-    (b"\xfd7zXZ", "archive_not_allowed", "is an xz archive"),
-    (b"\x28\xb5\x2f\xfd", "archive_not_allowed", "is a zstd archive"),
-    (b"7z\xbc\xaf", "archive_not_allowed", "is a 7z archive"),
+_MAGIC: Final[tuple[tuple[int, bytes, Code, str], ...]] = (
+    (0, b"PK\x03\x04", "format_not_allowed", "is a zip or a PyTorch file"),
+    (0, b"PK\x05\x06", "archive_not_allowed", "is an empty zip"),
+    (0, b"\x80\x02", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x03", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x04", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x05", "format_not_allowed", "is a pickle"),
+    (0, b"GGUF", "format_not_allowed", "is a GGUF file"),
+    (0, b"\x89HDF", "format_not_allowed", "is an HDF5 file"),
+    (0, b"\x93NUMPY", "format_not_allowed", "is a NumPy file"),
+    (0, b"\x1f\x8b", "archive_not_allowed", "is a gzip archive"),
+    (0, b"BZh", "archive_not_allowed", "is a bzip2 archive"),
+    (0, b"\xfd7zXZ", "archive_not_allowed", "is an xz archive"),
+    (0, b"\x28\xb5\x2f\xfd", "archive_not_allowed", "is a zstd archive"),
+    (0, b"7z\xbc\xaf", "archive_not_allowed", "is a 7z archive"),
+    (0, b"Rar!\x1a\x07", "archive_not_allowed", "is a rar archive"),
+    (257, b"ustar", "archive_not_allowed", "is a tar archive"),  # behind its first member's name, mode and sizes
 )
+_MAGIC_END: Final = max(offset + len(magic) for offset, magic, _, _ in _MAGIC)
 
 
 def judge_names(paths: Iterable[str], report: Report) -> None:
@@ -72,9 +76,9 @@ def judge_first_bytes(folder: Path, report: Report) -> None:
     """Refuse files that are something else than their name says."""
     for name in REQUIRED_FILES:
         with (folder / name).open("rb") as stream:
-            beginning = stream.read(8)
-        for magic, code, what in _FIRST_BYTES:
-            if beginning.startswith(magic):
+            beginning = stream.read(_MAGIC_END)
+        for offset, magic, code, what in _MAGIC:
+            if beginning.startswith(magic, offset):
                 report.refuse(code, f"{what}; save the adapter as safetensors", file=name)
 
 

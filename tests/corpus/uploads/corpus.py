@@ -24,6 +24,22 @@ BY_ID: dict[str, Item] = dict(_named())
 """Each item by its name in a test run: row, number within the row, and what it is."""
 
 
+def _one_of_each_way() -> Iterator[tuple[str, Item]]:
+    known: set[tuple[str, str | None]] = set()
+    for name, item in BY_ID.items():
+        way = (item.code, item.file)
+        if item.stage != "validation" or not item.is_judged_by_the_child:
+            yield name, item
+        elif way not in known:
+            known.add(way)
+            yield name, item
+
+
+BY_WAY: dict[str, Item] = dict(_one_of_each_way())
+"""Those whose way through the API differs: all that it refuses itself, and of what the child judges one a code and
+file."""
+
+
 def _good(
     dtype: str = "F32", *, rank: int = RANK, modules=("q_proj", "v_proj"), **config: object
 ) -> Callable[[], Files]:

@@ -111,10 +111,12 @@ def archives() -> Iterator[Item]:
         yield _instead(
             "U42", f"a {what} archive", "archive_not_allowed", lambda pack=pack: pack(bytes(1000)), what, again
         )
-    for what, magic in {"zstd": b"\x28\xb5\x2f\xfd", "7z": b"7z\xbc\xaf\x27\x1c"}.items():
+    for what, magic in {
+        "zstd": b"\x28\xb5\x2f\xfd", "7z": b"7z\xbc\xaf\x27\x1c", "rar": b"Rar!\x1a\x07\x01", "zip": b"PK\x05\x06",
+    }.items():  # fmt: skip
         yield _instead("U42", f"a {what} archive", "archive_not_allowed", lambda magic=magic: magic + bytes(90), what,
                        again)  # fmt: skip
-    yield _instead("U43", "a tar with links and devices", "header_too_large", _hostile_tar, "save LoRA tensors only")
+    yield _instead("U43", "a tar with links and devices", "archive_not_allowed", _hostile_tar, "tar", again)
     yield _instead("U44", "a gzip bomb", "archive_not_allowed", lambda: _gzip(bytes(_BOMB_BYTES)), "gzip", again)
     yield Item(row="U44", what="a gzip bomb for a config", code="archive_not_allowed", says=("gzip",), file=CONFIG,
                files=lambda: {CONFIG: _gzip(bytes(_BOMB_BYTES))})  # fmt: skip

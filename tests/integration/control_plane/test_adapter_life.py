@@ -10,9 +10,9 @@ from adapters.store import revision_prefix
 from core import keys
 from core.contracts import CanaryJob, CanaryResult, Revocation
 from tests.conftest import wait_until
+from tests.fixtures.control_worker import decided, running_worker, upload
 from tests.fixtures.peft_adapters import write_adapter
 from tests.fixtures.registry_rows import answer, beat
-from tests.integration.control_plane.test_worker import decided, running_worker, upload
 
 AT_ONCE = {
     "TENORA_CANARY_REQUIRED": "true",

@@ -15,9 +15,9 @@ from control_plane.registry.receipts import ReceiptCollector
 from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validator import Validator
 from core import db
+from tests.fixtures.control_worker import upload
 from tests.fixtures.peft_adapters import write_adapter
 from tests.fixtures.registry_rows import add_revision, impatient
-from tests.integration.control_plane.test_worker import upload
 
 
 @pytest.fixture

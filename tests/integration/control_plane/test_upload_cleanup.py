@@ -6,14 +6,12 @@ import signal
 import httpx
 import pytest
 
-from adapters.multipart import MIB, PART_BYTES_MIN
-from adapters.settings import UploadSettings
+from adapters.multipart import PART_BYTES_MIN
 from adapters.upload_store import upload_key
 from control_plane.registry.cleanup import UploadCleanup
-from control_plane.settings import WebSettings
 from tests.conftest import wait_until
-from tests.fixtures.control_api import control_settings
-from tests.integration.control_plane.test_worker import running_worker, upload
+from tests.fixtures.control_worker import running_worker, upload
+from tests.fixtures.large_uploads import settings_in_parts, tenant_of_large_uploads
 
 SHA = "0" * 64
 FILES = [
@@ -25,17 +23,12 @@ WEIGHTS = "adapter_model.safetensors"
 
 @pytest.fixture
 def settings(postgres_settings, redis_settings, s3_settings):
-    upload = UploadSettings(upload_part_bytes=PART_BYTES_MIN)
-    return control_settings(
-        postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0), upload=upload
-    )
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
 
 
 @pytest.fixture
 def tenant(api, base):
-    tenant = api.tenant(adapter_bytes=100 * MIB)
-    tenant.adapter("router", base)
-    return tenant
+    return tenant_of_large_uploads(api, base)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from adapters.multipart import MIB, PART_BYTES_MIN
-from adapters.settings import StoreSettings, UploadSettings
+from adapters.multipart import PART_BYTES_MIN
+from adapters.settings import StoreSettings
 from adapters.upload_store import upload_key
-from control_plane.settings import WebSettings
-from tests.fixtures.control_api import control_settings, running_api
+from tests.fixtures.control_api import running_api
+from tests.fixtures.large_uploads import settings_in_parts, tenant_of_large_uploads
 
 CONTENT = {
     "adapter_config.json": b"{}",
@@ -27,17 +27,12 @@ FILES = [
 
 @pytest.fixture
 def settings(postgres_settings, redis_settings, s3_settings):
-    upload = UploadSettings(upload_part_bytes=PART_BYTES_MIN)
-    return control_settings(
-        postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0), upload=upload
-    )
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
 
 
 @pytest.fixture
 def tenant(api, base):
-    tenant = api.tenant(adapter_bytes=100 * MIB)
-    tenant.adapter("router", base)
-    return tenant
+    return tenant_of_large_uploads(api, base)
 
 
 def path_of(revision: dict, rest: str = "") -> str:
@@ -159,8 +154,7 @@ def test_an_announcement_that_met_a_store_that_was_down_is_finished_by_asking_ag
 
 def test_nobody_else_can_resume_an_upload_and_a_reading_key_cannot_either(api, base, tenant):
     revision = tenant.announce("router", FILES)
-    other = api.tenant(adapter_bytes=100 * MIB)
-    other.adapter("router", base)
+    other = tenant_of_large_uploads(api, base)
     refused = other.http.get(path_of(revision, "/uploads"))
     assert (refused.status_code, refused.json()["code"]) == (404, "revision_not_found")
     made = tenant.http.post("/api/v1/api-keys", json={"name": "reader", "scopes": ["adapters:read"]})

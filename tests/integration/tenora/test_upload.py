@@ -7,24 +7,20 @@ import pytest
 from click.testing import CliRunner
 
 from adapters.multipart import MIB, PART_BYTES_MIN
-from adapters.settings import UploadSettings
-from control_plane.settings import WebSettings
 from tenora.cli import main
 from tenora.upload import Uploader, Watcher, read_folder
 from tenora.upload_pieces import pieces_of, send
-from tests.fixtures.control_api import control_settings, running_api
+from tests.fixtures.control_api import running_api
+from tests.fixtures.control_worker import running_worker
+from tests.fixtures.large_uploads import settings_in_parts
 from tests.fixtures.peft_adapters import ALL_KINDS, tiny_base, write_adapter
-from tests.integration.control_plane.test_worker import running_worker
 
 BASE = tiny_base(hidden=512, kv=256, intermediate=1024, layers=3)
 
 
 @pytest.fixture
 def settings(postgres_settings, redis_settings, s3_settings):
-    upload = UploadSettings(upload_part_bytes=PART_BYTES_MIN)
-    return control_settings(
-        postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0), upload=upload
-    )
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
 
 
 @pytest.fixture
