@@ -15,9 +15,9 @@ from billing import ledger, prices
 from billing.database_clock import database_now
 from billing.events import Refusal
 from billing.models import UsageRecord
-from billing.rating import Charge, rate
 from core import clock
 from core.contracts import UsageEvent
+from core.rating import Charge, rate
 
 
 class Arrival(msgspec.Struct, frozen=True):

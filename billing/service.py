@@ -3,6 +3,7 @@
 Each function works inside the caller's open session and never commits; how it works is told in the module it calls.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 
 import redis as redis_client
@@ -55,6 +56,11 @@ def usage(
 def month_tokens(session: Session, tenant_id: str, month: str) -> int:
     """Input plus output tokens of the UTC month ``"YYYY-MM"``, as the monthly quota counts them."""
     return usage_report.month_tokens(session, tenant_id, month)
+
+
+def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
+    """Nanodollars that each of these tenants was charged before the present UTC month, by the database's clock."""
+    return usage_report.charged_before_month(session, tenant_ids)
 
 
 def list_invoices(

@@ -1,12 +1,14 @@
 """What a tenant used, read from the usage records. Reports never change anything, and never look past one tenant."""
 
-from datetime import datetime
+from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 
+from billing.database_clock import database_now
 from billing.models import UsageRecord
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
@@ -84,6 +86,17 @@ def month_tokens(session: Session, tenant_id: str, name: str) -> int:
         UsageRecord.tenant_id == tenant_id, UsageRecord.settled_at >= period.start, UsageRecord.settled_at < period.end
     )
     return session.exec(statement).one()
+
+
+def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
+    """Nanodollars that each of these tenants was charged before the present UTC month, by the database's clock."""
+    began = database_now(session).astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    statement = (
+        select(UsageRecord.tenant_id, _total(UsageRecord.amount_nanos))
+        .where(col(UsageRecord.tenant_id).in_(tenant_ids), col(UsageRecord.settled_at) < began)
+        .group_by(col(UsageRecord.tenant_id))
+    )
+    return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())
 
 
 def _checked(period: Period, bucket: Bucket) -> Period:

@@ -105,6 +105,12 @@ class WorkerSettings(Fragment):
     orphan_age_s: int = Field(
         default=86_400, ge=0, description="How old those files are when they are removed; longer than any validation."
     )
+    spend_ceiling_poll_s: int = Field(
+        default=10, ge=1, le=3600, description="How soon after a month's turn its spend ceilings are published."
+    )
+    spend_ceiling_recount_s: int = Field(
+        default=3600, ge=1, description="How often they are counted anew besides, for usage that came late."
+    )
     upload_expires_s: int = Field(
         default=86_400, ge=60, description="An upload not completed this long after its announcement is given up."
     )

@@ -30,6 +30,7 @@ from control_plane.registry.removal import StoredRemoval
 from control_plane.registry.validator import Validator
 from control_plane.settings import ControlSettings
 from control_plane.snapshots import projections
+from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
 
 
@@ -68,6 +69,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     receipts = ReceiptCollector(engine, redis, worker)
     removal = StoredRemoval(engine, AdapterStore(bucket), worker)
     orphans = OrphanSweep(engine, AdapterStore(bucket), worker)
+    ceilings = SpendCeilings(engine, redis, worker)
     return [
         Loop(name="relay", step=relay.step, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -77,6 +79,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="canary", step=canaries.step, idle_s=worker.canary_poll_ms / 1000),
         Loop(name="revocations", step=receipts.step, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", step=receipts.revisit, idle_s=worker.cleanup_poll_s),
+        Loop(name="spend-ceilings", step=ceilings.step, idle_s=worker.spend_ceiling_poll_s),
         Loop(name="removal", step=removal.step, idle_s=worker.cleanup_poll_s),
         Loop(name="orphans", step=orphans.step, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", step=cleanup.step, idle_s=worker.cleanup_poll_s),

@@ -11,7 +11,8 @@ from core.engine_names import engine_name
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan allows a tenant. Every number is a ceiling, None is none. ``count_cached_tokens`` says whether prompt
-    tokens from a prefix cache count towards the minute and the month, once it is known that they were.
+    tokens from a prefix cache count towards the minute and the month, once it is known that they were. Where requests
+    have to wait, tenants of a smaller ``tier`` go first, and within one each gets its ``weight`` of the tokens.
     """
 
     requests_per_minute: int
@@ -29,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_minute: int | None = None
     spend_nanos_per_month: int | None = None
     count_cached_tokens: bool = True
+    weight: int = 1
+    tier: int = 1
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,19 +30,26 @@ class ApiKeys(Controller):
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
     ) -> Response[ApiKeyCreated]:
-        """A new key, with no more scopes than this one has. The secret is in this response only; an Idempotency-Key's
-        replay has it as null.
+        """A new key, with no more scopes than this one has, and limits of its own where given. The secret is in
+        this response only; an Idempotency-Key's replay has it as null.
         """
         lacking = sorted(set(data.scopes or ()) - principal.scopes)
         if lacking:
             raise Forbidden(f"scopes: this key lacks {', '.join(lacking)} and cannot give it.", code="scope_missing")
+        scopes: tuple[str, ...] = data.scopes or tuple(principal.scopes)
+        if principal.limited and "inference" in scopes:
+            raise Forbidden(
+                "scopes: this key has limits of its own, so it cannot make one for inference; leave that scope out.",
+                code="key_limited",
+            )
         return once.run(
             lambda session: service.mint(
                 session,
                 pepper.value,
                 tenant_id=principal.own_tenant_id,
                 name=data.name,
-                scopes=data.scopes or tuple(principal.scopes),
+                scopes=scopes,
+                limits=data.limits,
                 actor=principal.key_id,
             ),
             stored=service.without_secret,

@@ -17,12 +17,13 @@ from core.errors import Unauthenticated
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """The owner of a good key. ``tenant_id`` is None for an admin."""
+    """The owner of a good key. ``tenant_id`` is None for an admin; ``limited`` is a key with limits of its own."""
 
     key_id: str
     tenant_id: str | None
     scopes: frozenset[str]
     tenant_status: Literal["active", "suspended"] = "active"
+    limited: bool = False
 
     @property
     def own_tenant_id(self) -> str:
@@ -59,4 +60,5 @@ class Authenticator:
                 tenant_id=row.tenant_id,
                 scopes=frozenset(row.scopes),
                 tenant_status=tenants.status(session, row.tenant_id) if row.tenant_id else "active",
+                limited=row.limits is not None,
             )

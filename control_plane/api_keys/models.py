@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import CheckConstraint, DateTime, Text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
 from core import clock
@@ -22,5 +22,8 @@ class ApiKey(SQLModel, table=True):
     key_hash: str = Field(unique=True, sa_type=Text, description="HMAC-SHA256 in hex, see core.api_keys.hash_key.")
     redacted: str = Field(sa_type=Text, description="What lists show: prefix and last four characters.")
     scopes: list[str] = Field(sa_type=ARRAY(Text))
+    limits: dict[str, int] | None = Field(
+        default=None, sa_type=JSONB(none_as_null=True), description="``core.contracts.KeyLimits``."
+    )
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
     revoked_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))

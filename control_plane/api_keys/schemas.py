@@ -5,15 +5,29 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens
+from core.contracts import KeyLimits
+
 Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
+class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``core.contracts.KeyLimits`` as they come in. They hold besides the tenant's, so that more changes nothing."""
+
+    requests_per_minute: Rate | None = None
+    tokens_per_minute: Rate | None = None
+    concurrent_requests: Concurrency | None = None
+    tokens_per_month: Tokens | None = None
+    spend_nanos_per_month: SpendNanos | None = None
+
+
 class NewApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``scopes`` left out: all that the minting key has (from an admin: all there are)."""
+    """``scopes`` left out: all that the minting key has (from an admin: all there are). ``limits`` are for good."""
 
     name: Label = "default"
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=20)] | None = None
+    limits: KeyLimitsBody | None = None
 
 
 class ApiKeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +38,7 @@ class ApiKeyView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     redacted: str
     scopes: list[str]
+    limits: KeyLimits | None
     created_at: datetime
     revoked_at: datetime | None
 
@@ -37,5 +52,6 @@ class ApiKeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     redacted: str
     scopes: list[str]
+    limits: KeyLimits | None
     created_at: datetime
     note: str

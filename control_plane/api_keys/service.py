@@ -9,13 +9,13 @@ import msgspec
 from sqlmodel import Session, col, select
 
 from control_plane.api_keys.models import ApiKey
-from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView
+from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, KeyLimitsBody
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.publishing.service import publish_change
 from core import clock
 from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
-from core.contracts import KeyGrant
+from core.contracts import KeyGrant, KeyLimits
 from core.errors import NotFound
 
 _SHOWN_ONCE = "Keep this key now: it is shown once and cannot be shown again."
@@ -25,7 +25,14 @@ _NOT_KEPT = (
 
 
 def mint(
-    session: Session, pepper: bytes, *, tenant_id: str, name: str, scopes: Sequence[str], actor: str
+    session: Session,
+    pepper: bytes,
+    *,
+    tenant_id: str,
+    name: str,
+    scopes: Sequence[str],
+    actor: str,
+    limits: KeyLimitsBody | None = None,
 ) -> ApiKeyCreated:
     """A new key of an existing tenant, usable at the gateways once published."""
     secret = mint_key("live")
@@ -35,6 +42,7 @@ def mint(
         key_hash=hash_key(secret, pepper),
         redacted=redact(secret),
         scopes=sorted(set(scopes)),
+        limits=_set(limits) or None,
     )
     session.add(row)
     publish_change(session, "keys", row.key_hash)
@@ -44,7 +52,7 @@ def mint(
         action="api_key.created",
         target=row.id,
         tenant_id=tenant_id,
-        details={"name": name, "scopes": row.scopes},
+        details={"name": name, "scopes": row.scopes, "limits": row.limits},
     )
     return ApiKeyCreated(
         id=row.id,
@@ -53,6 +61,7 @@ def mint(
         key=secret,
         redacted=row.redacted,
         scopes=row.scopes,
+        limits=_limits(row),
         created_at=row.created_at,
         note=_SHOWN_ONCE,
     )
@@ -126,7 +135,17 @@ def _find(session: Session, *, tenant_id: str, key_id: str, lock: bool = False) 
 def _grant(row: ApiKey) -> KeyGrant | None:
     if row.tenant_id is None or row.revoked_at is not None:
         return None
-    return KeyGrant(key_id=row.id, tenant_id=row.tenant_id, scopes=tuple(row.scopes))
+    return KeyGrant(key_id=row.id, tenant_id=row.tenant_id, scopes=tuple(row.scopes), limits=_limits(row))
+
+
+def _set(limits: KeyLimitsBody | None) -> dict[str, int]:
+    """The limits that are there."""
+    named = {} if limits is None else msgspec.structs.asdict(limits)
+    return {name: limit for name, limit in named.items() if limit is not None}
+
+
+def _limits(row: ApiKey) -> KeyLimits | None:
+    return None if row.limits is None else KeyLimits(**row.limits)
 
 
 def _view(row: ApiKey) -> ApiKeyView:
@@ -136,6 +155,7 @@ def _view(row: ApiKey) -> ApiKeyView:
         name=row.name,
         redacted=row.redacted,
         scopes=row.scopes,
+        limits=_limits(row),
         created_at=row.created_at,
         revoked_at=row.revoked_at,
     )

@@ -16,12 +16,15 @@ Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
 PinnedAdapters = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
 Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``core.contracts.Limits`` as it comes in: every number bounded, and all but ``pinned_adapters`` positive:
-    those are kept in replicas' host memory. ``adapter_bytes`` is per upload.
+    """``core.contracts.Limits`` as it comes in: every number bounded, and all but ``pinned_adapters`` and ``tier``
+    positive: the first are kept in replicas' host memory, a smaller tier waits less. ``adapter_bytes`` is per upload.
     """
 
     requests_per_minute: Rate
@@ -35,6 +38,12 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     adapter_rank: Rank
     adapter_bytes: AdapterBytes
     pinned_adapters: PinnedAdapters = 0
+    input_tokens_per_minute: Rate | None = None
+    output_tokens_per_minute: Rate | None = None
+    spend_nanos_per_month: SpendNanos | None = None
+    count_cached_tokens: bool = True
+    weight: Weight = 1
+    tier: Tier = 1
 
 
 class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,6 +84,7 @@ class AdminTenants(Controller):
                 tenant_id=tenant_id,
                 name=data.name,
                 scopes=data.scopes or ALL_SCOPES,
+                limits=data.limits,
                 actor=principal.key_id,
             )
 

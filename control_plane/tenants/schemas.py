@@ -12,7 +12,10 @@ from control_plane.plans.schemas import (
     PinnedAdapters,
     Rank,
     Rate,
+    SpendNanos,
+    Tier,
     Tokens,
+    Weight,
     Window,
 )
 from core.contracts import Limits
@@ -43,6 +46,12 @@ class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adapter_rank: Rank | msgspec.UnsetType | None = msgspec.UNSET
     adapter_bytes: AdapterBytes | msgspec.UnsetType | None = msgspec.UNSET
     pinned_adapters: PinnedAdapters | msgspec.UnsetType | None = msgspec.UNSET
+    input_tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    output_tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    spend_nanos_per_month: SpendNanos | msgspec.UnsetType | None = msgspec.UNSET
+    count_cached_tokens: bool | msgspec.UnsetType | None = msgspec.UNSET
+    weight: Weight | msgspec.UnsetType | None = msgspec.UNSET
+    tier: Tier | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -108,14 +108,38 @@ def publish_tenants_on(session: Session, plan_id: str) -> list[str]:
 def grant(session: Session, tenant_id: str) -> TenantGrant | None:
     """What gateways may know of a tenant; None where there is none."""
     tenant = session.get(Tenant, tenant_id)
-    return _grant(tenant, plans.get_plan(session, tenant.plan_id)) if tenant else None
+    if tenant is None:
+        return None
+    plan = plans.get_plan(session, tenant.plan_id)
+    limited = _limits(tenant, plan).spend_nanos_per_month is not None
+    charged = billing.charged_before_month(session, [tenant_id]) if limited else {}
+    return _grant(tenant, plan, charged.get(tenant_id, 0))
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     """Every tenant, suspended ones too, by id."""
     plan_of = _plans_of(session)
+    limited = _spend_limited(session)
+    charged = billing.charged_before_month(session, limited) if limited else {}
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        yield tenant.id, _grant(tenant, plan_of(tenant.plan_id))
+        yield tenant.id, _grant(tenant, plan_of(tenant.plan_id), charged.get(tenant.id, 0))
+
+
+def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
+    """The tenants whose spending has a limit, by id."""
+    plan_of = _plans_of(session)
+    charged = billing.charged_before_month(session, _spend_limited(session))
+    wanted = select(Tenant).where(col(Tenant.id).in_(charged))
+    return {tenant.id: _grant(tenant, plan_of(tenant.plan_id), charged[tenant.id]) for tenant in session.exec(wanted)}
+
+
+def _spend_limited(session: Session) -> list[str]:
+    plan_of = _plans_of(session)
+    return [
+        tenant.id
+        for tenant in session.exec(select(Tenant))
+        if _limits(tenant, plan_of(tenant.plan_id)).spend_nanos_per_month is not None
+    ]
 
 
 def _plans_of(session: Session) -> Callable[[str], PlanView]:
@@ -146,8 +170,18 @@ def _limits(tenant: Tenant, plan: PlanView) -> Limits:
     return msgspec.structs.replace(plan.limits, **tenant.limit_overrides)
 
 
-def _grant(tenant: Tenant, plan: PlanView) -> TenantGrant:
-    return TenantGrant(tenant_id=tenant.id, status=cast("Status", tenant.status), limits=_limits(tenant, plan))
+def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
+    """``charged_nanos`` before this month; it matters only where spending has a limit."""
+    limits = _limits(tenant, plan)
+    spend = limits.spend_nanos_per_month
+    return TenantGrant(
+        tenant_id=tenant.id,
+        status=cast("Status", tenant.status),
+        limits=limits,
+        prices=plan.prices,
+        spend_ceiling_nanos=None if spend is None else charged_nanos + spend,
+        charged_nanos=charged_nanos,
+    )
 
 
 def _view(tenant: Tenant, plan: PlanView) -> TenantView:

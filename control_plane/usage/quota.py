@@ -3,7 +3,7 @@
 Fails closed: without Redis there is no answer rather than zeros.
 """
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Final, cast
 
 from redis import Redis
@@ -11,42 +11,50 @@ from redis import Redis
 from control_plane.usage.schemas import QuotaHeld, QuotaUsed, QuotaView
 from core import keys
 from core.contracts import Limits
+from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, without_expired
 
-MINUTE_US: Final = 60_000_000
-_FIELDS: Final = ["concurrent", "kv_pages", "requests_tat_us", "tokens_tat_us", "month", "month_used", "month_held"]
+EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
 
 
 def read(redis: Redis, tenant_id: str, *, limits: Limits, adapters: int) -> QuotaView:
     """The quota now, by Redis's own clock, which the gateways' scripts go by too."""
+    seconds, micros = redis.time()
+    leases = keys.tenant_leases(tenant_id)
+    now_ms = seconds * 1000 + micros // 1000
+    expired = cast("list[bytes]", redis.zrange(leases, "-inf", now_ms, byscore=True, offset=0, num=EXPIRED_MAX))
     with redis.pipeline(transaction=True) as pipe:
-        pipe.hmget(keys.tenant_quota(tenant_id), _FIELDS)
-        pipe.time()
-        stored, (seconds, micros) = cast("tuple[list[bytes | None], tuple[int, int]]", tuple(pipe.execute()))
-    return view(
-        dict(zip(_FIELDS, stored, strict=True)), now_us=seconds * 1_000_000 + micros, limits=limits, adapters=adapters
-    )
+        pipe.hmget(keys.tenant_quota(tenant_id), list(FIELDS))
+        for request_id in expired:
+            pipe.hmget(keys.reservation(tenant_id, request_id.decode()), list(HELD_FIELDS))
+        stored, *held = cast("list[Sequence[bytes | None]]", pipe.execute())
+    level = read_level(stored, now_us=seconds * 1_000_000 + micros)
+    return view(without_expired(level, held), limits=limits, adapters=adapters)
 
 
-def view(fields: dict[str, bytes | None], *, now_us: int, limits: Limits, adapters: int) -> QuotaView:
-    """The hash's fields as a view. Pure. A month that is over has used nothing of the present one."""
-    number = {name: int(float(fields[name] or 0)) for name in _FIELDS if name != "month"}
-    month = datetime.fromtimestamp(now_us / 1_000_000, UTC).strftime("%Y-%m")
-    same_month = (fields["month"] or b"").decode() == month
+def view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView:
+    """A tenant's level as it is shown. Pure."""
+    by_rate = {
+        "requests": limits.requests_per_minute,
+        "tokens": limits.tokens_per_minute,
+        "input": limits.input_tokens_per_minute,
+        "output": limits.output_tokens_per_minute,
+    }
+    used = {rate: 0 if limit is None else level.used_of(rate, limit) for rate, limit in by_rate.items()}
     return QuotaView(
         limits=limits,
         used=QuotaUsed(
-            requests_per_minute=_in_bucket(number["requests_tat_us"], now_us, limits.requests_per_minute),
-            tokens_per_minute=_in_bucket(number["tokens_tat_us"], now_us, limits.tokens_per_minute),
-            tokens_per_month=number["month_used"] if same_month else 0,
+            requests_per_minute=used["requests"],
+            tokens_per_minute=used["tokens"],
+            input_tokens_per_minute=used["input"],
+            output_tokens_per_minute=used["output"],
+            tokens_per_month=level.tokens_this_month,
+            spend_nanos_per_month=level.spent_this_month_nanos,
             adapters=adapters,
         ),
         held=QuotaHeld(
-            concurrent_requests=number["concurrent"], kv_pages=number["kv_pages"], tokens=number["month_held"]
+            concurrent_requests=level.concurrent_requests,
+            kv_pages=level.kv_pages,
+            tokens=level.tokens_held,
+            spend_nanos=level.spend_held_nanos,
         ),
     )
-
-
-def _in_bucket(arrival_us: int, now_us: int, limit: int) -> int:
-    """How much of a GCRA bucket that holds ``limit`` a minute is taken, given its theoretical arrival time."""
-    ahead_us = min(max(0, arrival_us - now_us), MINUTE_US)
-    return -(-ahead_us * limit // MINUTE_US)

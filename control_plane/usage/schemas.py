@@ -10,20 +10,26 @@ from core.contracts import Limits
 
 
 class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts against the limits now: the last minute's, the UTC month's, and the adapters kept."""
+    """What counts against the limits now: the last minute's, the UTC month's, and the adapters kept. A minute without a
+    limit is not counted, and 0.
+    """
 
     requests_per_minute: int
     tokens_per_minute: int
+    input_tokens_per_minute: int
+    output_tokens_per_minute: int
     tokens_per_month: int
+    spend_nanos_per_month: int
     adapters: int
 
 
 class QuotaHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests in work hold until they end. ``tokens`` also count against the month."""
+    """What requests in work hold until they end. ``tokens`` and ``spend_nanos`` also count against the month."""
 
     concurrent_requests: int
     kv_pages: int
     tokens: int
+    spend_nanos: int
 
 
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True):

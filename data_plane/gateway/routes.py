@@ -25,6 +25,7 @@ from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.errors import InternalError, MethodNotAllowed
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
+from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.snapshot import Snapshot
 
@@ -40,13 +41,20 @@ class Routes:
     """Answers every path. ``handlers`` is what Litestar is given."""
 
     def __init__(
-        self, lifecycle: Lifecycle, snapshot: Snapshot, beat: Beat, replicas: Replicas, listing_hints: ListingHints
+        self,
+        lifecycle: Lifecycle,
+        snapshot: Snapshot,
+        beat: Beat,
+        replicas: Replicas,
+        listing_hints: ListingHints,
+        quota: QuotaReader,
     ) -> None:
         self._lifecycle = lifecycle
         self._snapshot = snapshot
         self._beat = beat
         self._replicas = replicas
         self._listing_hints = listing_hints
+        self._quota = quota
         self._table: dict[str, tuple[str, Serve]] = {
             "/v1/chat/completions": ("POST", self._completions("chat")),
             "/v1/completions": ("POST", self._completions("completion")),
@@ -54,6 +62,7 @@ class Routes:
             "/v1/messages/count_tokens": ("POST", self._count_tokens),
             "/v1/tokenize": ("POST", self._tokenize),
             "/v1/models": ("GET", self._list_models),
+            "/v1/quota": ("GET", self._show_quota),
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._ready),
         }
@@ -128,6 +137,10 @@ class Routes:
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._lifecycle.identify(client)
         await _answer(client, describe_one(tables, caller.tenant, client.path.removeprefix(_MODELS)))
+
+    async def _show_quota(self, client: Client, _request_id: str) -> None:
+        caller, _ = self._lifecycle.identify(client)
+        await _answer(client, await self._quota.read(caller))
 
     async def _health(self, client: Client, _request_id: str) -> None:
         await _answer(client, {"status": "alive"})

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from billing import service
 from billing.periods import EPOCH
-from billing.rating import rate
 from billing.views import Service
 from core import keys
 from core.contracts import EngineCounters, Prices
 from core.db import unit_of_work
 from core.errors import Conflict, InvalidRequest, Unavailable
+from core.rating import rate
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)

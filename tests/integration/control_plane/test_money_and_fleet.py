@@ -80,7 +80,7 @@ def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
     }  # fmt: skip
     redis.hset(keys.tenant_quota(tenant.id), mapping=fields)
     quota = tenant.http.get("/api/v1/quota").json()
-    assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56}
+    assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0}
     assert quota["used"]["tokens_per_month"] == 1234
     assert 25 <= quota["used"]["requests_per_minute"] <= 30, "3 s of a minute that holds 600"
 

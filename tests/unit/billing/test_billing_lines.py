@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from billing import ledger
 from billing.invoice_lines import UsageTotal, lines_of
-from billing.rating import rate
 from core.contracts import Prices, UsageEvent
 from core.money import NANOS_PER_CENT, cents_to_nanos
+from core.rating import rate
 
 
 def total_of(events: list[UsageEvent], prices: Prices) -> UsageTotal:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.rating import rate
 from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX, PRICE_NANOS_MAX
 from core.contracts import Prices
+from core.rating import rate
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,64 @@
+"""Keeps the spend ceilings that gateways go by right when the month turns, and when usage of an earlier one comes late.
+
+What a ceiling is, ``service`` says; gateways learn of it as of any change of a tenant. Fails closed: until a new
+month's ceiling is published, the old one holds.
+"""
+
+import time
+from datetime import UTC, datetime
+from typing import cast
+
+import msgspec
+from redis import Redis
+from sqlalchemy import Engine, text
+from sqlmodel import Session
+
+from control_plane.publishing.service import publish_changes
+from control_plane.settings import WorkerSettings
+from control_plane.tenants import service
+from core import keys
+from core.contracts import TenantGrant
+from core.db import unit_of_work
+
+_DECODER = msgspec.json.Decoder(TenantGrant)
+
+
+class SpendCeilings:
+    """The worker's loop over tenants whose spending has a limit."""
+
+    def __init__(self, engine: Engine, redis: Redis, settings: WorkerSettings) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._recount_s = settings.spend_ceiling_recount_s
+        self._month = ""
+        self._counted_at = 0.0
+
+    def step(self) -> bool:
+        """Publish again the tenants whose ceiling is another than the published one, if it is time to look."""
+        with unit_of_work(self._engine) as session:
+            month = _month(session)
+        if month == self._month and time.monotonic() - self._counted_at < self._recount_s:
+            return False
+        with unit_of_work(self._engine) as session:
+            grants = service.spend_limited_grants(session)
+        if grants:
+            published = cast("list[bytes | None]", self._redis.hmget(keys.snapshot("tenants"), list(grants)))
+            stale = [
+                tenant_id
+                for (tenant_id, grant), value in zip(grants.items(), published, strict=True)
+                if value is not None and _spend(_DECODER.decode(value)) != _spend(grant)
+            ]
+            with unit_of_work(self._engine) as session:
+                publish_changes(session, "tenants", stale)
+        self._month, self._counted_at = month, time.monotonic()
+        return False
+
+
+def _spend(grant: TenantGrant) -> tuple[int | None, int]:
+    return grant.spend_ceiling_nanos, grant.charged_nanos
+
+
+def _month(session: Session) -> str:
+    """The UTC month by the database's clock, by which usage is counted too."""
+    now: datetime = session.connection().execute(text("SELECT clock_timestamp()")).scalar_one()
+    return now.astimezone(UTC).strftime("%Y-%m")

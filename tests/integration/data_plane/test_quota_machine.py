@@ -1,0 +1,353 @@
+"""Any order of reserving, settling, expiring, sweeping, retrying, moving and months that turn: what three levels hold
+and have used is what a plain model says, within their limits, and each request ends once.
+"""
+
+import asyncio
+import math
+from bisect import bisect
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from core import keys
+from core.contracts import KeyLimits, Prices
+from core.ids import new_id
+from data_plane.gateway.allowance import Allowance, PlatformLimits
+from data_plane.gateway.reservation import Checkpoint, Settlement
+from data_plane.gateway.used import Used
+from tests.fixtures.quota_levels import BLOCK, ask, connected, event, granted, scripts, stored
+
+REPLICAS = {"rep_one": 40, "rep_two": 25}
+PLATFORM = PlatformLimits(concurrent_requests=7, kv_pages=50)
+PRICES = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
+KEY = KeyLimits(concurrent_requests=3, tokens_per_month=1500, spend_nanos_per_month=9000)
+CALLERS = {
+    ("tn_a", "key_a1"): {"ceiling": 16_000, "charged": 1000, "key": KEY},
+    ("tn_a", "key_a2"): {"ceiling": 16_000, "charged": 1000},
+    ("tn_b", "key_b1"): {"key": KEY},
+}
+HELD = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
+USED = ("month_used", "month_spent_nanos", "spent_nanos")
+
+
+@dataclass
+class Held:
+    """A request's holds, as the model has them."""
+
+    request_id: str
+    allowance: Allowance
+    key_id: str
+    replica: str
+    input: int
+    output: int
+    pages: int
+    nanos: int
+    checkpoint: Used | None = None
+
+    @property
+    def takes(self) -> dict[str, int]:
+        tokens = self.input + self.output
+        return {"concurrent": 1, "kv_pages": self.pages, "month_held": tokens, "spend_held_nanos": self.nanos}
+
+
+@dataclass
+class Model:
+    """What must be true."""
+
+    live: dict[str, Held] = field(default_factory=dict)
+    overdue: set[str] = field(default_factory=set)  # of the live ones, where no script has looked yet
+    swept: list[Held] = field(default_factory=list)  # without a checkpoint, so their settlement may still come
+    ended: list[tuple[str, str, str]] = field(default_factory=list)
+    used: dict[str, Counter[str]] = field(default_factory=dict)
+    events: int = 0
+
+    def holds(self, quota: str) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for held in self.live.values():
+            if any(level.quota == quota for level in held.allowance.levels):
+                total.update(held.takes)
+        return total
+
+    def use(self, held: Held, used: Used) -> None:
+        tokens = used.input_tokens + used.output_tokens
+        amounts = {"month_used": tokens, "month_spent_nanos": used.cost_nanos, "spent_nanos": used.cost_nanos}
+        for level in held.allowance.levels:
+            self.used.setdefault(level.quota, Counter()).update(amounts)
+
+    def needs(self, allowance: Allowance, *, prompt: int, tokens: int, sequences: int) -> dict[str, int]:
+        pages, costs = sequences * math.ceil((prompt + tokens) / BLOCK), allowance.costs
+        nanos = sequences * (prompt * costs.input_nanos + tokens * costs.output_nanos) + pages * costs.page_nanos
+        return {
+            "concurrent": 1,
+            "kv_pages": pages,
+            "month_held": sequences * (prompt + tokens),
+            "spend_held_nanos": nanos,
+        }
+
+    def fits(self, allowance: Allowance, need: dict[str, int]) -> bool:
+        for level in allowance.levels:
+            held, used = self.holds(level.quota), self.used.get(level.quota, Counter())
+            spent = max(used["spent_nanos"], level.charged_nanos)
+            after = {name: held[name] + need[name] for name in HELD}
+            if (
+                0 <= level.concurrent_requests < after["concurrent"]
+                or 0 <= level.kv_pages < after["kv_pages"]
+                or 0 <= level.tokens_per_month < after["month_held"] + used["month_used"]
+                or 0 <= level.spend_ceiling_nanos < after["spend_held_nanos"] + spent
+                or 0 <= level.month_nanos < after["spend_held_nanos"] + used["month_spent_nanos"]
+            ):
+                return False
+        return True
+
+
+class QuotaMachine(RuleBasedStateMachine):
+    """Plays the model and the server side by side."""
+
+    url: str
+
+    @initialize()
+    def begin(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.model = Model()
+        self.connection = connected(self.url)
+        self.redis, self.line = self.run(self.connection.__aenter__())
+        self.run(self.redis.flushall())
+        self.scripts = scripts(self.line)
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(coroutine)
+
+    def pick(self, number: int) -> Held:
+        return self.model.live[sorted(self.model.live)[number % len(self.model.live)]]
+
+    def expire_due(self, tenant_id: str) -> int:
+        """What any script that looks at the tenant does first."""
+        due = [self.model.live[each] for each in sorted(self.model.overdue)]
+        due = [held for held in due if held.allowance.tenant_id == tenant_id]
+        for held in due:
+            del self.model.live[held.request_id]
+            self.model.overdue.discard(held.request_id)
+            if held.checkpoint is None:
+                self.model.swept.append(held)
+            else:
+                self.model.use(held, held.checkpoint)
+                self.model.events += 1
+                self.model.ended.append((held.request_id, tenant_id, held.replica))
+        return len(due)
+
+    @rule(
+        caller=st.sampled_from(sorted(CALLERS)), replica=st.sampled_from(sorted(REPLICAS)), prompt=st.integers(0, 60),
+        tokens=st.integers(1, 400), least=st.integers(1, 400), sequences=st.integers(1, 3),
+    )  # fmt: skip
+    def reserve(self, caller, replica, prompt, tokens, least, sequences, request_id=None):
+        tenant_id, key_id = caller
+        limits = {"concurrent_requests": 5, "kv_pages": 40, "tokens_per_month": 3000}
+        allowed = granted(tenant_id, prices=PRICES, platform=PLATFORM, key_id=key_id, **CALLERS[caller], **limits)
+        self.expire_due(tenant_id)
+        least = min(least, tokens)
+        wanted = ask(tokens, prompt=prompt, least=least, sequences=sequences, request_id=request_id)
+        verdict = self.run(
+            self.scripts.reserve(wanted, allowed, replica_id=replica, replica_pages_max=REPLICAS[replica])
+        )
+        room = range(least, tokens + 1)  # what fits, fits with fewer tokens too
+        number = (
+            least
+            - 1
+            + bisect(
+                room,
+                0,
+                key=lambda count: (
+                    not self.model.fits(
+                        allowed, self.model.needs(allowed, prompt=prompt, tokens=count, sequences=sequences)
+                    )
+                ),
+            )
+        )
+        need = self.model.needs(allowed, prompt=prompt, tokens=number, sequences=sequences)
+        if number < least:
+            assert verdict.blocked_by not in ("", "replica_pages")
+            assert verdict.fits < least
+            return
+        there = sum(held.pages for held in self.model.live.values() if held.replica == replica)
+        if there + need["kv_pages"] > REPLICAS[replica]:
+            assert verdict.blocked_by == "replica_pages"
+            return
+        assert (verdict.blocked_by, verdict.max_tokens, verdict.pages) == ("", number, need["kv_pages"])
+        self.model.live[wanted.request_id] = Held(
+            wanted.request_id, allowed, key_id, replica, sequences * prompt, sequences * number, need["kv_pages"],
+            need["spend_held_nanos"],
+        )  # fmt: skip
+        self.reached(allowed)
+
+    def reached(self, allowed: Allowance) -> None:
+        """What was charged before is not less because Redis never knew of it."""
+        for level in allowed.levels:
+            used = self.model.used.setdefault(level.quota, Counter())
+            used["spent_nanos"] = max(used["spent_nanos"], level.charged_nanos)
+
+    @precondition(lambda self: self.model.live)
+    @rule(number=st.integers(0, 99), tokens=st.integers(1, 100))
+    def retry_a_reservation(self, number, tokens):
+        """Its answer was lost: what it took before is given back first."""
+        held = self.pick(number)
+        del self.model.live[held.request_id]
+        self.model.overdue.discard(held.request_id)
+        caller = (held.allowance.tenant_id, held.key_id)
+        self.reserve(caller, held.replica, 0, tokens, tokens, 1, request_id=held.request_id)
+
+    def part(self, held: Held, percent: int) -> Used:
+        return Used(
+            input_tokens=held.input * percent // 100, output_tokens=held.output * percent // 100,
+            cost_nanos=held.nanos * percent // 100,
+        )  # fmt: skip
+
+    def settle_now(self, held: Held, used: Used) -> bool:
+        tenant_id, billed = held.allowance.tenant_id, used.input_tokens + used.output_tokens > 0
+        said = event(held.request_id, tenant_id, key_id=held.key_id) if billed else None
+        return self.run(
+            self.scripts.settle(
+                Settlement(
+                    request_id=held.request_id, tenant_id=tenant_id, replica_id=held.replica, used=used, event=said
+                )
+            )
+        )
+
+    @precondition(lambda self: self.model.live)
+    @rule(number=st.integers(0, 99), percent=st.integers(0, 100))
+    def settle(self, number, percent):
+        held = self.pick(number)
+        used = self.part(held, percent)
+        assert self.settle_now(held, used)
+        del self.model.live[held.request_id]
+        self.model.overdue.discard(held.request_id)
+        self.model.use(held, used)
+        self.model.events += used.input_tokens + used.output_tokens > 0
+        self.model.ended.append((held.request_id, held.allowance.tenant_id, held.replica))
+
+    @precondition(lambda self: self.model.ended)
+    @rule(number=st.integers(0, 99), tokens=st.integers(0, 100))
+    def settle_again(self, number, tokens):
+        request_id, tenant_id, replica = self.model.ended[number % len(self.model.ended)]
+        assert not self.run(
+            self.scripts.settle(
+                Settlement(
+                    request_id=request_id, tenant_id=tenant_id, replica_id=replica, used=Used(input_tokens=tokens),
+                    event=event(request_id, tenant_id),
+                )
+            )
+        )  # fmt: skip
+
+    @precondition(lambda self: self.model.swept)
+    @rule(number=st.integers(0, 99))
+    def settle_after_the_lease_ran_out(self, number):
+        """Nobody knew of any use, and nothing is held any more: settled as unused, it ends once all the same."""
+        held = self.model.swept.pop(number % len(self.model.swept))
+        assert self.settle_now(held, Used())
+        self.model.ended.append((held.request_id, held.allowance.tenant_id, held.replica))
+
+    @precondition(lambda self: self.model.live)
+    @rule(number=st.integers(0, 99), percent=st.integers(1, 100), grown=st.booleans())
+    def renew(self, number, percent, grown):
+        held = self.pick(number)
+        used = self.part(held, percent)
+        tenant_id = held.allowance.tenant_id
+        checkpoint = Checkpoint(event=event(held.request_id, tenant_id), used=used) if grown else None
+        groups = {(tenant_id, held.replica): {held.request_id: checkpoint, new_id("req"): None}}
+        assert self.run(self.scripts.renew(groups)) == 1
+        self.model.overdue.discard(held.request_id)
+        held.checkpoint = used if grown else held.checkpoint
+
+    @precondition(lambda self: self.model.live)
+    @rule(number=st.integers(0, 99))
+    def let_a_lease_run_out(self, number):
+        """As it does when its gateway died."""
+        held = self.pick(number)
+        self.model.overdue.add(held.request_id)
+        self.run(self.redis.zadd(keys.tenant_leases(held.allowance.tenant_id), {held.request_id: 1}))
+
+    @rule(tenant_id=st.sampled_from(["tn_a", "tn_b"]))
+    def sweep(self, tenant_id):
+        assert self.run(self.scripts.sweep(tenant_id)) == self.expire_due(tenant_id)
+        live = any(held.allowance.tenant_id == tenant_id for held in self.model.live.values())
+        assert (self.run(self.redis.zscore(keys.LEASED_TENANTS, tenant_id)) is not None) == live
+
+    @precondition(lambda self: self.model.live)
+    @rule(number=st.integers(0, 99))
+    def move(self, number):
+        held = self.pick(number)
+        new = "rep_two" if held.replica == "rep_one" else "rep_one"
+        there = sum(each.pages for each in self.model.live.values() if each.replica == new)
+        moved = self.run(
+            self.scripts.move(
+                held.request_id, held.pages, tenant_id=held.allowance.tenant_id, old_replica_id=held.replica,
+                replica_id=new, replica_pages_max=REPLICAS[new],
+            )
+        )  # fmt: skip
+        assert moved == (there + held.pages <= REPLICAS[new])
+        held.replica = new if moved else held.replica
+
+    @rule()
+    def the_month_turns(self):
+        for quota, used in self.model.used.items():
+            self.run(self.redis.hset(quota, "month", "2001-01"))
+            used["month_used"] = used["month_spent_nanos"] = 0
+
+    @invariant()
+    def the_server_is_as_the_model(self):
+        if not hasattr(self, "model"):
+            return
+        quotas = sorted(self.model.used)
+        *levels, one, two, events = self.run(self.look(quotas))
+        for quota, fields in zip(quotas, levels, strict=True):
+            used, held = self.model.used[quota], self.model.holds(quota)
+            over = fields.get(b"month") == b"2001-01"  # not looked at since the month turned
+            found = {name: int(fields.get(name.encode(), 0)) for name in (*HELD, *USED)}
+            assert {name: found[name] for name in HELD} == {name: held[name] for name in HELD}
+            for name in USED:
+                assert found[name] == used[name] or (over and name != "spent_nanos"), name
+        for replica, found in zip(sorted(REPLICAS), (one, two), strict=True):
+            assert int(found or 0) == sum(held.pages for held in self.model.live.values() if held.replica == replica)
+        assert events == self.model.events
+
+    async def look(self, quotas: list[str]) -> list:
+        async with self.redis.pipeline() as pipe:
+            for quota in quotas:
+                pipe.hgetall(quota)
+            for replica in sorted(REPLICAS):
+                pipe.hget(keys.replica_held_pages(replica), "total")
+            pipe.xlen(keys.USAGE_STREAM)
+            return await pipe.execute()
+
+    def teardown(self):
+        if not hasattr(self, "model"):
+            return
+        for held in list(self.model.live.values()):
+            assert self.settle_now(held, Used())
+        for quota in self.model.used:
+            found = self.run(stored(self.redis, quota))
+            assert [found.get(name, 0) for name in HELD] == [0, 0, 0, 0]
+        for tenant_id in ("tn_a", "tn_b"):
+            assert self.run(self.redis.zcard(keys.tenant_leases(tenant_id))) == 0
+        assert self.run(self.redis.keys("*:reservation:*")) == []
+        self.run(self.connection.__aexit__(None, None, None))
+        self.loop.close()
+
+
+def test_no_order_of_events_oversells_leaks_or_settles_twice(redis_settings):
+    QuotaMachine.url = redis_settings.redis_url
+    run_state_machine_as_test(
+        QuotaMachine,
+        settings=settings(
+            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,47 @@
+"""The gateways' quota hash as numbers: what an arrival time means, when a month is over, what has expired."""
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.quota_state import FIELDS, MINUTE_US, month_ends_ms, read_level, without_expired
+
+LIMIT = 600
+NOW_US = int(datetime(2026, 3, 5, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def level(**fields: bytes):
+    return read_level([fields.get(name) for name in FIELDS], now_us=NOW_US)
+
+
+def test_last_months_use_is_not_this_months_but_was_spent():
+    old = level(month=b"2026-02", month_used=b"99", month_spent_nanos=b"7", spent_nanos=b"7")
+    assert (old.tokens_this_month, old.spent_this_month_nanos, old.spent_nanos) == (0, 0, 7)
+    now = level(month=b"2026-03", month_used=b"99", month_spent_nanos=b"7", spent_nanos=b"7")
+    assert (now.tokens_this_month, now.spent_this_month_nanos) == (99, 7)
+
+
+@given(st.integers(0, LIMIT))
+def test_requests_just_made_are_requests_used(made):
+    ahead = -(-made * MINUTE_US // LIMIT)
+    used = level(requests_tat_us=str(NOW_US + ahead).encode()).used_of("requests", LIMIT)
+    assert made <= used <= made + 1
+
+
+@given(st.integers(-(10**18), 10**18))
+def test_used_is_never_negative_and_never_above_the_limit(ahead):
+    seen = level(tokens_tat_us=str(NOW_US + ahead).encode())
+    assert 0 <= seen.used_of("tokens", LIMIT) <= LIMIT
+    assert 0 <= seen.resets_ms("tokens") <= 60_000
+
+
+def test_what_ran_out_is_held_no_more_although_nobody_gave_it_back():
+    seen = level(concurrent=b"3", kv_pages=b"10", month_held=b"100", spend_held_nanos=b"50")
+    seen = without_expired(seen, [[b"4", b"30", b"20", b"5"], [None, None, None, None]])
+    assert (seen.concurrent_requests, seen.kv_pages, seen.tokens_held, seen.spend_held_nanos) == (2, 6, 50, 45)
+
+
+def test_a_year_ends_with_its_december():
+    december = datetime(2026, 12, 31, 23, 59, tzinfo=UTC)
+    assert month_ends_ms(int(december.timestamp() * 1e6)) == datetime(2027, 1, 1, tzinfo=UTC).timestamp() * 1000
