@@ -1,5 +1,6 @@
 """Runs the gateway under uvicorn: one process, or several that share the port. SIGTERM lets running requests end."""
 
+import os
 import signal
 import socket
 
@@ -44,6 +45,7 @@ def _leave(_number: int, _frame: object) -> None:
 
 def create_worker_app() -> Litestar:
     """One process's application, with logs and metrics of its own: worker k serves metrics on ``metrics_port`` + k."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one by one: more threads only take turns
     settings = GatewaySettings()
     telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings.metrics_port)}))
     return create_app(settings)

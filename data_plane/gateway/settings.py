@@ -82,7 +82,7 @@ class GatewaySettings(
     messages_max: int = Field(default=256, ge=1, description="Messages in one chat request.")
 
     tokenise_inline_max_bytes: int = Field(
-        default=16_384, ge=0, description="Bodies up to here are counted without a thread."
+        default=4096, ge=0, description="Bodies up to here are counted without a thread."
     )
     tokeniser_load_s: float = Field(default=2, gt=0, description="How long reading a tokenizer from Redis may take.")
     tokenise_threads: int = Field(default=2, ge=1, description="Threads that count long prompts.")

@@ -1,0 +1,63 @@
+"""A prompt of 100,000 tokens is read, checked and counted while other requests' events go on."""
+
+import asyncio
+import time
+
+import msgspec
+import redis.asyncio
+
+from core import keys
+from data_plane.gateway.body import BodyLimits, engine_body, parse_call
+from data_plane.gateway.tokenise import PromptCounters
+from tests.fixtures.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
+
+TOKENS = 100_000
+STALL_S = 0.020
+TRIES = 8
+
+
+async def longest_stall(work) -> float:
+    """How long the loop did not turn, at most, while ``work`` ran."""
+    longest, done = 0.0, asyncio.Event()
+
+    async def watch() -> None:
+        nonlocal longest
+        before = time.perf_counter()
+        while not done.is_set():
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, before = max(longest, now - before), now
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    try:
+        await work()
+    finally:
+        done.set()
+        await watching
+    return longest
+
+
+async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(redis_settings):
+    route = tiny_route(context_tokens=200_000)
+    body = msgspec.json.encode(
+        {"model": route.id, "messages": [{"role": "user", "content": " ".join(SENTENCES) * 1100}]}
+    )
+    counted = []
+    async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
+        await client.set(keys.blob(route.tokenizer_sha256), tokenizer_json())
+        counters = PromptCounters(client, threads=2, waiting_max=8, inline_max_bytes=16_384, kept_max=2, load_s=2)
+
+        async def serve() -> None:
+            call = parse_call("chat", body, BodyLimits(24, 256))
+            counted.append(await counters.count(route, call, len(body)))
+            engine_body(call, model=route.id, max_tokens=8, cache_salt="salt")
+
+        try:
+            await serve()  # loads the tokenizer
+            # What else runs on this machine can only add to a stall: the least of several is the code's own.
+            stalls = [await longest_stall(serve) for _ in range(TRIES)]
+        finally:
+            counters.close()
+    assert min(counted) >= TOKENS
+    assert min(stalls) <= STALL_S, stalls

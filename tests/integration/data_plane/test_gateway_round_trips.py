@@ -1,0 +1,77 @@
+"""What one request asks of Redis, and that it asks nobody else: by the server's account and the kernel's tables."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.integration.data_plane.conftest import chat
+
+REQUESTS = 20
+MARK = "the-requests-are-done"
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    """No lease comes up for renewal while the commands of requests are counted."""
+    return {"lease_s": 120, "lease_renewal_s": 60}
+
+
+def commands_of(stack, do) -> list[dict]:
+    """Every command that Redis ran meanwhile, in its own account; those inside scripts are left out."""
+    seen = []
+    with stack.client.monitor() as monitor:
+        do()
+        stack.client.echo(MARK)
+        while MARK not in (command := monitor.next_command())["command"]:
+            if command["client_type"] != "lua":
+                seen.append(command)
+    return seen
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_request_takes_at_most_three_commands(stack, tenant, stream):
+    client = tenant.sdk()
+    list(chat(client, stream=True))  # the scripts are loaded now
+
+    def ask() -> None:
+        for _ in range(REQUESTS):
+            answer = chat(client, max_tokens=4, stream=stream)
+            if stream:
+                list(answer)
+
+    commands = commands_of(stack, ask)
+    lines = {
+        command["client_address"] + command["client_port"] for command in commands if tenant.id in command["command"]
+    }
+    counted = Counter(
+        command["command"].split(" ", 1)[0].upper()
+        for command in commands
+        if command["client_address"] + command["client_port"] in lines
+    )
+    assert len(lines) == 1, "what a request asks goes over the one line"
+    assert counted.total() <= 3 * REQUESTS, counted
+    assert counted["EVALSHA"] >= 2 * REQUESTS, "reserve and settle are among them"
+
+
+def test_a_gateway_speaks_with_redis_and_replicas_alone(stack, tenant):
+    chat(tenant.sdk())
+    listens = port_of(stack.gateway.url)
+    inodes = {
+        found[1]
+        for link in Path(f"/proc/{stack.gateway.process.pid}/fd").iterdir()
+        if (found := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())))
+    }
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    connected = [(port_in(row[1]), port_in(row[2])) for row in rows if row[9] in inodes and row[3] == "01"]
+    peers = {remote for local, remote in connected if local != listens}
+    assert peers == {port_of(stack.redis_url), port_of(stack.witness.url)}
+
+
+def port_of(url: str) -> int:
+    return int(re.search(r":(\d+)(?:/\d+)?$", url)[1])
+
+
+def port_in(address: str) -> int:
+    return int(address.rsplit(":", 1)[1], 16)
