@@ -19,7 +19,7 @@ from data_plane.gateway.reservation import Reservations, Settlement
 from data_plane.gateway.settlement import Hold, Settler
 from data_plane.gateway.used import Used
 from tenora.program import free_port
-from tests.integration.data_plane.test_quota_scripts import usage
+from tests.fixtures.quota_levels import event as usage
 
 
 def settler(url: str, backlog_max: int = 4, journal: Journal | None = None) -> tuple[Settler, RedisLine]:

@@ -178,6 +178,8 @@ def test_durations_read_as_openai_writes_them(microseconds, text):
     ("blocked_by", "wait_us", "code", "kind", "retry"),
     [
         ("tokens_per_month", -1, "insufficient_quota", b"insufficient_quota", None),
+        ("spend", -1, "insufficient_quota", b"insufficient_quota", None),
+        ("output_tokens_per_minute", 10, "rate_limit_exceeded", b"rate_limit_error", b"1"),
         ("requests_per_minute", 1_500_000, "rate_limit_exceeded", b"rate_limit_error", b"2"),
         ("tokens_per_minute", 10, "rate_limit_exceeded", b"rate_limit_error", b"1"),
         ("tokens_per_minute", -1, "rate_limit_exceeded", b"rate_limit_error", None),
@@ -187,7 +189,8 @@ def test_durations_read_as_openai_writes_them(microseconds, text):
     ],
 )
 def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_us, code, kind, retry):
-    error = quota_exceeded(Verdict(blocked_by, wait_us, 5, 1, 2, 3000, 4, 5000, 0), AMPLE, tokens=7, pages=3)
+    verdict = Verdict(blocked_by, "tenant", wait_us, 5, 1, 3, 0, 2, 600, 2, 3000, 9000, 4, 5000, 0)
+    error = quota_exceeded(verdict, tokens=7)
     headers = dict(error_headers(error))
     assert (error.status, error.code) == (429, code)
     assert b'"type":"' + kind in error_body(error)
@@ -195,6 +198,8 @@ def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_u
     assert headers[b"x-should-retry"] == (b"false" if retry is None else b"true")
     assert headers[b"x-ratelimit-remaining-requests"] == b"2"
     assert headers[b"x-ratelimit-reset-tokens"] == b"5ms"
+    counted = blocked_by not in ("requests_per_minute", "concurrent_requests")
+    assert (b'"max_tokens_that_fit":3' in error_body(error)) == counted
 
 
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
