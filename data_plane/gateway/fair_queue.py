@@ -139,16 +139,16 @@ class FairQueue(Generic[T]):
                 yield entry
 
     def tokens_ahead(self, entry: Entry[T]) -> float:
-        """Tokens that are likely served before a new request of this tenant: all of better tiers, and of the others as
-        much as their weights give them until its turn.
+        """Tokens that may be served before a new request of this tenant: all of better tiers, and of its own as much as
+        weights give the others until its turn, who are expected to ask for that even where they have not yet.
         """
         own = self._accounts.get(entry.tenant_id)
         before: float = own.tokens if own else 0
         share = (before + entry.tokens) / entry.weight
         for account in self._accounts.values():
-            if account is own or account.tier > entry.tier:
+            if account is own or account.tier > entry.tier or not account.waiting:
                 continue
-            before += account.tokens if account.tier < entry.tier else min(account.tokens, share * account.weight)
+            before += account.tokens if account.tier < entry.tier else share * account.weight
         return before
 
     def _is_full(self, tokens: int) -> bool:

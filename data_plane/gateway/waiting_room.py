@@ -24,6 +24,7 @@ from data_plane.gateway.seat import Seat, take_seat
 _RETRY_MIN_S: Final = 0.5
 _RETRY_MAX_S: Final = 60.0
 _RETRY_JITTER: Final = 0.25  # so that those who were refused together do not come back together
+_SHED_SHARE: Final = 0.8  # of the longest wait: an estimate errs, and who is refused should hear it at once
 _OF_TENANT_MAX: Final = 8  # of one tenant's requests looked at in one turn: more may want adapters that have no slot
 _PASSED_MAX: Final = 64  # requests that found no room in one turn, after which nobody else is looked at
 
@@ -98,7 +99,7 @@ class WaitingRoom:
             tokens=demand.tokens, item=waiter,
         )  # fmt: skip
         wait_s = room.drain.wait_s(room.queue.tokens_ahead(entry), now)
-        if wait_s is not None and wait_s > self._patience.wait_s:
+        if wait_s is not None and wait_s > self._patience.wait_s * _SHED_SHARE:
             raise self._overloaded("late", wait_s)
         try:
             pushed_out = room.queue.push(entry)

@@ -166,8 +166,9 @@ def test_what_is_ahead_of_a_tenant_is_its_own_and_of_others_as_much_as_their_sha
     fill(turns, "flood", [10] * 100)
     fill(turns, "few", [10] * 2)
     assert turns.tokens_ahead(entry("new", 10)) == 20  # ten each of the two others
+    assert turns.tokens_ahead(entry("new", 10, weight=5)) == 4
     assert turns.tokens_ahead(entry("few", 10)) == 20 + 30
-    assert turns.tokens_ahead(entry("flood", 10)) == 1000 + 20
+    assert turns.tokens_ahead(entry("flood", 10)) == 1000 + 1010  # the other may ask for as much until then
     assert turns.tokens_ahead(entry("best", 10, tier=-1)) == 0
     assert turns.tokens_ahead(entry("last", 10, tier=5)) == 1020
 

@@ -1,0 +1,108 @@
+"""Tenants that ask a gateway for streams: at a fixed rate, or a number of them always in work. Every answer is kept,
+refusals as well; what they say about fairness is ``fairness``'s.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import aiohttp
+
+_BUSY_PAUSE_S = 0.5  # of a closed loop whose request was refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """One tenant's traffic: ``per_s`` requests at even gaps, or else ``at_once`` always in work."""
+
+    name: str
+    key: str
+    per_s: float = 0.0
+    at_once: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One request: when it was sent (seconds after the start), its status, seconds to its first token and to its end,
+    and the tokens that came.
+    """
+
+    party: str
+    sent_s: float
+    status: int
+    first_token_s: float
+    total_s: float
+    tokens: int
+
+    @property
+    def ended_s(self) -> float:
+        return self.sent_s + self.total_s
+
+
+class Load:
+    """Parties at one gateway for a while."""
+
+    def __init__(self, url: str, *, prompt: str, max_tokens: int) -> None:
+        self._url = url + "/v1/completions"
+        self._body = {"model": "tiny-chat", "max_tokens": max_tokens, "stream": True}
+        self._prompt = prompt
+        self.answers: list[Answer] = []
+
+    async def run(self, parties: Iterable[Party], *, seconds: float) -> list[Answer]:
+        """All answers to what was sent within ``seconds``; those still on their way are waited for."""
+        self.answers = []
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            began = time.perf_counter()
+            for party in parties:
+                if party.per_s:
+                    tasks.create_task(self._open_loop(session, party, began, seconds))
+                for _ in range(party.at_once):
+                    tasks.create_task(self._closed_loop(session, party, began, seconds))
+        return self.answers
+
+    async def _open_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
+        async with asyncio.TaskGroup() as requests:
+            for number in range(int(seconds * party.per_s)):
+                await asyncio.sleep(began + number / party.per_s - time.perf_counter())
+                requests.create_task(self._ask(session, party, began))
+
+    async def _closed_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
+        while time.perf_counter() - began < seconds:
+            if (await self._ask(session, party, began)).status != 200:
+                await asyncio.sleep(_BUSY_PAUSE_S)
+
+    async def _ask(self, session: aiohttp.ClientSession, party: Party, began: float) -> Answer:
+        sent, first, tokens = time.perf_counter(), 0.0, 0
+        headers = {"Authorization": f"Bearer {party.key}"}
+        body = {
+            **self._body,
+            "prompt": f"{self._prompt} {random.randrange(1000)}",
+        }  # the witness's answers follow from it
+        async with session.post(self._url, json=body, headers=headers) as response:
+            if response.status == 200:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        tokens += 1
+                        first = first or time.perf_counter() - sent
+            else:
+                await response.read()
+        answer = Answer(
+            party=party.name, sent_s=sent - began, status=response.status, first_token_s=first,
+            total_s=time.perf_counter() - sent, tokens=tokens,
+        )  # fmt: skip
+        self.answers.append(answer)
+        return answer
+
+
+def tokens_per_s(answers: Iterable[Answer], *, after_s: float, until_s: float, party: str = "") -> float:
+    """Tokens of whole answers that ended in this window, for each second of it."""
+    within = [
+        answer.tokens
+        for answer in answers
+        if answer.status == 200 and after_s <= answer.ended_s < until_s and party in ("", answer.party)
+    ]
+    return sum(within) / (until_s - after_s)
