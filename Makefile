@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint types contracts check up down reference lock
+.PHONY: help setup demo test test-clients fuzz lint types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOUR ?= cpu
 BIN := .venv/bin
@@ -15,6 +15,9 @@ demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica
 
 test: setup ## every test, a real replica among them (about 25 minutes on 2 cores)
 	@$(BIN)/python -m pytest
+
+test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
+	@sh requirements/clients.sh && $(BIN)/python -m pytest -m clients
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)

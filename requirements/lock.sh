@@ -9,3 +9,5 @@ common="--python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate
 uv pip compile $common --find-links "$links" --override cpu-overrides.txt cpu.in -o cpu.lock
 # shellcheck disable=SC2086
 uv pip compile $common gpu.in -o gpu.lock
+# shellcheck disable=SC2086
+uv pip compile $common clients.in -o clients.lock

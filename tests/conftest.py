@@ -27,13 +27,17 @@ hypothesis_settings.load_profile("tenora")
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 _without_gpu = pytest.StashKey[int]()
+CLIENTS = Path(__file__).parent.parent / ".clients"
+_without_clients = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, take out what needs one; the summary says how many tests that were."""
-    needy = [] if _HAS_GPU else [item for item in items if item.get_closest_marker("gpu")]
-    config.stash[_without_gpu] = len(needy)
-    if needy:
+    """Take out what needs a GPU or a client that is not here; the summary says how many tests that were."""
+    gpu = [] if _HAS_GPU else [item for item in items if item.get_closest_marker("gpu")]
+    marked = ((item, item.get_closest_marker("clients")) for item in items)
+    clients = [item for item, mark in marked if mark is not None and not (CLIENTS / mark.args[0]).exists()]
+    config.stash[_without_gpu], config.stash[_without_clients] = len(gpu), len(clients)
+    if needy := gpu + clients:
         config.hook.pytest_deselected(items=needy)
         items[:] = [item for item in items if item not in needy]
 
@@ -41,6 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if count := config.stash.get(_without_gpu, 0):
         terminalreporter.write_line(f"{count} GPU tests deselected: this machine has no CUDA device", yellow=True)
+    if count := config.stash.get(_without_clients, 0):
+        terminalreporter.write_line(f"{count} client tests deselected: `make test-clients` installs them", yellow=True)
 
 
 def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):

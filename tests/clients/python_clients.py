@@ -1,0 +1,102 @@
+"""What users' libraries do with a gateway, each as its own documentation shows it; prints one JSON object.
+
+It runs in the clients' own environment, which has none of Tenora: ``python python_clients.py <base url> <key>``.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "ANONYMIZED_TELEMETRY": "False", "LANGSMITH_TRACING": "false"}
+warnings.simplefilter("ignore")  # of these libraries about one another
+
+MODEL = "tiny-chat"
+
+
+def instructor(url: str, key: str) -> dict:
+    import instructor
+    import openai
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    said = [{"role": "user", "content": "Who is it?"}]
+    found = {}
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        client = instructor.from_openai(openai.OpenAI(base_url=url, api_key=key), mode=mode)
+        person = client.chat.completions.create(model=MODEL, response_model=Person, messages=said)
+        found[mode.name] = person.model_dump()
+    return found
+
+
+def litellm(url: str, key: str) -> dict:
+    import litellm
+
+    litellm.suppress_debug_info = True
+    ours = {"model": f"openai/{MODEL}", "api_base": url, "api_key": key}
+    said = [{"role": "user", "content": "hi"}]
+    whole = litellm.completion(messages=said, **ours)
+    stream = litellm.completion(messages=said, stream=True, stream_options={"include_usage": True}, **ours)
+    chunks = list(stream)
+    theirs = {"model": f"anthropic/{MODEL}", "api_base": url.removesuffix("/v1"), "api_key": key}
+    message = litellm.completion(messages=said, max_tokens=64, **theirs)
+    return {
+        "text": whole.choices[0].message.content,
+        "usage": whole.usage.prompt_tokens,
+        "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
+        "message": message.choices[0].message.content,
+    }
+
+
+def langchain(url: str, key: str) -> dict:
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def get_weather(city: str) -> str:
+        """The weather somewhere."""
+        return f"sunny in {city}"
+
+    model = ChatOpenAI(model=MODEL, base_url=url, api_key=key, max_tokens=64)
+    answer = model.invoke([("system", "Be brief."), ("human", "hi")])
+    streamed = "".join(chunk.content for chunk in model.stream("hi"))
+    bound = model.bind_tools([get_weather])
+    call = bound.invoke("get_weather please")
+    result = get_weather.invoke(call.tool_calls[0])
+    said = bound.invoke([("human", "get_weather please"), call, result, ("human", "so?")])
+    return {
+        "text": answer.content,
+        "usage": answer.usage_metadata["input_tokens"],
+        "streamed": streamed,
+        "calls": [{"name": each["name"], "args": each["args"]} for each in call.tool_calls],
+        "result": result.content,
+        "then": said.content,
+    }
+
+
+def llama_index(url: str, key: str) -> dict:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(model=MODEL, api_base=url, api_key=key, is_chat_model=True, max_tokens=64, context_window=4096)
+    said = [ChatMessage(role="user", content="hi")]
+    streamed = "".join(each.delta or "" for each in model.stream_chat(said))
+    return {"text": model.chat(said).message.content, "streamed": streamed, "completed": model.complete("hi").text}
+
+
+CLIENTS: dict[str, Callable[[str, str], dict]] = {
+    "instructor": instructor, "litellm": litellm, "langchain": langchain, "llama_index": llama_index,
+}  # fmt: skip
+
+
+def main() -> None:
+    url, key, *names = sys.argv[1:]
+    print(json.dumps({name: CLIENTS[name](url, key) for name in names}))
+
+
+if __name__ == "__main__":
+    main()
