@@ -90,7 +90,7 @@ def quota_exceeded(verdict: Verdict, *, tokens: int) -> QuotaExceeded:
             raise AssertionError(f"reserve.lua named an unknown limit: {other}")
     if never and verdict.blocked_by != "concurrent_requests":
         text += (
-            f"; max_tokens of {verdict.fits} would fit, or ask for a larger limit"
+            f"; lower max_tokens to {verdict.fits} or ask for a larger limit"
             if verdict.fits > 0
             else "; lower max_tokens, shorten the prompt or ask for a larger limit"
         )

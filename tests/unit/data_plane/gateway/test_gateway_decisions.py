@@ -93,8 +93,8 @@ def test_names_are_looked_up_inside_the_tenant_only():
     assert named(built, "tn_1", "bot") == "ad_1@" + "d" * 64
     assert named(built, "tn_2", "tiny-chat") == "tiny-chat"
     assert named(built, "tn_2", "tenora-tests/tiny-chat") == "tiny-chat"
-    assert [entry["id"] for entry in describe(built, "tn_1")] == ["bot", "tiny-chat"]
-    assert [entry["id"] for entry in describe(built, "tn_2")] == ["tiny-chat"]
+    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == ["bot", "tiny-chat"]
+    assert [entry["id"] for entry in describe(built, built.tenants["tn_2"])] == ["tiny-chat"]
 
 
 def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
@@ -103,8 +103,13 @@ def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
     assert named(built, "tn_1", "bot") == named(built, "tn_1", "bot:prod") == "ad_1@" + "c" * 64
     assert named(built, "tn_1", "bot:canary") == named(built, "tn_1", "bot@rev_2") == "ad_1@" + "d" * 64
     assert named(built, "tn_1", "bot@rev_1") == "ad_1@" + "c" * 64
-    assert [entry["id"] for entry in describe(built, "tn_1")] == ["bot", "bot:canary", "bot:prod", "tiny-chat"]
-    assert describe_one(built, "tn_1", "bot:canary")["id"] == "bot:canary"
+    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == [
+        "bot",
+        "bot:canary",
+        "bot:prod",
+        "tiny-chat",
+    ]
+    assert describe_one(built, built.tenants["tn_1"], "bot:canary")["id"] == "bot:canary"
 
 
 @pytest.mark.parametrize(
