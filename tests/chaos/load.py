@@ -1,0 +1,93 @@
+"""Callers: many streams at once over several gateways, and what each of them heard. They retry nothing."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+import msgspec
+
+End = Literal["done", "error", "cut", "refused"]
+
+
+@dataclass
+class Heard:
+    """How one call went: ``done`` to its end, told of an ``error`` after it began, ``cut`` without a word, or
+    ``refused`` with a status before it began. ``words`` are pieces of text.
+    """
+
+    gateway: str
+    request_id: str = ""
+    status: int = 0
+    words: int = 0
+    end: End = "cut"
+    code: str = ""
+    began_s: float = 0.0
+    first_s: float | None = None  # from its begin
+    ended_s: float = 0.0
+
+
+class Load:
+    """Calls in a thread of their own, from when it is made until ``join``."""
+
+    def __init__(
+        self, gateways: Sequence[str], key: str, calls: int, *, stream: bool = True, max_tokens: int = 100,
+        spread_s: float = 0.5, timeout_s: float = 40, model: str = "tiny-chat",
+    ) -> None:  # fmt: skip
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._body = {"model": model, "max_tokens": max_tokens, "stream": stream}
+        self._stream, self._spread_s, self._timeout_s = stream, spread_s, timeout_s
+        self.heard = [Heard(gateways[number % len(gateways)]) for number in range(calls)]
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+
+    def join(self) -> list[Heard]:
+        """What was heard, once all have ended."""
+        self._thread.join()
+        return self.heard
+
+    @property
+    def begun(self) -> int:
+        """Calls that have heard something."""
+        return sum(one.words > 0 for one in self.heard)
+
+    async def _run(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session:
+            await asyncio.gather(*(self._call(session, number, one) for number, one in enumerate(self.heard)))
+
+    async def _call(self, session: aiohttp.ClientSession, number: int, heard: Heard) -> None:
+        await asyncio.sleep(self._spread_s * number / len(self.heard))
+        heard.began_s = time.monotonic()
+        body = {**self._body, "messages": [{"role": "user", "content": f"call {number}"}]}
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async with session.post(f"{heard.gateway}/v1/chat/completions", json=body) as response:
+                heard.request_id = response.headers.get("x-request-id", "")
+                heard.status = response.status
+                if response.status != 200:
+                    heard.end, heard.code = "refused", (await response.json())["error"]["code"]
+                elif self._stream:
+                    await self._listen(response, heard)
+                else:
+                    answer = await response.json()
+                    heard.words, heard.end = answer["usage"]["completion_tokens"], "done"
+        heard.ended_s = time.monotonic() - heard.began_s
+
+    async def _listen(self, response: aiohttp.ClientResponse, heard: Heard) -> None:
+        async for raw in response.content:
+            line = raw.strip()
+            if line == b"data: [DONE]":
+                heard.end = "done"
+            elif line.startswith(b"data: "):
+                event = msgspec.json.decode(line[6:])
+                if "error" in event:
+                    heard.end, heard.code = "error", event["error"]["code"]
+                elif event["choices"] and event["choices"][0]["delta"].get("content"):
+                    heard.words += 1
+                    if heard.first_s is None:
+                        heard.first_s = time.monotonic() - heard.began_s

@@ -1,0 +1,158 @@
+"""A whole data plane as processes that can be killed: Valkey, billing over Postgres, gateways, witness replicas.
+
+It builds, kills and starts again. What runs on it is load.py, and what must be true afterwards is verdict.py.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import redis
+import sqlalchemy as sa
+
+from billing import service as billing
+from core import db
+from core.contracts import Prices
+from core.db import unit_of_work
+from core.settings import PostgresSettings
+from tenora import servers
+from tenora.program import Program, free_port
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
+from tests.fixtures.published import AMPLE, Publisher
+
+PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
+# What takes seconds in production takes less here; what is promised in seconds (checkpoints) is left as it is.
+BRISK = {
+    "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
+    "first_byte_s": 3, "inter_token_s": 2, "abort_s": 2, "settlement_retry_s": 0.1, "sweep_s": 0.2,
+    "journal_takeover_s": 0.5, "replica_silent_s": 2, "replica_signs_poll_ms": 100, "breaker_open_s": 1,
+    "reserve_deadline_ms": 2000,
+}  # fmt: skip
+BILLING = {"RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300"}
+
+
+@dataclass
+class Platform:
+    """The processes by name. ``tenants`` are ids by their keys; each has prices, so that all it uses is money."""
+
+    folder: Path
+    client: redis.Redis
+    publisher: Publisher
+    engine: sa.Engine
+    redis_url: str
+    up: contextlib.ExitStack
+    running: dict[str, subprocess.Popen] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+    witnesses: dict[str, processes.WitnessProcess] = field(default_factory=dict)
+    proxies: dict[str, FaultsProxy] = field(default_factory=dict)
+    gateways: dict[str, str] = field(default_factory=dict)  # URLs
+    tenants: dict[str, str] = field(default_factory=dict)
+
+    def start(self, program: Program) -> None:
+        """Start a program and wait until it is ready."""
+        process = program.start()
+        self.programs[program.name], self.running[program.name] = program, process
+        wait_until(lambda: program.ready() or process.poll() is not None, timeout_s=60, what=program.name)
+        assert process.poll() is None, program.log.read_text()[-3000:]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, at once."""
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+
+    def restart(self, name: str) -> None:
+        """The same program again, at the same address, with the disk it left."""
+        self.start(self.programs[name])
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.running[name].send_signal(number)
+
+    def log(self, name: str) -> str:
+        return self.programs[name].log.read_text()
+
+    def tenant(self, **limits: int) -> str:
+        """A new tenant's key."""
+        tenant_id = self.publisher.tenant(msgspec.structs.replace(AMPLE, **limits))
+        with unit_of_work(self.engine) as session:
+            billing.assign_plan(session, tenant_id=tenant_id, plan_id="pl_chaos")
+        key = self.publisher.key(tenant_id)
+        self.tenants[key] = tenant_id
+        return key
+
+    def witness(self, name: str, *, proxied: bool = False, **options: object) -> processes.WitnessProcess:
+        """A replica, behind a proxy where that is to misbehave. Its journal survives its death."""
+        port = free_port()
+        if proxied:
+            self.proxies[name] = self.up.enter_context(faults_proxy(port))
+            options["public_port"] = self.proxies[name].port
+        options = {"token_interval_s": 0.02, **options}
+        self.start(processes.witness_program(self.folder, self.redis_url, name, port=port, **options))
+        url, journal = f"http://127.0.0.1:{port}", self.folder / f"{name}.jsonl"
+        self.witnesses[name] = processes.WitnessProcess(name, url, self.running[name], journal)
+        return self.witnesses[name]
+
+    def gateway(self, name: str, *, redis_url: str | None = None, **settings: object) -> str:
+        """A gateway's URL, once it is ready."""
+        port = free_port()
+        given = {
+            "redis_url": redis_url or self.redis_url, "key_pepper": processes.PEPPER,
+            "engine_key": processes.ENGINE_KEY, "salt_secret": processes.SALT_SECRET, "gateway_port": port,
+            "journal_dir": self.folder / "gateway-journal", **BRISK, **settings,
+        }  # fmt: skip
+        url = self.gateways[name] = f"http://127.0.0.1:{port}"
+        self.start(Program(
+            name=name,
+            argv=(sys.executable, "-m", "data_plane", "gateway"),
+            ready=lambda: processes.answers(f"{url}/readyz"),
+            log=self.folder / f"{name}.log",
+            env={f"TENORA_{key.upper()}": str(value) for key, value in given.items()},
+        ))  # fmt: skip
+        return url
+
+    def billing(self, name: str = "billing") -> None:
+        """A billing worker; it counts as ready as soon as it runs."""
+        env = {f"TENORA_BILLING_{key}": value for key, value in BILLING.items()}
+        env |= {"TENORA_BILLING_CONSUMER": name, "TENORA_REDIS_URL": self.redis_url}
+        env["TENORA_POSTGRES_DSN"] = self.engine.url.render_as_string(hide_password=False)
+        argv = (sys.executable, "-m", "billing", "worker")
+        self.start(Program(name=name, argv=argv, ready=lambda: True, log=self.folder / f"{name}.log", env=env))
+
+
+@contextlib.contextmanager
+def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
+    """A Valkey of its own, a database that is migrated, and nothing else yet."""
+    server = servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos")
+    engine = db.connect(postgres)
+    with contextlib.ExitStack() as up:
+        up.callback(engine.dispose)
+        valkey = up.enter_context(processes.running(server.program))
+        client = up.enter_context(redis.Redis.from_url(server.url))
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        made = Platform(folder, client, publisher, engine, server.url, up)
+        made.programs["valkey"], made.running["valkey"] = server.program, valkey
+        up.callback(_stop, made)
+        with unit_of_work(engine) as session:
+            billing.add_price_version(session, plan_id="pl_chaos", prices=PRICES)
+        made.billing()
+        yield made
+
+
+def _stop(made: Platform) -> None:
+    """Everything that still runs, billing and Valkey last."""
+    for name, process in reversed(made.running.items()):
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(made.programs[name].stop_signal)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
