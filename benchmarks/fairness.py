@@ -123,7 +123,8 @@ def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple
     for factor in factors:
         per_s = factor * capacity_per_s / len(parties)
         answers = on.run(*(Party(name=p.name, key=p.key, per_s=per_s) for p in parties), seconds=seconds)
-        refused = [answer.total_s for answer in answers if answer.status != 200]
+        # The first seconds, in which all connect at once and nothing is known of the pace, are not steady overload.
+        refused = [a.total_s for a in answers if a.status != 200 and a.sent_s >= 2 * SECONDS_OF_ONE]
         rows[factor] = {
             "goodput_tokens_per_s": tokens_per_s(answers, after_s=2 * SECONDS_OF_ONE, until_s=seconds),
             "served": sum(answer.status == 200 for answer in answers),

@@ -6,6 +6,7 @@ room's.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,6 +24,7 @@ from data_plane.gateway.seat import Seat
 from data_plane.gateway.settlement import Hold, Settler
 from data_plane.gateway.waiting_room import WaitingRoom
 
+Watch = Callable[[Callable[[], None]], "asyncio.Task[None]"]
 _log = structlog.get_logger()
 _PEEK = -1  # no replica has so few pages: only the tenant's limits are asked
 _NO_REPLICA_RETRY_S = 2.0
@@ -51,23 +53,29 @@ class Admission:
         self._room = room
         self._deadline_s = deadline_ms / 1000
 
-    async def admit(self, demand: Demand) -> Place:
-        """A place. Raises QuotaExceeded, Unavailable, or InvalidRequest for what no replica can hold."""
+    async def admit(self, demand: Demand, watch: Watch) -> Place:
+        """A place. Raises QuotaExceeded, Unavailable, InvalidRequest for what no replica can hold, or ClientGone for a
+        caller who did not wait, as ``watch`` would tell.
+        """
         if self._room.is_empty(demand.base_model):  # who waits already goes first
             for candidate in self._room.ranking(demand).now[:_AT_ONCE_MAX]:
                 if place := await self._take(demand, self._room.seat(demand, candidate)):
                     return place
         entry = self._room.enter(demand)
+        watcher = watch(lambda: self._room.hang_up(entry))
         try:
-            await self._check(demand)
-        except BaseException:
-            self._room.leave(entry)
-            raise
-        while True:
-            seat = await self._room.turn(entry)
-            if place := await self._take(demand, seat):
-                return place
-            self._room.put_back(entry, seat)
+            try:
+                await self._check(demand)
+            except BaseException:
+                self._room.leave(entry)
+                raise
+            while True:
+                seat = await self._room.turn(entry)
+                if place := await self._take(demand, seat):
+                    return place
+                self._room.put_back(entry, seat)
+        finally:
+            watcher.cancel()
 
     async def move(self, demand: Demand, place: Place, tried: frozenset[str]) -> Place | None:
         """A place on another replica for a request whose replica failed; None where there is none."""

@@ -19,7 +19,7 @@ CLIENT_GONE: Final = 499  # nginx's word, in our metrics, for a caller who left 
 
 
 class ClientGone(Exception):
-    """The caller hung up before its request was whole."""
+    """The caller hung up before its request was whole, or before it had a place."""
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Lifecycle:
         self._pepper = settings.key_pepper.get_secret_value().encode()
         self._salt_secret = settings.salt_secret.get_secret_value().encode()
         self._platform = platform_limits(settings)
-        self._longest_ms = round((settings.request_s + settings.abort_s) * 1000)
+        self._longest_ms = settings.longest_ms
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
 
     def identify(self, client: Client) -> tuple[Caller, Tables]:
@@ -119,7 +119,7 @@ class Lifecycle:
             affinity=prepared.affinity,
             stream=call.stream,
         )
-        place = await self._admission.admit(demand)
+        place = await self._admission.admit(demand, client.watch)
         service = Serving(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
         try:
             relayed = await service.run(engine_body(

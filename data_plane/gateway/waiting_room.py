@@ -13,6 +13,7 @@ from typing import Final
 from core.errors import Unavailable
 from core.kv_pages import PAGE_TOKENS
 from data_plane.gateway import metrics
+from data_plane.gateway.client import ClientGone
 from data_plane.gateway.demand import Demand
 from data_plane.gateway.drain_rate import DrainRate
 from data_plane.gateway.fair_queue import Bounds, Entry, FairQueue, QueueFull, service
@@ -137,6 +138,11 @@ class WaitingRoom:
         room.queue.put_back(entry)
         room.drain.note(-entry.tokens, asyncio.get_running_loop().time())
         self._changed(waiter.demand.base_model, room)
+
+    def hang_up(self, entry: Entry[Waiter]) -> None:
+        """Its caller has gone: whoever waits for its turn hears ClientGone. One that has a seat notices by itself."""
+        if not entry.item.seat.done():
+            entry.item.seat.set_exception(ClientGone())
 
     def leave(self, entry: Entry[Waiter]) -> None:
         """Wait no more; a seat that came at the same moment is free for another."""
