@@ -144,7 +144,8 @@ class Serving:
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,
             settled_at_ms=clock.now_ms(),
-            on_replica_ms=round((now - self._dispatched) * 1000),
+            # A request's pages are held, and charged, for no longer than it may run.
+            on_replica_ms=min(round((now - self._dispatched) * 1000), self._settings.longest_ms),
             first_token_ms=self._first_token_ms,
             duration_ms=round((now - self._prepared.read_at) * 1000),
             load=load,

@@ -247,3 +247,8 @@ class GatewaySettings(
         description="A process that has not said so for this long serves nothing, and nobody waits for it.",
     )
     snapshot_batch_max: int = Field(default=500, ge=1, description="Changes taken in one read.")
+
+    @property
+    def longest_ms(self) -> int:
+        """For how long a request can be on a replica: until its time is up, and until it has then been aborted."""
+        return round((self.request_s + self.abort_s) * 1000)
