@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code itself: every setting, metric and error code, with the words beside it.
+"""Writes docs/reference/ from the code itself: every setting, metric, error code and request field, with its words.
 
 `python -m tenora.reference` (or `make reference`) writes the pages; a test holds them against the code.
 """
@@ -13,18 +13,20 @@ from typing import Final
 from pydantic_core import PydanticUndefined
 
 from core.settings import Fragment
+from tenora.reference_requests import requests_page
 
 _ROOT: Final = Path(__file__).parent.parent
 _PACKAGES: Final = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora")
 _METRIC_TYPES: Final = frozenset({"Counter", "Gauge", "Histogram", "Summary"})
 _REPORTING: Final = frozenset({"refuse", "_refuse", "_refused", "problem", "_result"})
 _CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
-PAGES: Final = ("settings", "metrics", "errors")
+PAGES: Final = ("settings", "metrics", "errors", "requests")
 
 
 def render(page: str) -> str:
     """The text of one page of ``PAGES``."""
-    return {"settings": _settings, "metrics": _metrics, "errors": _errors}[page]()
+    pages = {"settings": _settings, "metrics": _metrics, "errors": _errors, "requests": requests_page}
+    return pages[page]()
 
 
 def _table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -10,7 +10,7 @@ TAKEN: Final[dict[str, str]] = {
     "messages": "1 to 256 messages of text parts and tool calls; chat only",
     "prompt": "one string; completions only",
     "max_tokens": "the most tokens of an answer; absent means all that plan and context allow",
-    "max_completion_tokens": "the same; the smaller of the two counts; chat only",
+    "max_completion_tokens": "as `max_tokens`, and the smaller of the two counts; chat only",
     "n": "1 to 4 answers; each is billed with its prompt",
     "stream": "true for server-sent events",
     "stream_options": "`include_usage`: the usage as the last event; `continuous_usage_stats`: in every event",
@@ -21,10 +21,24 @@ TAKEN: Final[dict[str, str]] = {
     "parallel_tool_calls": "false for at most one call where a call is forced; chat only",
     "response_format": "`text`, `json_object` or `json_schema` with a bounded schema; chat only",
     "user": "a session: a weighted alias gives it always the same revision; nothing is kept",
-    "prompt_cache_key": "the same, where there is no `user`; the prefix cache needs no key and never crosses tenants",
+    "prompt_cache_key": "as `user`, where there is none; the prefix cache needs no key and never crosses tenants",
     "service_tier": 'every tier is the default one, and the answer says so: `"service_tier": "default"`',
 }
-"""Beside fields.SAMPLING, which is forwarded."""
+"""Decided in body.py."""
+
+SAMPLED: Final[dict[str, str]] = {
+    "temperature": "0 to 2",
+    "top_p": "above 0, up to 1",
+    "min_p": "0 to 1",
+    "top_k": "-1 to 1000",
+    "frequency_penalty": "-2 to 2",
+    "presence_penalty": "-2 to 2",
+    "repetition_penalty": "0.01 to 2",
+    "seed": "a whole number of 64 bits",
+    "stop": "one string or up to 4, each of 1 to 64 characters",
+    "logit_bias": "at most 64 token ids of the model's vocabulary, each with -100 to 100",
+}
+"""Forwarded after fields.SAMPLING has checked them."""
 
 IGNORED: Final[dict[str, str]] = {
     "metadata": "answers are not stored, so that there is nothing to tag",
