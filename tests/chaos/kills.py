@@ -28,19 +28,12 @@ class Kill:
         return random.Random(f"{self.victim}/{self.seed}").uniform(0, WINDOW_S)
 
 
-def furnish(platform: Platform) -> None:
-    """Two gateways and two replicas."""
-    for name in ("rep_one", "rep_two"):
-        platform.witness(name)
-        platform.witnesses[name].faults(output_tokens=TOKENS)
-    for name in ("gw_one", "gw_two"):
-        platform.gateway(name)
-
-
 def run(platform: Platform, kill: Kill, key: str) -> Verdict:
     """Kill, start again, let everything end, and judge what the streams of this run were billed."""
     before = frozenset(emitted(platform))
-    load = Load(list(platform.gateways.values()), key, STREAMS, max_tokens=TOKENS)
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=TOKENS)
+    load = Load([platform.gateways[name] for name in ("gw_one", "gw_two")], key, STREAMS, max_tokens=TOKENS)
     time.sleep(kill.instant_s)
     name = _NAMES[kill.victim]
     platform.kill(name)

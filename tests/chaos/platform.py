@@ -98,7 +98,20 @@ class Platform:
         self.witnesses[name] = processes.WitnessProcess(name, url, self.running[name], journal)
         return self.witnesses[name]
 
-    def gateway(self, name: str, *, redis_url: str | None = None, **settings: object) -> str:
+    def far_gateway(self, name: str, **settings: object) -> str:
+        """A gateway that reaches Redis through a proxy of the same name."""
+        port = int(self.redis_url.rsplit(":", 1)[1].split("/")[0])
+        proxy = self.proxies[name] = self.up.enter_context(faults_proxy(port))
+        return self.gateway(name, redis_url=self.redis_url.replace(f":{port}", f":{proxy.port}"), **settings)
+
+    def gateway(
+        self,
+        name: str,
+        *,
+        redis_url: str | None = None,
+        argv: tuple[str, ...] = (sys.executable, "-m", "data_plane", "gateway"),
+        **settings: object,
+    ) -> str:
         """A gateway's URL, once it is ready."""
         port = free_port()
         given = {
@@ -109,7 +122,7 @@ class Platform:
         url = self.gateways[name] = f"http://127.0.0.1:{port}"
         self.start(Program(
             name=name,
-            argv=(sys.executable, "-m", "data_plane", "gateway"),
+            argv=argv,
             ready=lambda: processes.answers(f"{url}/readyz"),
             log=self.folder / f"{name}.log",
             env={f"TENORA_{key.upper()}": str(value) for key, value in given.items()},

@@ -1,0 +1,127 @@
+"""Rows of the fault matrix that break a replica. What each promises stands in matrix.py."""
+
+import signal
+import time
+
+from tests.chaos.load import Load
+from tests.chaos.platform import Platform
+from tests.chaos.standing import assert_served, rss_bytes, whole
+from tests.chaos.verdict import CRASHED, emitted, judge
+from tests.conftest import wait_until
+
+_HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
+_EVENTS = _HEAD + b"content-type: text/event-stream\r\n\r\n"
+GARBAGE = {
+    "no HTTP at all": b"\x00\xff" * 500,
+    "a page": _HEAD + b"content-type: text/html\r\ncontent-length: 6\r\n\r\n<html>",
+    "an empty body": _HEAD + b"content-length: 0\r\n\r\n",
+    "half an event": _EVENTS + b'data: {"id":"x","choi',
+    "a line of 10 MB": _EVENTS + b"data: " + b"x" * 10_000_000,
+    "an event that is no JSON": _EVENTS + b"data: {]\n\n",
+}
+
+
+def killed_before_its_first_byte(platform: Platform) -> str:
+    one = platform.witnesses["rep_one"]
+    one.faults(hang=True)
+    key, before = platform.tenant(), len(one.received())
+    load = Load([platform.gateways["gw_one"]], key, 10, max_tokens=20, spread_s=0.1)
+    wait_until(lambda: len(one.received()) - before >= 3, what="requests at the replica")
+    platform.kill("rep_one")
+    killed_at = time.monotonic()
+    assert_served(load.join())
+    later_s = max(call.began_s + (call.first_s or 0) for call in load.heard) - killed_at
+    assert later_s < 3
+    return f"last first token {later_s:.2f} s after the kill"
+
+
+def killed_under_streams(platform: Platform) -> str:
+    before = frozenset(emitted(platform))
+    key = platform.tenant()
+    load = Load(list(platform.gateways.values())[:2], key, 50, max_tokens=60)
+    wait_until(lambda: load.begun >= 45, what="streams to run")
+    platform.kill("rep_one")
+    began = time.monotonic()
+    assert_served(whole(platform.gateways["gw_one"], key))
+    served_s = time.monotonic() - began
+    heard = load.join()
+    ended = [one for one in heard if one.end == "error"]
+    assert {one.code for one in ended} <= {"replica_failed"}
+    assert len(ended) + sum(one.end == "done" for one in heard) == 50
+    assert 0 < len(ended) < 50
+    verdict = judge(platform, before)
+    assert verdict.problems == ()
+    return (
+        f"{len(ended)} of 50 streams ended, the longest tail {verdict.tail_tokens_max}; ten more took {served_s:.2f} s"
+    )
+
+
+def stopped(platform: Platform) -> str:
+    before = frozenset(emitted(platform))
+    key = platform.tenant()
+    load = Load([platform.gateways["gw_one"]], key, 20, max_tokens=60, spread_s=0.2)
+    wait_until(lambda: load.begun == 20, what="streams to run")
+    platform.signal("rep_one", signal.SIGSTOP)
+    began = time.monotonic()
+    assert_served(whole(platform.gateways["gw_two"], key, timeout_s=30))
+    heard = load.join()
+    ended_s = time.monotonic() - began
+    assert {one.code for one in heard if one.end != "done"} <= {"generation_timeout", "replica_failed"}
+    assert ended_s < 15
+    wait_until(lambda: platform.proxies["rep_one"].connections == 0, timeout_s=10, what="its sockets to be closed")
+    platform.signal("rep_one", signal.SIGCONT)
+    verdict = judge(platform, before, crashed=CRASHED | {"timeout"})
+    assert verdict.problems == ()
+    return f"all streams had ended {ended_s:.1f} s later, and no socket was left"
+
+
+def hung_but_healthy(platform: Platform) -> str:
+    platform.witnesses["rep_one"].faults(hang=True, deaf=True)
+    heard = whole(platform.gateways["gw_one"], platform.tenant(), calls=8, timeout_s=30)
+    assert_served(heard)
+    slowest_s = max(one.ended_s for one in heard)
+    assert slowest_s < 20
+    return f"the slowest of 8 whole answers took {slowest_s:.1f} s"
+
+
+def failing_now_and_then(platform: Platform) -> str:
+    calls, before = 200, 0
+    for witness in platform.witnesses.values():
+        before += len(witness.received())
+        witness.faults(status=500, share=0.3)
+    heard = whole(platform.gateways["gw_two"], platform.tenant(), calls=calls, spread_s=2)
+    attempts = sum(len(witness.received()) for witness in platform.witnesses.values()) - before
+    # Those that the breaker keeps away from every replica make no attempt at all.
+    assert attempts <= calls * 1.1 + 20
+    assert {one.end for one in heard} <= {"done", "refused"}
+    served = sum(one.end == "done" for one in heard)
+    assert served > calls * 0.5
+    return f"{attempts} attempts for {calls} requests, {served} served"
+
+
+def talking_garbage(platform: Platform) -> str:
+    key, url = platform.tenant(), platform.gateways["gw_one"]
+    whole(url, key, calls=5)
+    before = rss_bytes(platform, "gw_one")
+    for name, reply in GARBAGE.items():
+        for replica in platform.witnesses:
+            platform.proxies[replica].set(reply=reply)
+            platform.proxies[replica].reset()  # connections that are kept would go on as they began
+        for stream in (True, False):
+            heard = Load([url], key, 2, stream=stream, max_tokens=5, spread_s=0).join()
+            assert all(one.end in ("refused", "error") for one in heard), (name, heard)
+            assert {one.status for one in heard} <= {502, 503}, (name, heard)
+    grown = rss_bytes(platform, "gw_one") - before
+    assert grown < 20_000_000
+    return f"{len(GARBAGE)} kinds of garbage, memory +{grown / 1e6:.1f} MB"
+
+
+def without_an_adapter(platform: Platform) -> str:
+    key = platform.tenant()
+    platform.publisher.adapter(platform.tenants[key], "support")
+    platform.witnesses["rep_one"].faults(loading="1", loading_code="store_unavailable", adapters_only=True)
+    url = platform.gateways["gw_one"]
+    wait_until(lambda: whole(url, key, 1, model="support")[0].end == "done", what="the adapter to be known")
+    before = len(platform.witnesses["rep_one"].received())
+    assert_served(whole(url, key, calls=5, model="support"))
+    return f"5 requests served, {len(platform.witnesses['rep_one'].received()) - before} of them after a second attempt"

@@ -1,0 +1,55 @@
+"""The platform on which the fault matrix runs, and how it is made well again between two rows."""
+
+import resource
+import signal
+from pathlib import Path
+
+from tests.chaos.load import Heard, Load
+from tests.chaos.platform import Platform
+from tests.conftest import wait_until
+
+TOKENS = 60
+
+
+def furnish(platform: Platform) -> None:
+    """Two replicas behind proxies, two gateways with Redis at hand, and a third that reaches it through a proxy."""
+    for name in ("rep_one", "rep_two"):
+        platform.witness(name, proxied=True)
+    for name in ("gw_one", "gw_two"):
+        platform.gateway(name, headers_s=2)
+    platform.far_gateway("gw_far", reserve_deadline_ms=250)
+
+
+def heal(platform: Platform) -> None:
+    """Start what was killed, wake what was stopped, take faults away, and wait until every gateway serves."""
+    for name, process in list(platform.running.items()):
+        if process.poll() is not None:
+            platform.restart(name)
+        else:
+            process.send_signal(signal.SIGCONT)
+    for proxy in platform.proxies.values():
+        proxy.set()
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=TOKENS)
+    key = platform.tenant()
+
+    def well() -> bool:
+        heard = Load(list(platform.gateways.values()), key, 12, stream=False, max_tokens=1, spread_s=0.1).join()
+        return all(one.end == "done" for one in heard)
+
+    wait_until(well, timeout_s=40, what="the platform to be well")
+
+
+def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[Heard]:
+    """So many whole answers of a few tokens, and what was heard."""
+    return Load([gateway], key, calls, **{"stream": False, "max_tokens": 5, **how}).join()
+
+
+def assert_served(heard: list[Heard]) -> None:
+    assert [one for one in heard if one.end != "done"] == []
+
+
+def rss_bytes(platform: Platform, name: str) -> int:
+    """Resident memory of a process."""
+    pages = int(Path(f"/proc/{platform.running[name].pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
