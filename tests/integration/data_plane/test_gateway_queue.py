@@ -158,13 +158,14 @@ def test_room_that_another_gateway_makes_is_seen(stack, small):
 
 
 def test_an_adapter_more_than_slots_waits_in_the_gateway_while_others_pass(stack):
-    stack.witness.faults(output_tokens=20, token_interval_s=0.05)
+    stack.witness.faults(output_tokens=20, token_interval_s=0.4)
     tenant = stack.tenant()
     client = tenant.sdk()
     routes = {name: stack.publisher.adapter(tenant.id, name) for name in ("red", "green", "blue")}
     wait_until(lambda: len(client.models.list().data) == 4, what="the adapters to be known")
     small_ones = {"max_tokens": 6}  # two pages each: slots are short, not pages
     streams = fill(client, 1, model="red", **small_ones) + fill(client, 1, model="green", **small_ones)
+    stack.witness.faults(output_tokens=20, token_interval_s=0.01)
     third = queued(stack, tenant, client, 1, model="blue", **small_ones)
     passing = Asked(client, **small_ones)
     passing.join()
