@@ -64,7 +64,7 @@ class Events:
         self._counted = chunk.get("usage") or self._counted
         if not self._started:
             self._started = True
-            begun = {
+            begun: dict[str, Any] = {
                 "id": _id(chunk), "type": "message", "role": "assistant", "model": chunk["model"], "content": [],
                 "stop_reason": None, "stop_sequence": None, "usage": {**_usage(self._counted), "output_tokens": 0},
             }  # fmt: skip

@@ -26,6 +26,7 @@ from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.placement import PlacementCosts
+from data_plane.gateway.preparation import Preparation
 from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.redis_memory import RedisMemory
@@ -97,16 +98,14 @@ def create_app(settings: GatewaySettings) -> Litestar:
     )
     quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
     beat = Beat(redis, snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
+    preparation = Preparation(settings, snapshot, beat, counters, grammars)
     lifecycle = Lifecycle(
         settings,
-        snapshot,
-        beat,
-        counters,
+        preparation,
         _admission(settings, replicas, reservations, settler),
         settler,
         Relay(upstream, breakers, signs, retries, settings),
         heat,
-        grammars,
         idempotency,
     )
 
@@ -146,7 +145,9 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 await line.close()
 
     return Litestar(
-        route_handlers=Routes(lifecycle, snapshot, beat, replicas, _listing_hints(settings, redis), quota).handlers(),
+        route_handlers=Routes(
+            lifecycle, preparation, snapshot, beat, replicas, _listing_hints(settings, redis), quota
+        ).handlers(),
         lifespan=[lifespan],
         state=State({"settings": settings}),
         openapi_config=None,

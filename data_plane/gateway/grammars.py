@@ -150,8 +150,8 @@ class Grammars:
                     child = self._child = await _Child.start(self._limits.memory_bytes)
                 if base.tokenizer_sha256 not in child.loaded:
                     blob = await self._redis.get(keys.blob(base.tokenizer_sha256))
-                    if blob is None:
-                        raise unavailable
+                    if not isinstance(blob, bytes):
+                        raise unavailable  # it is not there
                     await child.ask(Load(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
                     child.loaded.add(base.tokenizer_sha256)
         except RedisError as error:

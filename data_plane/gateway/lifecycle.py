@@ -10,27 +10,21 @@ import hmac
 import time
 
 from core.contracts import BaseModelRoute, Limits
-from core.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest
 from data_plane.gateway import metrics
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.allowance import PlatformLimits, allowance
-from data_plane.gateway.authenticate import Caller, authenticate
-from data_plane.gateway.beat import Beat
-from data_plane.gateway.body import BodyLimits, Call, Kind, Parse, check_vocabulary, engine_body, parse_call
-from data_plane.gateway.catalog import resolve
+from data_plane.gateway.body import Call, Kind, Parse, engine_body, parse_call
 from data_plane.gateway.client import CLIENT_GONE, Client
 from data_plane.gateway.demand import Demand
 from data_plane.gateway.exchange import Relayed
-from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.idempotency import Idempotency
+from data_plane.gateway.preparation import Preparation
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.serving import Prepared, Serving
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
-from data_plane.gateway.snapshot import Snapshot, Tables
-from data_plane.gateway.stickiness import affinity_key, session_key
-from data_plane.gateway.tokenise import PromptCounters
 
 
 class Lifecycle:
@@ -39,64 +33,28 @@ class Lifecycle:
     def __init__(
         self,
         settings: GatewaySettings,
-        snapshot: Snapshot,
-        beat: Beat,
-        counters: PromptCounters,
+        preparation: Preparation,
         admission: Admission,
         settler: Settler,
         relay: Relay,
         heat: AdapterHeat,
-        grammars: Grammars,
         idempotency: Idempotency,
     ) -> None:
         self._settings = settings
         self._heat = heat
-        self._grammars = grammars
         self._idempotency = idempotency
-        self._snapshot = snapshot
-        self._beat = beat
-        self._counters = counters
+        self._preparation = preparation
         self._admission = admission
         self._settler = settler
         self._relay = relay
-        self._pepper = settings.key_pepper.get_secret_value().encode()
         self._salt_secret = settings.salt_secret.get_secret_value().encode()
         self._platform = platform_limits(settings)
         self._longest_ms = settings.longest_ms
-        self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
-
-    def identify(self, client: Client) -> tuple[Caller, Tables]:
-        """Who calls, and what is published now. Decided before anything of the body is read."""
-        client.check_headers(count_max=self._settings.headers_max, bytes_max=self._settings.headers_max_bytes)
-        tables = self._snapshot.tables
-        if tables is None:
-            raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
-        return authenticate(client.request_headers, tables, self._pepper), tables
-
-    async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> Prepared:
-        """Authenticate, read, check, resolve and count. Takes nothing from any limit."""
-        caller, _ = self.identify(client)
-        raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
-        read_at = time.monotonic()
-        call = parse(kind, raw, self._body_limits)
-        session = session_key(client.request_headers, call)
-        target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
-        check_vocabulary(call, target.base.vocab_size)
-        prompt_tokens = await self._counters.count(target.base, call, len(raw))
-        affinity = affinity_key(caller.tenant.tenant_id, session, call)
-        return Prepared(request_id, caller, call, target, prompt_tokens, read_at, affinity)
-
-    def _current(self) -> Tables:
-        """What is published now, by which a request is decided: not what was when its body began to come."""
-        self._beat.check()
-        assert self._snapshot.tables is not None, "a caller was found in it"
-        return self._snapshot.tables
 
     async def complete(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> None:
         """Serve one completion. Raises AppError for what could be told before the response began."""
         arrived = time.monotonic()
-        prepared = await self.prepare(kind, client, request_id, parse)
-        await self._grammars.check(prepared.caller.tenant.tenant_id, prepared.target.base, prepared.call)
+        prepared = await self._preparation.prepare(kind, client, request_id, parse)
         async with self._idempotency.once(client, prepared.caller, request_id) as first:
             if first:
                 await self._run(client, prepared, arrived)

@@ -25,6 +25,7 @@ from data_plane.gateway.client import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.errors import InternalError, MethodNotAllowed
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
+from data_plane.gateway.preparation import Preparation
 from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.snapshot import Snapshot
@@ -43,6 +44,7 @@ class Routes:
     def __init__(
         self,
         lifecycle: Lifecycle,
+        preparation: Preparation,
         snapshot: Snapshot,
         beat: Beat,
         replicas: Replicas,
@@ -50,6 +52,7 @@ class Routes:
         quota: QuotaReader,
     ) -> None:
         self._lifecycle = lifecycle
+        self._preparation = preparation
         self._snapshot = snapshot
         self._beat = beat
         self._replicas = replicas
@@ -121,25 +124,25 @@ class Routes:
         return serve
 
     async def _tokenize(self, client: Client, request_id: str) -> None:
-        prepared = await self._lifecycle.prepare("tokenize", client, request_id)
+        prepared = await self._preparation.prepare("tokenize", client, request_id)
         context = min(prepared.caller.tenant.limits.context_tokens, prepared.target.base.context_tokens)
         await _answer(client, {"count": prepared.prompt_tokens, "max_model_len": context})
 
     async def _count_tokens(self, client: Client, request_id: str) -> None:
-        prepared = await self._lifecycle.prepare("tokenize", client, request_id, parse_messages)
+        prepared = await self._preparation.prepare("tokenize", client, request_id, parse_messages)
         await _answer(client, {"input_tokens": prepared.prompt_tokens})
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
-        caller, tables = self._lifecycle.identify(client)
+        caller, tables = self._preparation.identify(client)
         await _answer(client, {"object": "list", "data": describe(tables, caller.tenant)})
         self._listing_hints.note(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
-        caller, tables = self._lifecycle.identify(client)
+        caller, tables = self._preparation.identify(client)
         await _answer(client, describe_one(tables, caller.tenant, client.path.removeprefix(_MODELS)))
 
     async def _show_quota(self, client: Client, _request_id: str) -> None:
-        caller, _ = self._lifecycle.identify(client)
+        caller, _ = self._preparation.identify(client)
         await _answer(client, await self._quota.read(caller))
 
     async def _health(self, client: Client, _request_id: str) -> None:

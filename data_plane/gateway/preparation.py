@@ -1,0 +1,63 @@
+"""The first half of a request: who calls, what exactly is asked for, and of which model. Nothing is taken yet.
+
+All that can be refused without touching a limit is refused here. Fails closed where the snapshot is missing or stale.
+"""
+
+import time
+
+from core.errors import Unavailable
+from data_plane.gateway.authenticate import Caller, authenticate
+from data_plane.gateway.beat import Beat
+from data_plane.gateway.body import BodyLimits, Kind, Parse, check_vocabulary, parse_call
+from data_plane.gateway.catalog import resolve
+from data_plane.gateway.client import Client
+from data_plane.gateway.grammars import Grammars
+from data_plane.gateway.serving import Prepared
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.snapshot import Snapshot, Tables
+from data_plane.gateway.stickiness import affinity_key, session_key
+from data_plane.gateway.tokenise import PromptCounters
+
+
+class Preparation:
+    """Reads requests over what is published."""
+
+    def __init__(
+        self, settings: GatewaySettings, snapshot: Snapshot, beat: Beat, counters: PromptCounters, grammars: Grammars
+    ) -> None:
+        self._settings = settings
+        self._snapshot = snapshot
+        self._beat = beat
+        self._counters = counters
+        self._grammars = grammars
+        self._pepper = settings.key_pepper.get_secret_value().encode()
+        self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
+
+    def identify(self, client: Client) -> tuple[Caller, Tables]:
+        """Who calls, and what is published now. Decided before anything of the body is read."""
+        client.check_headers(count_max=self._settings.headers_max, bytes_max=self._settings.headers_max_bytes)
+        tables = self._snapshot.tables
+        if tables is None:
+            raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
+        return authenticate(client.request_headers, tables, self._pepper), tables
+
+    async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> Prepared:
+        """Authenticate, read, check, resolve, compile and count. Raises AppError or ClientGone."""
+        caller, _ = self.identify(client)
+        raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
+        read_at = time.monotonic()
+        call = parse(kind, raw, self._body_limits)
+        session = session_key(client.request_headers, call)
+        target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
+        check_vocabulary(call, target.base.vocab_size)
+        if kind != "tokenize":
+            await self._grammars.check(caller.tenant.tenant_id, target.base, call)
+        prompt_tokens = await self._counters.count(target.base, call, len(raw))
+        affinity = affinity_key(caller.tenant.tenant_id, session, call)
+        return Prepared(request_id, caller, call, target, prompt_tokens, read_at, affinity)
+
+    def _current(self) -> Tables:
+        """What is published now, by which a request is decided: not what was when its body began to come."""
+        self._beat.check()
+        assert self._snapshot.tables is not None, "a caller was found in it"
+        return self._snapshot.tables
