@@ -1,12 +1,14 @@
-"""``python -m billing``: the worker, and the command that gives dead letters another chance."""
+"""``python -m billing``: the worker, and the commands that repair: dead letters, and quotas that Redis lost."""
 
 import argparse
 import sys
 
-from billing import worker
+from billing import rebuild_quotas, worker
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
-from core.settings import RedisSettings
+from core import db
+from core.errors import AppError
+from core.settings import PostgresSettings, RedisSettings
 
 
 def _positive(text: str) -> int:
@@ -23,14 +25,32 @@ def main() -> None:
     commands.add_parser("worker", help="meter the usage stream into the ledger until SIGTERM")
     redrive = commands.add_parser("redrive", help="move dead letters back to the usage stream, oldest first")
     redrive.add_argument("--count", type=_positive, default=1_000, help="at most this many (default: %(default)s)")
+    rebuild = commands.add_parser(
+        "rebuild-quotas", help="give Redis the month's tokens and the spending again, as the ledger has them"
+    )
+    rebuild.add_argument("--tenant", metavar="ID", help="only this one (default: all)")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
+    elif arguments.command == "rebuild-quotas":
+        _rebuild(arguments.tenant)
     else:
         settings = BillingSettings()
         with worker.connect_redis(RedisSettings(), settings) as redis:
             moved = UsageStream(redis, settings.billing_consumer).put_back(count=arguments.count)
         sys.stdout.write(f"{moved} dead letters put back\n")
+
+
+def _rebuild(tenant_id: str | None) -> None:
+    engine = db.connect(PostgresSettings())
+    with worker.connect_redis(RedisSettings(), BillingSettings()) as redis:
+        try:
+            rebuilt = rebuild_quotas.rebuild(engine, redis, tenant_id)
+        except AppError as error:
+            sys.exit(error.message)
+    sys.stdout.write(
+        f"{rebuilt.tenants} tenants and {rebuilt.limited_keys} keys with limits: {rebuilt.corrected} corrected\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""Gives a Redis that lost them the month's tokens and the spending of tenants and limited keys, as Postgres has them.
+
+Safe while gateways run: they only ever add to these counts, and here the difference to what should have been there at
+one instant is added. Fails closed: while too much usage waits unread, or nothing is published, nothing is changed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final, NamedTuple, cast
+
+import msgspec
+import redis as redis_client
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlmodel import Session, col, select
+
+from billing import prices
+from billing.events import decode
+from billing.models import UsageRecord
+from billing.periods import month as month_period
+from billing.prices import PriceBook
+from core import clock, keys
+from core.contracts import KeyGrant, TenantGrant, UsageEvent
+from core.db import unit_of_work
+from core.errors import NotFound, Unavailable
+from core.rating import rate
+
+TENANTS_AT_ONCE_MAX: Final = 200
+UNREAD_EVENTS_MAX: Final = 100_000
+_COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
+_TENANT: Final = msgspec.json.Decoder(TenantGrant)
+_KEY: Final = msgspec.json.Decoder(KeyGrant)
+
+# What was charged before the month is there at least, as reserve.lua would put it: so nobody does so in between.
+_FLOOR: Final = """
+if (tonumber(redis.call('HGET', KEYS[1], 'spent_nanos')) or 0) < tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'spent_nanos', ARGV[1])
+end
+"""
+# A month that has turned meanwhile has begun with nothing, so only what was ever spent is still to be corrected.
+_ADD: Final = """
+local month = redis.call('HGET', KEYS[1], 'month')
+if not month or month < ARGV[1] then
+  redis.call('HSET', KEYS[1], 'month', ARGV[1], 'month_used', 0, 'month_spent_nanos', 0)
+  month = ARGV[1]
+end
+if month == ARGV[1] then
+  redis.call('HINCRBY', KEYS[1], 'month_used', ARGV[2])
+  redis.call('HINCRBY', KEYS[1], 'month_spent_nanos', ARGV[3])
+end
+redis.call('HINCRBY', KEYS[1], 'spent_nanos', ARGV[4])
+"""
+
+
+class Rebuilt(NamedTuple):
+    """How many tenants and keys were looked at, and how many counts of them were corrected."""
+
+    tenants: int
+    limited_keys: int
+    corrected: int
+
+
+class _Seen(NamedTuple):
+    """Redis at one instant: the month by its clock, what it has by level, and the events that wait for billing."""
+
+    month: str
+    counts: Mapping[str, Counter[str]]
+    events: Sequence[UsageEvent]
+
+
+def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None = None) -> Rebuilt:
+    """Rebuild one tenant, or all that are published. Raises NotFound and Unavailable; what is done by then stays."""
+    tenants = _tenants(redis, tenant_id)
+    limited: dict[str, list[str]] = defaultdict(list)
+    for value in cast("list[bytes]", redis.hvals(keys.snapshot("keys"))):
+        grant = _KEY.decode(value)
+        if grant.limits is not None and grant.tenant_id in tenants:
+            limited[grant.tenant_id].append(grant.key_id)
+    corrected = sum(_rebuild(engine, redis, part, limited) for part in _parts(tenants))
+    return Rebuilt(len(tenants), sum(map(len, limited.values())), corrected)
+
+
+def _tenants(redis: redis_client.Redis, tenant_id: str | None) -> dict[str, TenantGrant]:
+    values = cast("dict[bytes, bytes]", redis.hgetall(keys.snapshot("tenants")))
+    if not values:
+        raise Unavailable("Redis has no snapshot of tenants; run `python -m control_plane publish` first.")
+    tenants = {field.decode(): _TENANT.decode(value) for field, value in values.items()}
+    if tenant_id is not None and tenant_id not in tenants:
+        raise NotFound(f"tenant: none with the id {tenant_id!r} is published.", code="tenant_not_found")
+    return tenants if tenant_id is None else {tenant_id: tenants[tenant_id]}
+
+
+def _parts(tenants: Mapping[str, TenantGrant]) -> Iterator[dict[str, TenantGrant]]:
+    remaining = iter(tenants.items())
+    while part := dict(islice(remaining, TENANTS_AT_ONCE_MAX)):
+        yield part
+
+
+def _rebuild(
+    engine: sa.Engine,
+    redis: redis_client.Redis,
+    tenants: Mapping[str, TenantGrant],
+    limited: Mapping[str, Sequence[str]],
+) -> int:
+    levels = {keys.tenant_quota(tenant_id): (tenant_id, "") for tenant_id in tenants}
+    for tenant_id in tenants:
+        levels |= {keys.key_quota(tenant_id, key_id): (tenant_id, key_id) for key_id in limited.get(tenant_id, ())}
+    for tenant_id, grant in tenants.items():
+        redis.eval(_FLOOR, 1, keys.tenant_quota(tenant_id), grant.charged_nanos)
+    with unit_of_work(engine) as session:
+        # Until this transaction ends, billing records nothing: what it has and what waits for it is then the whole. It
+        # is the one place that asks Redis within a transaction; billing, not a gateway, waits for the answer.
+        session.connection().execute(sa.text("LOCK TABLE usage_records IN SHARE MODE"))
+        seen = _look(redis, list(levels), tenants)
+        truth = _recorded(session, tenants, seen.month)
+        _add_unrecorded(session, truth, tenants, seen)
+    corrected = 0
+    for quota, owner in levels.items():
+        missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
+        if any(missing.values()):
+            redis.eval(_ADD, 1, quota, seen.month, *missing.values())
+            corrected += 1
+    return corrected
+
+
+def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str, TenantGrant]) -> _Seen:
+    """One instant, by MULTI: a settlement counts and tells billing in one step, so it is in both or in neither."""
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.xrange(keys.USAGE_STREAM, count=UNREAD_EVENTS_MAX + 1)
+        for quota in quotas:
+            pipe.hmget(quota, ["month", *_COUNTS])
+        (seconds, _), entries, *stored = pipe.execute()
+    if len(entries) > UNREAD_EVENTS_MAX:
+        raise Unavailable(
+            f"More than {UNREAD_EVENTS_MAX} usage events wait; let `python -m billing worker` record them first."
+        )
+    month = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
+    counts = {}
+    for quota, (at, *values) in zip(quotas, stored, strict=True):
+        numbers = Counter({name: int(value or 0) for name, value in zip(_COUNTS, values, strict=True)})
+        if at != month.encode():
+            numbers["month_used"] = numbers["month_spent_nanos"] = 0
+        counts[quota] = numbers
+    decoded = (decode(fields.get(b"event")) for _, fields in entries)
+    events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
+    return _Seen(month, counts, events)
+
+
+def _recorded(
+    session: Session, tenants: Mapping[str, TenantGrant], month: str
+) -> defaultdict[tuple[str, str], Counter[str]]:
+    """What usage records say, by (tenant, key), and by (tenant, "") for the whole of it."""
+    period = month_period(month)
+    within = (col(UsageRecord.settled_at) >= period.start) & (col(UsageRecord.settled_at) < period.end)
+    statement = (
+        sa.select(
+            col(UsageRecord.tenant_id),
+            col(UsageRecord.key_id),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.input_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.cached_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.output_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.amount_nanos)).filter(within), 0),
+            sa.func.sum(col(UsageRecord.amount_nanos)),
+        )
+        .where(col(UsageRecord.tenant_id).in_(tenants))
+        .group_by(col(UsageRecord.tenant_id), col(UsageRecord.key_id))
+    )
+    truth: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for tenant_id, key_id, *sums in session.connection().execute(statement):
+        input_tokens, cached, output_tokens, month_nanos, nanos = map(int, sums)
+        _add(truth, tenants[tenant_id], key_id, input_tokens, cached, output_tokens, month_nanos, nanos)
+    return truth
+
+
+def _add_unrecorded(
+    session: Session,
+    truth: defaultdict[tuple[str, str], Counter[str]],
+    tenants: Mapping[str, TenantGrant],
+    seen: _Seen,
+) -> None:
+    """Add the events that billing has yet to record, each once, at the price it will be recorded with."""
+    events = {event.request_id: event for event in seen.events}
+    ids = sa.any_(sa.cast(list(events), ARRAY(sa.Text)))  # one parameter, however many there are
+    known = set(session.exec(select(UsageRecord.request_id).where(col(UsageRecord.request_id) == ids)).all())
+    book = prices.load(session, {event.tenant_id for event in events.values()})
+    period = month_period(seen.month)
+    for event in events.values():
+        if event.request_id not in known:
+            now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
+            nanos = _cost(event, book)
+            counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
+            _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
+
+
+def _cost(event: UsageEvent, book: PriceBook) -> int:
+    price = book.in_force(event.tenant_id, clock.from_ms(event.settled_at_ms))
+    return 0 if price is None else rate(event, price.prices).amount_nanos
+
+
+def _add(
+    truth: defaultdict[tuple[str, str], Counter[str]],
+    tenant: TenantGrant,
+    key_id: str,
+    input_tokens: int,
+    cached_tokens: int,
+    output_tokens: int,
+    month_nanos: int,
+    nanos: int,
+) -> None:
+    tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
+    for owner in (key_id, ""):
+        truth[tenant.tenant_id, owner].update(
+            {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
+        )
