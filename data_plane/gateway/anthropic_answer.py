@@ -81,7 +81,7 @@ class Events:
 
     def _tool(self, call: dict[str, Any], out: list[bytes]) -> None:
         function = call.get("function") or {}
-        begun = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
+        begun: dict[str, Any] = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
         self._enter("tool", call.get("index", 0), begun, out)
         if function.get("arguments"):
             self._delta({"type": "input_json_delta", "partial_json": function["arguments"]}, out)

@@ -18,9 +18,9 @@ from data_plane.gateway.beat import Beat
 from data_plane.gateway.breaker import Breakers
 from data_plane.gateway.checkpoints import Checkpoints
 from data_plane.gateway.fair_queue import Bounds
-from data_plane.gateway.grammars import GrammarLimits, Grammars
+from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.heat import AdapterHeat
-from data_plane.gateway.idempotency import Idempotency, IdempotencyLimits
+from data_plane.gateway.idempotency import Idempotency
 from data_plane.gateway.journal import Journal
 from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.lifecycle import Lifecycle
@@ -92,7 +92,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
     )
     retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
     signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
-    grammars, idempotency = Grammars(redis, _grammar_limits(settings)), Idempotency(line, _idempotency_limits(settings))
+    grammars, idempotency = Grammars(redis, settings), Idempotency(line, settings)
     heat = AdapterHeat(
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
@@ -163,28 +163,6 @@ def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
         inline_max_bytes=settings.tokenise_inline_max_bytes,
         kept_max=settings.tokenisers_max,
         load_s=settings.tokeniser_load_s,
-    )
-
-
-def _grammar_limits(settings: GatewaySettings) -> GrammarLimits:
-    return GrammarLimits(
-        compile_s=settings.schema_compile_s,
-        start_s=settings.schema_start_s,
-        memory_bytes=settings.schema_memory_bytes,
-        compiled_max_bytes=settings.schema_compiled_max_bytes,
-        waiting_max=settings.schema_waiting_max,
-        per_minute=settings.schemas_per_minute,
-        kept_max=settings.schemas_kept_max,
-    )
-
-
-def _idempotency_limits(settings: GatewaySettings) -> IdempotencyLimits:
-    return IdempotencyLimits(
-        answer_max_bytes=settings.idempotency_answer_max_bytes,
-        kept_max=settings.idempotency_kept_max,
-        expires_s=settings.idempotency_expires_s,
-        lease_s=settings.idempotency_lease_s,
-        deadline_ms=settings.idempotency_deadline_ms,
     )
 
 

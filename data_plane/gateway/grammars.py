@@ -26,25 +26,13 @@ from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.body import Call
 from data_plane.gateway.grammar_process import FRAME_BYTES_MAX, Compile, Load, Verdict, pack
+from data_plane.gateway.settings import GatewaySettings
 
 _log = structlog.get_logger()
 _verdicts: Final = msgspec.msgpack.Decoder(Verdict)
 _SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
 _TIMEOUT_COST: Final = 0.25  # of a tenant's minute
 _TENANTS_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarLimits:
-    """``per_minute`` is for the new schemas of one tenant; ``kept_max`` verdicts are remembered."""
-
-    compile_s: float
-    start_s: float
-    memory_bytes: int
-    compiled_max_bytes: int
-    waiting_max: int
-    per_minute: int
-    kept_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +44,9 @@ class _Refused:
 class Grammars:
     """Verdicts over schemas, from one child process that is started when first needed and replaced when it hangs."""
 
-    def __init__(self, redis: Redis, limits: GrammarLimits) -> None:
+    def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
         self._redis = redis
-        self._limits = limits
+        self._settings = settings
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._child: _Child | None = None
@@ -83,12 +71,12 @@ class Grammars:
 
     def _keep(self, digest: bytes, verdict: _Refused | None) -> None:
         self._kept[digest] = verdict
-        while len(self._kept) > self._limits.kept_max:
+        while len(self._kept) > self._settings.schemas_kept_max:
             self._kept.popitem(last=False)
 
     async def _try(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> _Refused | None:
-        self._charge(tenant_id, 1 / self._limits.per_minute)
-        if self._waiting >= self._limits.waiting_max:
+        self._charge(tenant_id, 1 / self._settings.schemas_per_minute)
+        if self._waiting >= self._settings.schema_waiting_max:
             raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
         self._waiting += 1
         try:
@@ -100,7 +88,7 @@ class Grammars:
             return _Refused("schema_too_complex", "compiling it takes too much time or memory")
         if verdict.problem:
             return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", verdict.problem).rstrip("."))
-        if verdict.size_bytes > self._limits.compiled_max_bytes:
+        if verdict.size_bytes > self._settings.schema_compiled_max_bytes:
             return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
         return None
 
@@ -110,7 +98,7 @@ class Grammars:
             child = await self._ready_child(base)
             began = time.monotonic()
             try:
-                async with asyncio.timeout(self._limits.compile_s):
+                async with asyncio.timeout(self._settings.schema_compile_s):
                     verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
             except (asyncio.IncompleteReadError, OSError):  # TimeoutError is an OSError
                 self._charge(tenant_id, _TIMEOUT_COST, always=True)
@@ -135,7 +123,7 @@ class Grammars:
             self._used.popitem(last=False)
         if spent:
             raise TooManyRequests(
-                f"New schemas are compiled {self._limits.per_minute} times a minute at most; send the same ones again.",
+                f"At most {self._settings.schemas_per_minute} new schemas are compiled in a minute; send known ones again.",
                 code="schema_rate_limited",
                 retry_after_s=(used + share - 1) * 60,
             )
@@ -145,9 +133,9 @@ class Grammars:
         unavailable = Unavailable("Schemas cannot be compiled now.", code="schemas_unavailable", retry_after_s=2)
         child = self._child
         try:
-            async with asyncio.timeout(self._limits.start_s):
+            async with asyncio.timeout(self._settings.schema_start_s):
                 if child is None:
-                    child = self._child = await _Child.start(self._limits.memory_bytes)
+                    child = self._child = await _Child.start(self._settings.schema_memory_bytes)
                 if base.tokenizer_sha256 not in child.loaded:
                     blob = await self._redis.get(keys.blob(base.tokenizer_sha256))
                     if not isinstance(blob, bytes):

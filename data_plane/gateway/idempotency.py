@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -23,6 +22,7 @@ from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.client import Client, Recording
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.script import Script
+from data_plane.gateway.settings import GatewaySettings
 
 _log = structlog.get_logger()
 _HEADER: Final = b"idempotency-key"
@@ -47,17 +47,6 @@ class Record(msgspec.Struct, array_like=True):
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyLimits:
-    """See the settings of the same names."""
-
-    answer_max_bytes: int
-    kept_max: int
-    expires_s: int
-    lease_s: float
-    deadline_ms: int
-
-
 _records: Final = msgspec.msgpack.Decoder(Record)
 _encode: Final = msgspec.msgpack.encode
 
@@ -65,9 +54,9 @@ _encode: Final = msgspec.msgpack.encode
 class Idempotency:
     """The keys in flight in this process, and the answers in Redis."""
 
-    def __init__(self, line: RedisLine, limits: IdempotencyLimits) -> None:
+    def __init__(self, line: RedisLine, settings: GatewaySettings) -> None:
         self._line = line
-        self._limits = limits
+        self._settings = settings
         self._script = Script("idempotent")
         self._running: set[_Claim] = set()
 
@@ -91,7 +80,9 @@ class Idempotency:
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])
             yield False
             return
-        client.recording = Recording(self._limits.answer_max_bytes, lambda recorded: self._keep(claim, recorded))
+        client.recording = Recording(
+            self._settings.idempotency_answer_max_bytes, lambda recorded: self._keep(claim, recorded)
+        )
         self._running.add(claim)
         try:
             yield True
@@ -103,14 +94,14 @@ class Idempotency:
     async def follow(self) -> None:
         """Renew the leases of keys in flight, for ever."""
         while True:
-            await asyncio.sleep(self._limits.lease_s / 3)
+            await asyncio.sleep(self._settings.idempotency_lease_s / 3)
             await asyncio.gather(*(self._change(claim, "renew") for claim in tuple(self._running)))
 
     async def _claim(self, claim: "_Claim") -> Answer | None:
         """None where the key is ours now, or the answer that its request has had."""
-        lease_ms = int(self._limits.lease_s * 1000)
+        lease_ms = int(self._settings.idempotency_lease_s * 1000)
         try:
-            async with asyncio.timeout(self._limits.deadline_ms / 1000):
+            async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
                 found = await self._line.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             raise Unavailable(
@@ -136,8 +127,7 @@ class Idempotency:
             )
         if first.answer.status == 0:
             raise Conflict(
-                f"The answer to this Idempotency-Key was larger than {self._limits.answer_max_bytes} bytes and was not"
-                " kept; it is not run again. Use a new key to run it once more.",
+                "The answer to this Idempotency-Key was too large to be kept, and it is not run again; use a new key.",
                 code="idempotent_answer_not_kept",
                 param="Idempotency-Key",
                 retryable=False,
@@ -154,14 +144,14 @@ class Idempotency:
 
     async def _change(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
         """False where Redis did not do it. The key is then left to its lease."""
-        limits = self._limits
-        life_ms = limits.expires_s * 1000 if what == "keep" else int(limits.lease_s * 1000)
+        settings = self._settings
+        life_ms = settings.idempotency_expires_s * 1000 if what == "keep" else int(settings.idempotency_lease_s * 1000)
         try:
-            async with asyncio.timeout(limits.deadline_ms / 1000):
+            async with asyncio.timeout(settings.idempotency_deadline_ms / 1000):
                 done = await self._script(
                     self._line,
                     (claim.key, keys.idempotent_answers(claim.tenant_id)),
-                    (what, claim.value, life_ms, record, limits.kept_max),
+                    (what, claim.value, life_ms, record, settings.idempotency_kept_max),
                 )
         except (RedisError, OSError) as error:
             _log.warning("an Idempotency-Key is left to its lease", wanted=what, error=repr(error))
