@@ -23,6 +23,7 @@ from data_plane.gateway.replica_load import Load
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
 _residency = msgspec.json.Decoder(Residency)
+_HELD_AT_ONCE_MAX = 32
 _Seen = tuple[str, int]  # boot id and residency version
 
 
@@ -109,6 +110,18 @@ class Replicas:
         }
         for listener in self._on_refresh:
             listener()
+
+    async def refresh_held(self, base_model: str) -> None:
+        """Read the held pages of some replicas of a base model, of others the next time. Raises redis.RedisError."""
+        pool = self._pools.get(base_model, [])
+        some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
+        if not some:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for candidate in some:
+                pipe.hget(keys.replica_held_pages(candidate.status.id), "total")
+            for candidate, held in zip(some, await pipe.execute(), strict=True):
+                candidate.load.held_pages = int(held or 0)
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
         """Heartbeats and held pages as Redis has them, in the order of the ids."""

@@ -6,9 +6,12 @@ and a request that hears no takes its old place again.
 """
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import Final
+
+from redis.exceptions import RedisError
 
 from core.errors import Unavailable
 from core.kv_pages import PAGE_TOKENS
@@ -58,8 +61,7 @@ class _Room:
         self.queue: FairQueue[Waiter] = FairQueue(bounds)
         self.drain = DrainRate()
         self.shares = Shares()
-        self.poll: asyncio.TimerHandle | None = None
-        self.polls = 0
+        self.poll: asyncio.Task[None] | None = None
 
 
 class WaitingRoom:
@@ -213,35 +215,23 @@ class WaitingRoom:
         self._changed(demand.base_model, room)
         entry.item.seat.set_result(seat)
 
-    def _poll(self, base_model: str) -> None:
-        """Ask Redis itself, whatever this process believes: other gateways give pages back without a word, and leases
-        of one that died run out only when somebody asks.
-        """
-        room = self._room(base_model)
-        room.poll = None
-        room.polls += 1
-        self.wake(base_model)
-        first = next(room.queue.in_order(of_tenant_max=1), None)
-        if first is not None and not first.item.seat.done():
-            full = self.ranking(first.item.demand).full
-            if full:
-                now = asyncio.get_running_loop().time()
-                self._grant(room, first, full[room.polls % len(full)], now)
-        self._changed(base_model, room)
+    async def _poll(self, base_model: str, room: _Room) -> None:
+        """While anybody waits, ask Redis what is held: other gateways give pages back without a word."""
+        while room.queue.requests:
+            await asyncio.sleep(self._patience.poll_s * random.uniform(0.5, 1.5))  # noqa: S311 - spread, not secrecy
+            with contextlib.suppress(RedisError, OSError):  # the follower of the replicas says so
+                await self._replicas.refresh_held(base_model)
+            self.wake(base_model)
 
     def _changed(self, base_model: str, room: _Room) -> None:
         """Keep the clock, the poll and the gauge in step with a queue that has grown or shrunk."""
         loop = asyncio.get_running_loop()
         if room.queue.requests:
             room.drain.begin(loop.time())
-            if room.poll is None:
-                delay_s = self._patience.poll_s * random.uniform(0.5, 1.5)  # noqa: S311 - spread, not secrecy
-                room.poll = loop.call_later(delay_s, self._poll, base_model)
+            if room.poll is None or room.poll.done():
+                room.poll = loop.create_task(self._poll(base_model, room))
         else:
             room.drain.end(loop.time())
-            if room.poll is not None:
-                room.poll.cancel()
-                room.poll = None
         metrics.waiting.set(sum(each.queue.requests for each in self._rooms.values()))
 
     def _wish(self, demand: Demand, *, overdue: bool = False) -> Wish:
