@@ -1,0 +1,107 @@
+"""The report of a chaos run, as docs/RELIABILITY.md. Written from results alone: nothing in it is an opinion."""
+
+import os
+import platform as machine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from tests.chaos import kills
+from tests.chaos.kills import Kill
+from tests.chaos.matrix import Row
+from tests.chaos.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class RowResult:
+    row: Row
+    said: str
+    failed: bool
+
+
+@dataclass
+class KillResult:
+    """Sums over the kills of one process."""
+
+    victim: str
+    runs: int = 0
+    requests: int = 0
+    exact: int = 0
+    estimated: int = 0
+    short: int = 0
+    tail_tokens: int = 0
+    tail_tokens_max: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, kill: Kill, verdict: Verdict) -> None:
+        self.runs += 1
+        for name in ("requests", "exact", "estimated", "short", "tail_tokens", "lost", "duplicated"):
+            setattr(self, name, getattr(self, name) + getattr(verdict, name))
+        self.tail_tokens_max = max(self.tail_tokens_max, verdict.tail_tokens_max)
+        self.problems += [f"seed {kill.seed} at {kill.instant_s:.2f} s: {problem}" for problem in verdict.problems]
+
+    def line(self) -> str:
+        return (
+            f"{self.requests} requests, {self.exact} exact, {self.short} short by at most {self.tail_tokens_max}, "
+            f"lost {self.lost}, duplicated {self.duplicated}, problems {len(self.problems)}"
+        )
+
+
+_HEAD = """# Reliability
+
+What happens to requests and to money when something breaks, as `make chaos` found it: a real data plane (Valkey, Postgres, a billing
+worker, gateways, and witness replicas that journal every token before they send it) is broken on purpose, and then what was
+emitted is compared with the ledger, the usage report and the quotas. Written by `python -m tests.chaos --out docs/RELIABILITY.md`;
+edit the code, not this page.
+"""
+_KILLS = """
+## Killed at random instants
+
+SIGKILL of one process, {streams} streams of {tokens} tokens over two gateways and two replicas, at an instant within {window:g} s that
+follows from the process's name and a seed ({first} to {last}); then it is started again. A request counts as *exact* when it is billed
+to the token what its replica emitted, and as *short* when it is billed less. Short by up to 64 tokens, in the tenant's favour, is
+promised for requests whose own gateway or replica died, and for nobody else.
+
+| killed | kills | requests | exact | short | longest tail | estimated | lost | duplicated | broken promises |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+_ROWS = """
+## Broken in other ways
+
+| row | fault | promise | found |
+|---|---|---|---|
+"""
+_LIMITS = """
+## What this does not show
+
+- SIGKILL leaves the page cache as it was: what a power cut takes with it is not tested here.
+- Witness replicas run no model. What real engines do when they are killed is tested by `tests/e2e/test_survival.py`.
+- A request that is killed before its first checkpoint (within the first quarter of a second) is billed nothing and has no record.
+- An outage of Redis that is longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
+- A key that is revoked while its stream runs is not cut off; the stream ends by itself.
+"""
+
+
+def markdown(rows: list[RowResult], killed: list[KillResult], *, instants: int, seed: int) -> str:
+    """The whole page."""
+    lines = [_HEAD, f"\nRun on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python "
+                    f"{machine.python_version()}, {machine.system()}.\n"]  # fmt: skip
+    if killed:
+        lines.append(_KILLS.format(
+            streams=kills.STREAMS, tokens=kills.TOKENS, window=kills.WINDOW_S, first=seed, last=seed + instants - 1
+        ))  # fmt: skip
+        lines += [
+            f"| {one.victim} | {one.runs} | {one.requests} | {one.exact} | {one.short} | {one.tail_tokens_max} | "
+            f"{one.estimated} | {one.lost} | {one.duplicated} | {len(one.problems)} |\n"
+            for one in killed
+        ]
+        problems = [f"- {one.victim}, {problem}\n" for one in killed for problem in one.problems]
+        lines += ["\nBroken promises:\n\n", *problems] if problems else []
+    if rows:
+        lines.append(_ROWS)
+        lines += [
+            f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {'**failed**: ' if one.failed else ''}{one.said} |\n"
+            for one in rows
+        ]
+    return "".join([*lines, _LIMITS])
