@@ -59,9 +59,8 @@ def _rows(made: Platform, rows: list[matrix.Row]) -> Iterator[RowResult]:
             if isinstance(error, KeyboardInterrupt):
                 raise
             traceback.print_exc()
-            result = RowResult(
-                row, f"{error}".strip().splitlines()[0][:300] if f"{error}" else repr(error), failed=True
-            )
+            said = (str(error).strip() or repr(error)).splitlines()[0][:300]
+            result = RowResult(row, said, failed=True)
         _say(f"{row.id}: {'FAILED: ' if result.failed else ''}{result.said} ({time.monotonic() - began:.0f} s)")
         yield result
 

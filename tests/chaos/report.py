@@ -17,6 +17,10 @@ class RowResult:
     said: str
     failed: bool
 
+    @property
+    def found(self) -> str:
+        return f"**failed**: {self.said}" if self.failed else self.said
+
 
 @dataclass
 class KillResult:
@@ -50,18 +54,19 @@ class KillResult:
 
 _HEAD = """# Reliability
 
-What happens to requests and to money when something breaks, as `make chaos` found it: a real data plane (Valkey, Postgres, a billing
-worker, gateways, and witness replicas that journal every token before they send it) is broken on purpose, and then what was
-emitted is compared with the ledger, the usage report and the quotas. Written by `python -m tests.chaos --out docs/RELIABILITY.md`;
-edit the code, not this page.
+What happens to requests and to money when something breaks, as `make chaos` found it. A real data plane (Valkey,
+Postgres, a billing worker, gateways, and witness replicas that journal every token before they send it) is broken on
+purpose; then what was emitted is compared with the ledger, the usage report and the quotas. Written by
+`python -m tests.chaos`: edit the code, not this page.
 """
 _KILLS = """
 ## Killed at random instants
 
-SIGKILL of one process, {streams} streams of {tokens} tokens over two gateways and two replicas, at an instant within {window:g} s that
-follows from the process's name and a seed ({first} to {last}); then it is started again. A request counts as *exact* when it is billed
-to the token what its replica emitted, and as *short* when it is billed less. Short by up to 64 tokens, in the tenant's favour, is
-promised for requests whose own gateway or replica died, and for nobody else.
+SIGKILL of one process under {streams} streams of {tokens} tokens, over two gateways and two replicas, at an instant
+within {window:g} s that follows from the process's name and a seed ({first} to {last}); then it is started again. A
+request counts as *exact* when it is billed to the token what its replica emitted, and as *short* when it is billed less.
+Short by up to 64 tokens, in the tenant's favour, is promised for requests whose own gateway or replica died, and for
+nobody else.
 
 | killed | kills | requests | exact | short | longest tail | estimated | lost | duplicated | broken promises |
 |---|---|---|---|---|---|---|---|---|---|
@@ -77,16 +82,18 @@ _LIMITS = """
 
 - SIGKILL leaves the page cache as it was: what a power cut takes with it is not tested here.
 - Witness replicas run no model. What real engines do when they are killed is tested by `tests/e2e/test_survival.py`.
-- A request that is killed before its first checkpoint (within the first quarter of a second) is billed nothing and has no record.
-- An outage of Redis that is longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
+- A request that dies before its first checkpoint (in its first quarter of a second) is billed nothing and has no record.
+- An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
 - A key that is revoked while its stream runs is not cut off; the stream ends by itself.
+- Whole (not streamed) answers have no checkpoints: where their gateway dies, nobody is billed for them.
 """
 
 
 def markdown(rows: list[RowResult], killed: list[KillResult], *, instants: int, seed: int) -> str:
     """The whole page."""
-    lines = [_HEAD, f"\nRun on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python "
-                    f"{machine.python_version()}, {machine.system()}.\n"]  # fmt: skip
+    run_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    system = f"{os.cpu_count()} cores, Python {machine.python_version()}, {machine.system()}"
+    lines = [_HEAD, f"\nRun on {run_at}, {system}.\n"]
     if killed:
         lines.append(_KILLS.format(
             streams=kills.STREAMS, tokens=kills.TOKENS, window=kills.WINDOW_S, first=seed, last=seed + instants - 1
@@ -100,8 +107,5 @@ def markdown(rows: list[RowResult], killed: list[KillResult], *, instants: int, 
         lines += ["\nBroken promises:\n\n", *problems] if problems else []
     if rows:
         lines.append(_ROWS)
-        lines += [
-            f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {'**failed**: ' if one.failed else ''}{one.said} |\n"
-            for one in rows
-        ]
+        lines += [f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} |\n" for one in rows]
     return "".join([*lines, _LIMITS])

@@ -140,6 +140,7 @@ def swept_twice(platform: Platform) -> str:
     key = platform.tenant()
     load = Load([platform.gateways["gw_two"]], key, 20, max_tokens=60, spread_s=0.2)
     wait_until(lambda: load.begun == 20, what="streams to run")
+    time.sleep(0.5)  # until each has a checkpoint, and so a record
     platform.kill("gw_two")
     load.join()
     verdict = judge(platform, before)
