@@ -81,10 +81,9 @@ def _status(error: AppError) -> int:
 
 
 def _with_bearer(headers: Headers) -> Headers:
-    """``x-api-key`` is another way to show the same key; where both are shown, the request is refused as ambiguous."""
-    return [
-        (b"authorization", b"Bearer " + value) if name == b"x-api-key" else (name, value) for name, value in headers
-    ]
+    """``x-api-key`` is another way to show the same key; two keys that differ are refused as one that is malformed."""
+    named = {(b"authorization", b"Bearer " + value) for name, value in headers if name == b"x-api-key"}
+    return [*(header for header in headers if header[0] != b"x-api-key" and header not in named), *named]
 
 
 def _rate_header(name: bytes, value: bytes) -> tuple[bytes, bytes]:

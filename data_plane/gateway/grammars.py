@@ -123,7 +123,7 @@ class Grammars:
             self._used.popitem(last=False)
         if spent:
             raise TooManyRequests(
-                f"At most {self._settings.schemas_per_minute} new schemas are compiled in a minute; send known ones again.",
+                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most; send known ones again.",
                 code="schema_rate_limited",
                 retry_after_s=(used + share - 1) * 60,
             )
