@@ -4,6 +4,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -59,22 +60,29 @@ def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):
     pytest.fail(f"{what} did not come within {timeout_s} s")
 
 
-def run_program(program: Program) -> Iterator[subprocess.Popen]:
+@contextmanager
+def running(program: Program) -> Iterator[subprocess.Popen]:
+    """A program from ready to stopped."""
     process = program.start()
     try:
         wait_until(
-            lambda: program.ready() or (process.poll() is not None and pytest.fail(program.log.read_text()[-2000:])),
+            lambda: program.ready() or (process.poll() is not None and _died(program)),
             timeout_s=program.ready_s,
             what=program.name,
         )
         yield process
     finally:
-        process.send_signal(program.stop_signal)
+        if process.poll() is None:
+            process.send_signal(program.stop_signal)
         try:
             process.wait(program.stop_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _died(program: Program) -> bool:
+    raise AssertionError(f"{program.name} died: {program.log.read_text()[-3000:]}")
 
 
 @pytest.fixture(scope="session")
@@ -92,14 +100,14 @@ def postgres_server(servers_home) -> Iterator[str]:
         password=secrets.token_hex(8),
         options=("-c", "fsync=off"),  # these databases need not outlive a power cut, and there are hundreds
     )
-    for _ in run_program(server.program):
+    with running(server.program):
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def redis_server(servers_home) -> Iterator[str]:
     server = servers.valkey(servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8))
-    for _ in run_program(server.program):
+    with running(server.program):
         yield server.url
 
 
@@ -113,7 +121,7 @@ def s3_settings(servers_home) -> Iterator[S3Settings]:
         secret_key="secret-of-tests",
         bucket="tenora",
     )
-    for _ in run_program(server.program):
+    with running(server.program):
         yield S3Settings(s3_endpoint=server.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests"))
 
 

@@ -11,7 +11,7 @@ from control_plane.settings import WebSettings
 from core.settings import CorsSettings, S3Settings
 from tenora import servers
 from tenora.program import free_port
-from tests.conftest import run_program
+from tests.conftest import running
 from tests.fixtures.control_api import control_settings
 from tests.fixtures.peft_adapters import declared_files, write_adapter
 
@@ -27,7 +27,7 @@ def open_s3(tmp_path_factory):
         home / "s3", home, port=free_port(), access_key="tests", secret_key="s" * 16, bucket="tenora",
         cors_origins=(CONSOLE,),
     )  # fmt: skip
-    for _ in run_program(server.program):
+    with running(server.program):
         yield S3Settings(
             s3_endpoint=server.url,
             s3_access_key="tests",

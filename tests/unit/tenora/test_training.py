@@ -20,6 +20,15 @@ EXAMPLES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A second one would wait for the first, and for every other process of the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def tokenizer(tiny_base):
     return AutoTokenizer.from_pretrained(tiny_base)
@@ -30,11 +39,12 @@ def exact_model(tiny_base):
     return AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32, attn_implementation="eager")
 
 
-def train_briefly(base, out, seed=3):
+def train_briefly(base, out, seed=3, epochs=20):
     seen = []
     counts = train(
         base, out, task=TICKET_ROUTER, examples=EXAMPLES, hub_name="someone/tiny", seed=seed,
-        recipe=Recipe(epochs=20, learning_rate=1e-2, batch_examples=2), progress=lambda *step: seen.append(step),
+        recipe=Recipe(epochs=epochs, learning_rate=1e-2, batch_examples=2, threads=1),
+        progress=lambda *step: seen.append(step),
     )  # fmt: skip
     return counts, seen
 
@@ -89,7 +99,7 @@ def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tiny_base, tmp_path):
     for folder, seed in (("first", 3), ("again", 3), ("other", 4)):
-        train_briefly(tiny_base, tmp_path / folder, seed)
+        train_briefly(tiny_base, tmp_path / folder, seed, epochs=3)
     first, again, other = (
         (tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("first", "again", "other")
     )
