@@ -21,7 +21,7 @@ from benchmarks.load import Load, closed_loop
 from benchmarks.store import embedded_s3
 from data_plane.engine.plugin import ACTIVATION, installed_engine
 from tenora.base_model import materialise
-from tests.fixtures.real_engine import BASE, KEY, RealEngine, real_engine
+from tests.fixtures.real_engine import BASE, RealEngine, real_engine
 
 CONCURRENCIES = (1, 8, 32)
 GOALS = {(adapters, at_once): 0.85 for adapters in (1, 2, 4, 8) for at_once in (1, 8)} | {(1, 32): 0.95, (8, 32): 0.90}
@@ -37,6 +37,7 @@ class Shape:
     rank: int
     seed: int
     counts: tuple[int, ...]
+    concurrencies: tuple[int, ...] = CONCURRENCIES
 
     def requests(self, concurrency: int) -> int:
         """Two waves of requests, but at least six."""
@@ -46,7 +47,7 @@ class Shape:
 async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tuple[int, int], list[Load]]:
     """Loads by (adapters, concurrency); 0 adapters is the base model. One round is one load of each."""
     loads: dict[tuple[int, int], list[Load]] = {}
-    chance = random.Random(shape.seed)
+    chance, key = random.Random(shape.seed), engine.settings.engine_key.get_secret_value()
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
 
@@ -57,13 +58,13 @@ async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tu
                 for index in range(shape.requests(concurrency))
             ]
             return await closed_loop(
-                session, engine.url, KEY, requests, concurrency=concurrency, output_tokens=shape.output_tokens
+                session, engine.url, key, requests, concurrency=concurrency, output_tokens=shape.output_tokens
             )
 
         await load(max(shape.counts), 8)  # the adapters take their slots before anything is timed
         await load(0, 8)
         for done in range(shape.rounds):
-            for concurrency in CONCURRENCIES:
+            for concurrency in shape.concurrencies:
                 order = [0, *shape.counts]
                 chance.shuffle(order)
                 for adapters in order:
@@ -75,7 +76,7 @@ async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tu
 def ratios(loads: dict[tuple[int, int], list[Load]], shape: Shape) -> list[dict[str, Any]]:
     """One row for each number of adapters and concurrency: medians over the rounds of ratios taken inside each."""
     rows = []
-    for concurrency in CONCURRENCIES:
+    for concurrency in shape.concurrencies:
         base = loads[0, concurrency]
         for adapters in (0, *shape.counts):
             mine = loads[adapters, concurrency]
@@ -122,7 +123,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything here.")
 def main(model: Path | None, home: Path, stock: bool, json_path: Path | None, **numbers: int) -> None:
     """Measure what adapters cost beside the base model (about ten minutes on two cores)."""
-    shape = Shape(counts=(1, 8) if stock else (1, 2, 4, 8), **numbers)
+    shape = Shape(counts=(1, 8) if stock else (1, 2, 4, 8), concurrencies=CONCURRENCIES, **numbers)
     checkpoint = model or materialise(home, lambda text: click.echo(text, err=True))
     slots = max(shape.counts)
     environment = {ACTIVATION: "stock"} if stock else {}  # no device: the plugin then leaves the operations alone

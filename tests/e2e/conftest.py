@@ -1,5 +1,8 @@
-"""The whole platform as a newcomer starts it, once for the session: `tenora up --detach` in a home of its own."""
+"""Two real vLLMs that these tests share, one after the other: that of a replica alone, and that of the whole platform
+as a newcomer starts it, `tenora up --detach` in a home of its own.
+"""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +19,12 @@ import pytest
 
 from tenora.base_model import MODEL_ID, materialise
 from tenora.program import free_port
+from tenora.settings import StackSettings
+from tenora.status import read_status
 from tests.conftest import wait_until
+from tests.fixtures.mixed_batches import Alone, ask_alone
+from tests.fixtures.real_engine import BASE, RealEngine, compiled
+from tests.fixtures.real_replica import RealReplica, RealRoom, real_replica
 
 REPOSITORY = Path(__file__).parent.parent.parent
 TENORA = (sys.executable, "-m", "tenora")
@@ -34,6 +43,16 @@ LIMITS = {
 PRICES = {"input_nanos": 50_000, "cached_input_nanos": 10_000, "output_nanos": 150_000, "kv_page_second_nanos": 20_000}
 
 
+SLOTS, MEMORY, ADAPTERS = 8, 10, 16
+"""Of the replica alone: fewer slots than adapters fit its memory, and less memory than there are adapters."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The replica's tests after all that need none, then the platform's: neither runs under the others' tests."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: (item.path.is_relative_to(here), "platform" in getattr(item, "fixturenames", ())))
+
+
 @dataclass(frozen=True)
 class Platform:
     """A running stack, as its own commands see it."""
@@ -45,8 +64,17 @@ class Platform:
             [*TENORA, *arguments], env=self.environment, capture_output=True, text=True, timeout=400, check=False
         )
 
+    @property
+    def settings(self) -> StackSettings:
+        return StackSettings(
+            home=Path(self.environment["TENORA_HOME"]),
+            gateway_port=int(self.environment["TENORA_GATEWAY_PORT"]),
+            control_port=int(self.environment["TENORA_CONTROL_PORT"]),
+        )
+
     def status(self) -> dict:
-        return json.loads(self.run("status", "--json").stdout)
+        """What `tenora status --json` prints, without the two seconds that a new process takes."""
+        return json.loads(json.dumps(read_status(self.settings)))
 
     def admin(self) -> httpx.Client:
         now = self.status()
@@ -62,7 +90,14 @@ class Platform:
             admin.post("/api/v1/admin/plans", json=body).raise_for_status()
             tenant = admin.post("/api/v1/admin/tenants", json={"name": plan, "plan": plan}).raise_for_status().json()
             path = f"/api/v1/admin/tenants/{tenant['id']}/api-keys"
-            return tenant["id"], admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
+            key = admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
+        wait_until(lambda: self.accepts(key), timeout_s=5, what="the gateway to know a new key")
+        return tenant["id"], key
+
+    def accepts(self, key: str) -> bool:
+        """Whether the gateway knows the key."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{self.status()['gateway_url']}/v1/models", headers=headers).status_code == 200
 
 
 def processes_of(home: Path) -> dict[int, str]:
@@ -97,13 +132,52 @@ def checkpoint() -> Path:
 
 
 @pytest.fixture(scope="session")
-def platform(checkpoint, tmp_path_factory) -> Iterator[Platform]:
+def replica_alone() -> Iterator[ExitStack]:
+    """What stops the replica: the session's end, or the platform's beginning."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def replica(replica_alone, checkpoint, s3_settings, redis_server, tmp_path_factory) -> RealReplica:
+    work = tmp_path_factory.mktemp("replica")
+    return replica_alone.enter_context(
+        real_replica(checkpoint, s3_settings, redis_server, work, slots=SLOTS, memory=MEMORY)
+    )
+
+
+@pytest.fixture(scope="session")
+def room(replica) -> RealRoom:
+    return replica.room
+
+
+@pytest.fixture(scope="session")
+def engine(replica) -> RealEngine:
+    return replica.engine
+
+
+@pytest.fixture(scope="session")
+def models(engine) -> list[str]:
+    """The base model, and adapters of three ranks whose answers differ from one another's and from its own."""
+    return [BASE, *(engine.new_adapter(seed, rank=(4, 8, 16)[seed % 3], scale=0.1) for seed in range(ADAPTERS))]
+
+
+@pytest.fixture(scope="session")
+def alone(engine, models) -> Alone:
+    """What each says when nothing else runs."""
+    return asyncio.run(ask_alone(engine, models))
+
+
+@pytest.fixture(scope="session")
+def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
+    replica_alone.close()
     home = tmp_path_factory.mktemp("home")
     (home / "models").symlink_to(checkpoint.parent)
     platform = Platform(
         {
             **os.environ,
             "TENORA_HOME": str(home),
+            "NUMBA_CACHE_DIR": str(compiled(checkpoint)),
             "TENORA_GATEWAY_PORT": str(free_port()),
             "TENORA_CONTROL_PORT": str(free_port()),
         }

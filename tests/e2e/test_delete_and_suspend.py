@@ -19,7 +19,6 @@ from data_plane.engine.door_protocol import EngineTruth
 from tenora.base_model import HUB_NAME, MODEL_ID
 from tenora.demo.control import ControlPlane
 from tenora.doctor_look import engine_truth
-from tenora.settings import StackSettings
 from tenora.status import running_stack
 from tests.conftest import wait_until
 from tests.fixtures.peft_adapters import write_adapter
@@ -77,7 +76,7 @@ def customer(platform, checkpoint, tmp_path):
 @pytest.fixture(scope="module")
 def truths(platform):
     """Asks the engine of every replica what it holds, by replica id."""
-    stack = running_stack(StackSettings(home=Path(platform.environment["TENORA_HOME"])))
+    stack = running_stack(platform.settings)
     engine_key = stack.environment()["TENORA_ENGINE_KEY"]
 
     def ask() -> dict[str, EngineTruth]:

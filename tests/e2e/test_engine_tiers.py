@@ -1,5 +1,5 @@
-"""Adapters in a real engine with two slots and room for four in host memory: brought in, alternated, lost, pinned,
-taken out. What is asserted is asked of the engine itself.
+"""Adapters in a real engine with fewer slots than room in host memory, and less room than adapters: brought in,
+alternated, lost, pinned, taken out. What is asserted is asked of the engine itself.
 """
 
 import shutil
@@ -10,39 +10,30 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.conftest import wait_until
-from tests.fixtures.real_engine import BASE, RealEngine, events_of, real_engine
+from tests.e2e.conftest import MEMORY
+from tests.fixtures.real_engine import BASE, RealEngine, events_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-SLOTS, MEMORY = 2, 4
 NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint, s3_settings, tmp_path_factory):
-    work = tmp_path_factory.mktemp("engine")
-    with real_engine(
-        checkpoint, s3_settings, work, slots=SLOTS, memory=MEMORY, worker_calls="tests.fixtures.saboteur.LosingCalls"
-    ) as engine:
-        yield engine
+def names(models) -> list[str]:
+    """More adapters than fit host memory."""
+    return models[1 : MEMORY + 4]
 
 
 @pytest.fixture(scope="module")
-def names(engine) -> list[str]:
-    """Eight adapters whose answers differ from one another and from the base."""
-    return [engine.new_adapter(seed, scale=0.06) for seed in range(8)]
-
-
-@pytest.fixture(scope="module")
-def alone(engine, names) -> dict[str, str]:
+def voices(engine, names) -> dict[str, str]:
     """What each answers with nobody beside it."""
     return {name: engine.text(name) for name in [BASE, *names]}
 
 
-def test_each_adapter_has_its_own_voice(alone):
-    assert len(set(alone.values())) == len(alone)
+def test_each_adapter_has_its_own_voice(voices):
+    assert len(set(voices.values())) == len(voices)
 
 
-def test_a_load_costs_the_step_less_than_it_costs_beside_it(engine, names, alone):
+def test_a_load_costs_the_step_less_than_it_costs_beside_it(engine, voices):
     """Reading, checking and merging happen beside the steps; what is left in the step is the copy into the slot."""
     loads = engine.table().loads
     beside = [load.ms for load in loads if load.kind == "memory" and not load.in_step]
@@ -69,17 +60,17 @@ def test_a_request_without_the_header_goes_through_the_same_door(engine, names):
     assert engine.complete(names[0], header=False).headers["x-tenora-load"]
 
 
-def test_more_adapters_at_once_than_memory_holds_wait_for_room_and_answer_in_their_own_voice(engine, names, alone):
-    wanted = [*names, BASE] * 6
+def test_more_adapters_at_once_than_memory_holds_wait_for_room_and_answer_in_their_own_voice(engine, names, voices):
+    wanted = [*names, BASE] * 4
     with ThreadPoolExecutor(12) as callers:
         answers = list(callers.map(lambda name: (name, engine.text(name)), wanted))
     foreign = [
         (name, text)
         for name, text in answers
-        if text != alone[name] and text in (alone[other] for other in alone if other != name)
+        if text != voices[name] and text in (voices[other] for other in voices if other != name)
     ]
     assert foreign == []
-    same = sum(text == alone[name] for name, text in answers)
+    same = sum(text == voices[name] for name, text in answers)
     assert same >= len(answers) / 2, "near ties turn in a batch, but not most of them"
     assert len(engine.table().in_memory) <= MEMORY
     assert not [load for load in engine.table().loads if load.kind == "memory" and load.in_step]
@@ -111,11 +102,11 @@ def test_the_cache_folder_deleted_under_traffic_is_filled_again_and_nobody_notic
     assert engine.text(BASE)
 
 
-def test_truncated_files_are_noticed_before_the_engine_maps_them(engine):
+def test_truncated_files_are_noticed_before_the_engine_maps_them(engine, names):
     name = engine.new_adapter(101)
     before = engine.text(name)
-    for other in range(MEMORY):
-        engine.text(engine.new_adapter(110 + other))
+    for other in names[:MEMORY]:
+        engine.text(other)
     assert name not in engine.table().in_memory
     weights = engine.cache_dir / name.rpartition("@")[2] / "adapter_model.safetensors"
     with weights.open("r+b") as file:
@@ -210,7 +201,7 @@ def test_an_unload_lets_requests_finish_for_a_while_and_then_ends_them(engine, k
     engine.refuse()
 
 
-def test_an_adapter_lost_in_a_step_fails_its_own_requests_and_never_answers_as_the_base(engine, names, alone):
+def test_an_adapter_lost_in_a_step_fails_its_own_requests_and_never_answers_as_the_base(engine, names, voices):
     lost, prompt = engine.new_adapter(105, scale=0.06), "A prompt of its own"
     own, base = engine.text(lost, prompt), engine.text(BASE, prompt)
     assert own != base
