@@ -1,0 +1,37 @@
+"""Fairness and overload on a real gateway before a witness: short runs of ``benchmarks.fairness``, with bounds that a
+queue without fairness misses by far.
+"""
+
+import pytest
+
+from benchmarks import fairness
+from benchmarks.fairness_load import Party, tokens_per_s
+from benchmarks.load import quantile
+
+
+@pytest.fixture(scope="module")
+def stage(redis_server, tmp_path_factory):
+    with fairness.stage(tmp_path_factory.mktemp("fair"), redis_server, pages=fairness.PAGES // 4) as on:
+        yield on
+
+
+def test_a_flood_does_not_move_a_quiet_tenant(stage):
+    seen = fairness.quiet_beside_a_flood(stage, seconds=6, quiet_per_s=1.0)
+    assert seen["quiet_refused"] == 0
+    assert seen["flood_refused"] > 0, "it was no flood"
+    # In turn of arrival it would wait for seconds.
+    assert seen["p50_s"]["beside"] <= 1.25 * seen["p50_s"]["alone"]
+    assert seen["p99_s"]["beside"] <= 2 * seen["p99_s"]["alone"]
+
+
+def test_ten_times_the_capacity_is_served_as_far_as_it_goes_and_refused_at_once_beyond(stage):
+    capacity_per_s = fairness.CAPACITY_PER_S / 4
+    parties = [stage.party(f"{n}") for n in range(10)]
+    answers = stage.run(*(Party(name=p.name, key=p.key, per_s=capacity_per_s) for p in parties), seconds=6)
+    goodput = tokens_per_s(answers, after_s=2.5, until_s=6)
+    assert goodput >= 0.7 * capacity_per_s * fairness.TOKENS
+    refused = [a.total_s for a in answers if a.status == 503 and a.sent_s >= 2.5]
+    assert len(refused) > 100
+    assert quantile(refused, 0.5) <= 0.05
+    served = [sum(a.status == 200 for a in answers if a.party == p.name) for p in parties]
+    assert max(served) <= 2 * min(served)
