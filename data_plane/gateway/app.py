@@ -38,7 +38,9 @@ from data_plane.gateway.retry_budget import RetryBudget
 from data_plane.gateway.routes import Routes
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import Settler
+from data_plane.gateway.slices import Slices
 from data_plane.gateway.snapshot import Snapshot
+from data_plane.gateway.standing import Standing
 from data_plane.gateway.sweeper import Sweeper
 from data_plane.gateway.tokenise import PromptCounters
 from data_plane.gateway.upstream import Upstream
@@ -83,6 +85,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
         tokens=settings.checkpoint_tokens,
         renewal_s=settings.lease_renewal_s,
     )
+    standing = Standing(settler.live, snapshot, every_s=settings.standing_s)
     sweeper = Sweeper(
         line,
         reservations,
@@ -96,13 +99,14 @@ def create_app(settings: GatewaySettings) -> Litestar:
     heat = AdapterHeat(
         redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
     )
+    slices = _slices(settings, line, settler)
     quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
     beat = Beat(redis, snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
     preparation = Preparation(settings, snapshot, beat, counters, grammars)
     lifecycle = Lifecycle(
         settings,
         preparation,
-        _admission(settings, replicas, reservations, settler),
+        _admission(settings, replicas, reservations, settler, slices),
         settler,
         Relay(upstream, breakers, signs, retries, settings),
         heat,
@@ -129,13 +133,16 @@ def create_app(settings: GatewaySettings) -> Litestar:
                 breakers=breakers.follow(),
                 signs=signs.follow(),
                 sweeper=sweeper.follow(),
+                standing=standing.follow(),
                 backlog=settler.follow_backlog(),
+                slices=slices.follow(),
                 heat=heat.follow(),
                 idempotency=idempotency.follow(),
             )
             try:
                 yield
             finally:
+                slices.close()
                 await settler.drain(settings.settlement_drain_s)
                 await _stop(followers)
                 await journal.close()
@@ -216,8 +223,13 @@ def _upstream(settings: GatewaySettings) -> Upstream:
     )
 
 
+def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> Slices:
+    long = Reservations(line, lease_s=settings.quota_slice_lease_s, settled_marker_s=settings.settled_marker_s)
+    return Slices(long, settler, settings)
+
+
 def _admission(
-    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler
+    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler, slices: Slices
 ) -> Admission:
     costs = PlacementCosts(
         store_ms=settings.placement_store_ms,
@@ -238,7 +250,7 @@ def _admission(
         poll_s=settings.admission_poll_ms / 1000,
     )
     room = WaitingRoom(replicas, costs, bounds, patience)
-    return Admission(replicas, reservations, settler, room, deadline_ms=settings.reserve_deadline_ms)
+    return Admission(replicas, reservations, settler, room, slices, deadline_ms=settings.reserve_deadline_ms)
 
 
 def _start(**followers: Coroutine[Any, Any, None]) -> list["asyncio.Task[None]"]:

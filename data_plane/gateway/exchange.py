@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What is relayed, where to, and when the whole request must have ended (loop time). ``adapter`` is the engine's
-    name again where that is an adapter's. ``on_open`` is given what tells the engine's counts so far, at any time.
+    name again where that is an adapter's. ``on_open`` is given the exchange, before it begins.
     """
 
     call: Call
@@ -45,7 +45,7 @@ class Attempt:
     headers: Headers
     deadline: float
     on_first_byte: Callable[[], None]
-    on_open: Callable[[Callable[[], Counts]], None]
+    on_open: Callable[["Exchange"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Exchange(ABC):
         self._opening: asyncio.Task[aiohttp.ClientResponse] | None = None
         self._gone = False
         self._writing = False
+        self.cut: AppError | None = None  # why it was ended from outside
 
     async def run(self) -> Relayed:
         attempt = self._attempt
@@ -95,7 +96,8 @@ class Exchange(ABC):
             # A caller who does not read is as gone as one who hung up.
             return await self._end_early("client_gone" if self._gone or self._writing else "timeout")
         except asyncio.CancelledError:  # the server does so when the time to drain is over, and waits no longer
-            return await self._end_early("timeout", stopping=True)
+            self.cut = _stopping()
+            return await self._end_early("timeout")
         except (StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             return self._replica_gone(error)
         finally:
@@ -104,6 +106,11 @@ class Exchange(ABC):
 
     def _on_gone(self) -> None:
         self._gone = True
+        self._time_out()
+
+    def cut_off(self, error: AppError) -> None:
+        """End the exchange now, for a reason that its caller is told."""
+        self.cut = error
         self._time_out()
 
     def _time_out(self) -> None:
@@ -120,7 +127,7 @@ class Exchange(ABC):
         lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
         return Relayed("replica_gone", counts, error=lost)
 
-    async def _end_early(self, outcome: Outcome, *, stopping: bool = False) -> Relayed:
+    async def _end_early(self, outcome: Outcome) -> Relayed:
         """Abort on the engine and read its answer to the end, for the final count."""
         assert self._opening is not None
         aborting = asyncio.create_task(self._abort_repeatedly())
@@ -130,7 +137,7 @@ class Exchange(ABC):
         except AppError:
             pass  # it never ran
         except asyncio.CancelledError:
-            stopping = True
+            self.cut = _stopping()
         except (TimeoutError, StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             metrics.incomplete_counts.inc()
             _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
@@ -139,9 +146,8 @@ class Exchange(ABC):
         counts = self.counts()
         if outcome == "client_gone":
             return Relayed(outcome, counts)
-        if stopping:
-            stopped = Unavailable("This gateway is stopping; try again.", code="gateway_stopping", retryable=True)
-            return Relayed(outcome, counts, error=stopped)
+        if self.cut is not None:
+            return Relayed(outcome, counts, error=self.cut)
         if not self._client.started and not counts.outputs and self._loop.time() < self._attempt.deadline:
             raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
@@ -183,3 +189,7 @@ class Exchange(ABC):
     @abstractmethod
     async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
         """Read what is left, for its counts only."""
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("This gateway is stopping; try again.", code="gateway_stopping", retryable=True)

@@ -25,6 +25,7 @@ first_byte_seconds = Histogram(
 )
 request_seconds = Histogram("tenora_gateway_request_seconds", "Arrival of a request to its end.", buckets=_SECONDS)
 replica_failures = Counter("tenora_gateway_replica_failures", "Attempts that failed before the first byte.")
+cut_off = Counter("tenora_gateway_cut_off", "Requests ended for a revoked key or a suspended tenant.")
 retries_refused = Counter("tenora_gateway_retries_refused", "Second attempts not made, for lack of budget.")
 breakers_open = Gauge("tenora_gateway_breakers_open", "Replicas that are left alone after failures in a row.")
 replicas_silent = Counter(
@@ -45,6 +46,7 @@ journal_stale = Counter(
 )
 checkpoints = Counter("tenora_gateway_checkpoints", "Checkpoints of running usage written.")
 orphans = Counter("tenora_gateway_orphans", "Requests swept whose gateway was gone.")
+slices_spent = Counter("tenora_gateway_slices_spent", "Requests admitted by a share of quota taken beforehand.")
 leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
 adapter_requests = Counter(
     "tenora_gateway_adapter_requests", "Requests of adapters, by the tier in which the adapter lay.", ("tier",)

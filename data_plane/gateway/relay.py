@@ -41,7 +41,7 @@ class Relay:
             relaying = StreamExchange(self._upstream, self._limits, client, attempt)
         else:
             relaying = WholeExchange(self._upstream, self._limits, client, attempt, self._signs)
-        attempt.on_open(relaying.counts)
+        attempt.on_open(relaying)
         self._breakers.began(attempt.replica)
         try:
             relayed = await relaying.run()
@@ -49,8 +49,9 @@ class Relay:
             self._report(attempt, failed=isinstance(error, ReplicaFailed) and not error.about_adapter)
             raise
         stood_still = relayed.outcome == "timeout" and asyncio.get_running_loop().time() < attempt.deadline
-        if relayed.outcome != "client_gone" or relayed.counts.outputs:  # else nobody waited for it to answer
-            self._report(attempt, failed=relayed.outcome == "replica_gone" or stood_still)
+        waited_for = relayed.outcome != "client_gone" and relaying.cut is None
+        if waited_for or relayed.counts.outputs:
+            self._report(attempt, failed=waited_for and (relayed.outcome == "replica_gone" or stood_still))
         return relayed if relaying.load is None else replace(relayed, load=relaying.load)
 
     def _report(self, attempt: Attempt, *, failed: bool) -> None:

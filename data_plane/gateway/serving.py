@@ -5,11 +5,11 @@ Who may be admitted, and what the caller is told in the end, is the lifecycle's.
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from core import clock
 from core.contracts import Outcome, ReplicaStatus, UsageEvent
+from core.errors import AppError
 from data_plane.gateway import meter, metrics
 from data_plane.gateway.admission import Admission, Place
 from data_plane.gateway.authenticate import Caller
@@ -17,7 +17,7 @@ from data_plane.gateway.body import Call
 from data_plane.gateway.catalog import Target
 from data_plane.gateway.client import Client
 from data_plane.gateway.demand import Demand
-from data_plane.gateway.exchange import Attempt, Relayed
+from data_plane.gateway.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.limits import rate_headers
 from data_plane.gateway.meter import AdapterLoad, Counts
 from data_plane.gateway.relay import Relay
@@ -66,7 +66,7 @@ class Serving:
         self._dispatched = 0.0
         self._dispatched_at_ms = 0
         self._first_token_ms: int | None = None
-        self._counts: Callable[[], Counts] = Counts
+        self._exchange: Exchange | None = None
         place.hold.running = self
         self.headers = rate_headers(place.verdict)
         if (served := prepared.target.adapter) is not None:
@@ -113,6 +113,19 @@ class Serving:
         """Tokens that the replica has counted so far."""
         return self._counts().total_tokens
 
+    @property
+    def caller(self) -> Caller:
+        """Whose request it is."""
+        return self._prepared.caller
+
+    def cut_off(self, error: AppError) -> None:
+        """End it where it runs, and tell its caller why."""
+        if self._exchange is not None:
+            self._exchange.cut_off(error)
+
+    def _counts(self) -> Counts:
+        return Counts() if self._exchange is None else self._exchange.counts()
+
     def checkpoint(self) -> Checkpoint:
         """What is charged if this process dies now."""
         event = self._event("gateway_gone", self._counts(), load=None, estimated=True)
@@ -153,8 +166,8 @@ class Serving:
         )
         return meter.usage_event(self._prepared.caller, self._prepared.target, run, counts)
 
-    def _opened(self, counts: Callable[[], Counts]) -> None:
-        self._counts = counts
+    def _opened(self, exchange: Exchange) -> None:
+        self._exchange = exchange
 
     def _attempt(self, body: bytes, deadline: float) -> Attempt:
         prepared = self._prepared

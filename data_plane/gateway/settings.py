@@ -53,8 +53,41 @@ class ReplicaHealthSettings(Fragment):
     )
 
 
+class StandingSettings(Fragment):
+    """For how long a running request outlives its key."""
+
+    standing_s: float = Field(
+        default=5, gt=0, le=30, description="How often running requests are checked for revoked keys."
+    )
+
+
+class SliceSettings(Fragment):
+    """What is taken of quotas beforehand, for plans that are served while Redis does not answer."""
+
+    quota_slice_requests: int = Field(
+        default=2, ge=0, le=100, description="Requests one gateway can admit for a caller without Redis."
+    )
+    quota_slice_tokens: int = Field(
+        default=2048, ge=16, le=1_000_000, description="Tokens each of them may take, prompt and completion together."
+    )
+    quota_slice_lease_s: float = Field(
+        default=3600, ge=60, le=86_400, description="How long slices outlive their gateway; longer than Redis is away."
+    )
+    quota_slice_idle_s: float = Field(
+        default=120, gt=0, description="Slices of a caller who has asked for nothing this long are given back."
+    )
+    quota_slice_callers_max: int = Field(default=1000, ge=1, description="Callers one process has slices for.")
+
+
 class GatewaySettings(
-    RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings, DurabilitySettings, ReplicaHealthSettings
+    RedisSettings,
+    KeySettings,
+    EngineKeySettings,
+    TelemetrySettings,
+    DurabilitySettings,
+    ReplicaHealthSettings,
+    StandingSettings,
+    SliceSettings,
 ):
     """The gateway's environment."""
 

@@ -15,7 +15,9 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
+from core.errors import AppError
 from data_plane.gateway import metrics
+from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.journal import Journal
 from data_plane.gateway.redis_memory import RedisMemory
 from data_plane.gateway.reservation import Checkpoint, Reservations, Settlement
@@ -24,7 +26,14 @@ _log = structlog.get_logger()
 
 
 class Running(Protocol):
-    """A request on a replica, as its checkpoints see it."""
+    """A request on a replica, as those see it who watch over it."""
+
+    @property
+    def caller(self) -> Caller:
+        """Whose it is."""
+
+    def cut_off(self, error: AppError) -> None:
+        """End it, and tell its caller why."""
 
     def tokens(self) -> int:
         """Tokens that the engine has counted so far."""

@@ -40,5 +40,4 @@ def run(platform: Platform, kill: Kill, key: str) -> Verdict:
     platform.restart(name)
     if kill.victim == "replica":
         platform.witnesses[name].faults(output_tokens=TOKENS)
-    load.join()
-    return judge(platform, before)
+    return judge(platform, before, heard=load.join())

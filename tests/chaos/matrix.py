@@ -56,8 +56,10 @@ ROWS: Final = (
         rows_gateways.swept_twice),
     Row("F27", "no file descriptors left", "the gateway lives, and serves again within 5 s",
         rows_gateways.without_descriptors),
+    Row("F28", "a key revoked and a tenant suspended under their streams", "cut off with a reason, and billed exactly",
+        rows_gateways.revoked, short=True),
 )  # fmt: skip
-"""F11 and F18 are kills.py's (Valkey, gateway); F28, cutting running streams of a revoked key, is not built."""
+"""F11 and F18 are kills.py's (Valkey, gateway)."""
 
 
 def run(platform: Platform, row: Row) -> str:

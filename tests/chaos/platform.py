@@ -33,7 +33,7 @@ BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
     "first_byte_s": 3, "inter_token_s": 2, "abort_s": 2, "settlement_retry_s": 0.1, "sweep_s": 0.2,
     "journal_takeover_s": 0.5, "replica_silent_s": 2, "replica_signs_poll_ms": 100, "breaker_open_s": 1,
-    "reserve_deadline_ms": 2000,
+    "reserve_deadline_ms": 2000, "standing_s": 0.5,
 }  # fmt: skip
 BILLING = {"RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300"}
 

@@ -64,7 +64,7 @@ _KILLS = """
 
 SIGKILL of one process under {streams} streams of {tokens} tokens, over two gateways and two replicas, at an instant
 within {window:g} s that follows from the process's name and a seed ({first} to {last}); then it is started again. A
-request counts as *exact* when it is billed to the token what its replica emitted, and as *short* when it is billed less.
+request counts as *exact* when it is billed to the token what its replica emitted, and as *short* when billed less.
 Short by up to 64 tokens, in the tenant's favour, is promised for requests whose own gateway or replica died, and for
 nobody else.
 
@@ -82,9 +82,8 @@ _LIMITS = """
 
 - SIGKILL leaves the page cache as it was: what a power cut takes with it is not tested here.
 - Witness replicas run no model. What real engines do when they are killed is tested by `tests/e2e/test_survival.py`.
-- A request that dies before its first checkpoint (in its first quarter of a second) is billed nothing and has no record.
+- A request that dies before its first checkpoint (in a quarter of a second) is billed nothing, and has no record.
 - An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
-- A key that is revoked while its stream runs is not cut off; the stream ends by itself.
 - Whole (not streamed) answers have no checkpoints: where their gateway dies, nobody is billed for them.
 """
 

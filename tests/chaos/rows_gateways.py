@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from tests.chaos.load import Load
+from tests.chaos.load import Heard, Load
 from tests.chaos.platform import Platform
 from tests.chaos.standing import assert_served, rss_bytes, whole
 from tests.chaos.verdict import emitted, judge, recorded
@@ -62,7 +62,7 @@ def told_to_stop(platform: Platform) -> str:
     _forget(platform, "gw_three")
     assert (status, ends.count("done")) == (0, 100)
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     assert verdict.exact == verdict.requests
     return f"100 of 100 streams ended whole, the process {left_s:.1f} s after the signal"
 
@@ -75,10 +75,11 @@ def hung_up_on(platform: Platform) -> str:
     heard = Load([platform.gateways["gw_one"]], key, 10, max_tokens=1000, spread_s=0, timeout_s=2).join()
     assert [one.end for one in heard] == ["cut"] * 10
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     assert verdict.exact == verdict.requests == 10
     heard_words = {one.request_id: one.words for one in heard}
-    extra = max(one.output_tokens - heard_words[name] for name, one in emitted(platform).items() if name not in before)
+    news = {name: one for name, one in emitted(platform).items() if name not in before}
+    extra = max(sum(by.output_tokens for by in one.values()) - heard_words[name] for name, one in news.items())
     assert extra <= 50 + 5  # a second's worth, at one every 20 ms, and what was under way
     return f"at most {extra} tokens after the caller left, all billed exactly"
 
@@ -97,7 +98,7 @@ def not_read(platform: Platform) -> str:
     assert grown < 50_000_000
     assert {record["outcome"] for record in _records(platform, key)} <= {"client_gone", "done"}
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     return f"all cut off and billed within {cut_s:.1f} s, memory +{grown / 1e6:.1f} MB"
 
 
@@ -122,7 +123,7 @@ def jumping_clock(platform: Platform) -> str:
     url = platform.gateway("gw_jumping", argv=(sys.executable, "-c", _JUMPING, "gateway"))
     assert_served(Load([url], key, 20, max_tokens=60, spread_s=1).join())
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     records = _records(platform, key)
     assert len(records) == 20
     durations = [record["duration_ms"] for record in records]
@@ -144,7 +145,7 @@ def swept_twice(platform: Platform) -> str:
     platform.kill("gw_two")
     load.join()
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     assert len(_records(platform, key)) == verdict.requests
     return f"{verdict.estimated} orphans, each billed once, the longest tail {verdict.tail_tokens_max} tokens"
 
@@ -166,6 +167,30 @@ def without_descriptors(platform: Platform) -> str:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert_served(whole(url, key))
     return f"150 connections with 80 descriptors; served again after {served_s:.1f} s"
+
+
+def revoked(platform: Platform) -> str:
+    before = frozenset(emitted(platform))
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=1000)
+    said: dict[str, list[Heard]] = {}
+    keys = {code: platform.tenant() for code in ("invalid_api_key", "tenant_suspended")}
+    loads = {
+        code: Load([platform.gateways["gw_one"]], key, 5, max_tokens=1000, spread_s=0) for code, key in keys.items()
+    }
+    wait_until(lambda: all(load.begun == 5 for load in loads.values()), what="streams to run")
+    began = time.monotonic()
+    platform.publisher.revoke(keys["invalid_api_key"])
+    platform.publisher.tenant(tenant_id=platform.tenants[keys["tenant_suspended"]], status="suspended")
+    for code, load in loads.items():
+        said[code] = load.join()
+    ended_s = time.monotonic() - began
+    for code, heard in said.items():
+        assert [(one.end, one.code) for one in heard] == [("error", code)] * 5
+    verdict = judge(platform, before)
+    verdict.check()
+    assert verdict.exact == verdict.requests == 10
+    return f"10 streams cut off {ended_s:.1f} s later, all billed exactly"
 
 
 def _records(platform: Platform, key: str) -> list:

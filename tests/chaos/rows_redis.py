@@ -26,7 +26,7 @@ def late_and_silent(platform: Platform) -> str:
         wait_until(lambda: whole(url, key, 1)[0].end == "done", what="the gateway to serve again")
     assert slowest_s < 2
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     return f"refused within {slowest_s * 1000:.0f} ms, 20 streams ended and settled"
 
 
@@ -43,6 +43,6 @@ def emptied(platform: Platform) -> str:
         platform.client.restore(name, 0, value)
     assert_served(load.join())
     verdict = judge(platform, before)
-    assert verdict.problems == ()
+    verdict.check()
     assert verdict.exact == verdict.requests
     return f"{verdict.requests} requests, all billed exactly"

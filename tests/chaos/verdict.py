@@ -5,8 +5,8 @@ whose gateway or replica was killed may be billed up to 64 tokens or one second 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from billing import service as billing
 from core import keys
 from core.contracts import CHECKPOINT_TOKENS_MAX
 from core.db import unit_of_work
+from tests.chaos.load import Heard
 from tests.chaos.platform import Platform
 from tests.conftest import wait_until
 
@@ -23,35 +24,41 @@ CRASHED = frozenset({"gateway_gone", "replica_gone"})
 
 @dataclass(frozen=True)
 class Emitted:
-    """What witnesses journalled of one request."""
+    """What one witness journalled of one request."""
 
     input_tokens: int = 0
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Verdict:
-    """Requests by what became of them; ``problems`` is empty when all that is promised was kept."""
+    """Requests by what became of them; ``problems`` is empty when all that is promised was kept. ``abandoned_tokens``
+    were emitted by replicas that were given up before their first byte: nobody is billed for them.
+    """
 
-    requests: int
-    exact: int
-    estimated: int
-    short: int
-    tail_tokens: int
-    tail_tokens_max: int
-    lost: int
-    duplicated: int
-    problems: tuple[str, ...]
+    requests: int = 0
+    exact: int = 0
+    estimated: int = 0
+    short: int = 0
+    tail_tokens: int = 0
+    tail_tokens_max: int = 0
+    abandoned_tokens: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises AssertionError where a promise was broken."""
+        assert not self.problems, "; ".join(self.problems[:5])
 
 
-def emitted(platform: Platform) -> dict[str, Emitted]:
-    """By request id, over all witnesses and all of their boots."""
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for witness in platform.witnesses.values():
+def emitted(platform: Platform) -> dict[str, dict[str, Emitted]]:
+    """By request id and replica, over all boots of each."""
+    found: dict[str, dict[str, Emitted]] = defaultdict(dict)
+    for name, witness in platform.witnesses.items():
         for request_id, journal in witness.journal().items():
-            found[request_id][0] += journal.prompt_tokens
-            found[request_id][1] += journal.output_tokens
-    return {request_id: Emitted(*counts) for request_id, counts in found.items()}
+            found[request_id][name] = Emitted(journal.prompt_tokens, journal.output_tokens)
+    return found
 
 
 def quiet(platform: Platform, *, timeout_s: float = 30) -> None:
@@ -79,41 +86,56 @@ def judge(
     platform: Platform,
     before: frozenset[str] = frozenset(),
     *,
-    tail_max: int = CHECKPOINT_TOKENS_MAX,
+    heard: Sequence[Heard] = (),
     crashed: frozenset[str] = CRASHED,
 ) -> Verdict:
     """Compare what was emitted since ``before`` (request ids known then) with the ledger, and the ledger with the usage
-    report; see that all holds are back. ``crashed`` are the outcomes that may be billed short.
+    report; see that all holds are back. What was ``heard`` to its end must be billed exactly; ``crashed`` are the
+    outcomes that may be billed short.
     """
     quiet(platform)
     witnessed = {name: one for name, one in emitted(platform).items() if name not in before}
     ledger = recorded(platform)
-    problems, tails, lost, exact, estimated = [], [], 0, 0, 0
-    for request_id, one in witnessed.items():
-        record = ledger.get(request_id)
-        if record is None:
-            tails.append(one.output_tokens)
-            if one.output_tokens > tail_max:
-                lost += 1
-                problems.append(f"{request_id}: {one} and no record")
-            continue
-        estimated += bool(record["estimated"])
+    verdict = Verdict(requests=len(witnessed))
+    whole = {one.request_id for one in heard if one.end == "done"}
+    for request_id, by_replica in witnessed.items():
+        _judge_one(verdict, request_id, by_replica, ledger.get(request_id), crashed if request_id not in whole else ())
+    for request_id, record in ledger.items():
+        if request_id not in before and request_id not in witnessed and record["output_tokens"]:
+            verdict.duplicated += 1
+            verdict.problems.append(f"{request_id}: billed, and no witness emitted it")
+    verdict.problems += [f"{name}: heard to its end, and never billed" for name in whole - ledger.keys()]
+    verdict.problems += _report_problems(platform, ledger)
+    return verdict
+
+
+def _judge_one(
+    verdict: Verdict,
+    request_id: str,
+    by_replica: Mapping[str, Emitted],
+    record: Mapping[str, object] | None,
+    crashed: Collection[str],
+) -> None:
+    billed_by = (
+        record["replica_id"] if record is not None else max(by_replica, key=lambda name: by_replica[name].output_tokens)
+    )
+    one = by_replica.get(billed_by, Emitted())
+    verdict.abandoned_tokens += sum(other.output_tokens for name, other in by_replica.items() if name != billed_by)
+    if record is None:
+        tail, fits = one.output_tokens, one.output_tokens <= CHECKPOINT_TOKENS_MAX
+        verdict.lost += not fits
+    else:
         tail = one.output_tokens - record["output_tokens"]
-        allowed = tail_max if record["outcome"] in crashed else 0
-        exact += tail == 0
-        if tail:
-            tails.append(tail)
-        if not 0 <= tail <= allowed or record["input_tokens"] != one.input_tokens:
-            billed = (record["input_tokens"], record["output_tokens"], record["outcome"])
-            problems.append(f"{request_id}: {one}, billed {billed}")
-    unknown = [name for name, record in ledger.items() if name not in before and name not in witnessed
-               and record["output_tokens"]]  # fmt: skip
-    problems += [f"{name}: billed, and no witness emitted it" for name in unknown]
-    problems += _report_problems(platform, ledger)
-    return Verdict(
-        requests=len(witnessed), exact=exact, estimated=estimated, short=len(tails), tail_tokens=sum(tails),
-        tail_tokens_max=max(tails, default=0), lost=lost, duplicated=len(unknown), problems=tuple(problems),
-    )  # fmt: skip
+        allowed = CHECKPOINT_TOKENS_MAX if record["outcome"] in crashed else 0
+        fits = 0 <= tail <= allowed and record["input_tokens"] == one.input_tokens
+        verdict.estimated += bool(record["estimated"])
+    verdict.exact += tail == 0
+    verdict.short += tail > 0
+    verdict.tail_tokens += max(tail, 0)
+    verdict.tail_tokens_max = max(verdict.tail_tokens_max, tail)
+    if not fits:
+        said = record and {name: record[name] for name in ("replica_id", "outcome", "input_tokens", "output_tokens")}
+        verdict.problems.append(f"{request_id}: {dict(by_replica)}, billed {said}")
 
 
 def _report_problems(platform: Platform, ledger: Mapping[str, Mapping[str, object]]) -> list[str]:
