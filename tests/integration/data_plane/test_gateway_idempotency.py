@@ -1,5 +1,6 @@
 """Idempotency-Key: one run, one charge, the same answer again; and never a second run where that cannot be promised."""
 
+import signal
 import threading
 
 import httpx
@@ -8,7 +9,8 @@ import pytest
 
 from core import keys
 from tests.conftest import wait_until
-from tests.integration.data_plane.conftest import chat
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, chat
 
 BODY = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -138,6 +140,23 @@ def test_a_key_in_flight_outlives_its_lease_while_its_request_runs_and_no_longer
         running.join(0.2)
     assert min(lives) > 500  # a lease of three seconds, through more than four
     assert stack.client.pttl(name) > 80_000_000  # a day, now that the answer is there
+
+
+def test_a_gateway_that_is_killed_leaves_its_key_to_the_lease_and_another_runs_it_then(post, stack, tenant):
+    stack.witness.faults(token_interval_s=0.1, output_tokens=400)
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "orphan"}
+    settings = {**BRISK, "idempotency_lease_s": 3}
+    with processes.gateway(stack.folder, stack.redis_url, "doomed", **settings) as doomed:
+        tenant.sdk(doomed.url)
+        url = f"{doomed.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=headers) as begun:
+            next(begun.iter_bytes())
+            doomed.process.send_signal(signal.SIGKILL)
+    stack.witness.faults()
+    assert post("orphan", stream=True).json()["error"]["code"] == "request_in_progress"
+    answer = wait_until(lambda: (tried := post("orphan", stream=True)).status_code == 200 and tried, timeout_s=8)
+    assert "idempotent-replayed" not in answer.headers
+    assert post("orphan", stream=True).content == answer.content
 
 
 def test_without_redis_nothing_runs(post, stack, tenant):
