@@ -31,7 +31,7 @@ ROWS: Final = (
     Row("F3", "a replica stopped (SIGSTOP)", "its streams end in time, no socket is left, others are served",
         rows_replicas.stopped),
     Row("F4", "/health is well and no token comes", "whole answers are given up and served elsewhere",
-        rows_replicas.hung_but_healthy),
+        rows_replicas.hung_but_healthy, short=True),
     Row("F5", "500 for three requests in ten", "at most one request in ten is tried twice, beyond the first 20",
         rows_replicas.failing_now_and_then, short=True),
     Row("F6", "garbage, half an event, a line of 10 MB, an empty body", "502, and memory stays bounded",
