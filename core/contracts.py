@@ -13,6 +13,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan allows a tenant. Every number is a ceiling, None is none. ``count_cached_tokens`` says whether prompt
     tokens from a prefix cache count towards the minute and the month, once it is known that they were. Where requests
     have to wait, tenants of a smaller ``tier`` go first, and within one each gets its ``weight`` of the tokens.
+    While Redis does not answer nobody is admitted (``closed``), or as many as a gateway took beforehand (``slice``).
     """
 
     requests_per_minute: int
@@ -30,6 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_minute: int | None = None
     spend_nanos_per_month: int | None = None
     count_cached_tokens: bool = True
+    when_quota_is_unavailable: Literal["closed", "slice"] = "closed"
     weight: int = 1
     tier: int = 1
 
@@ -225,43 +227,6 @@ class RevocationReceipt(msgspec.Struct, frozen=True, kw_only=True):
     in_memory: tuple[str, ...]
     on_disk: tuple[str, ...]
     at_ms: int
-
-
-class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated revision that some replica must run before it is ready."""
-
-    revision_id: str
-    base_model: str
-    engine_name: str
-    rank_class: int
-    attempt: int
-
-
-class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has taken a job; left standing by a replica that dies of it."""
-
-    attempt: int
-    replica_id: str
-    boot_id: str
-
-
-class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base, and
-    ``canary_later`` when the run gave no verdict, for reasons that say nothing of the adapter.
-    ``logprob_difference`` is the largest difference of a token's log-probability, in nats, None where one was not
-    finite (JSON has no other word for it); ``load_ms`` from the store to its first token.
-    """
-
-    revision_id: str
-    attempt: int
-    replica_id: str
-    code: Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"] | None
-    message: str
-    prompt: str
-    base_answer: str
-    adapter_answer: str
-    logprob_difference: float | None
-    load_ms: int
 
 
 class PrefetchHint(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Wire types of the plans room. The bounds keep every later sum within what Redis's Lua and Postgres count exactly."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
+WithoutQuota = Literal["closed", "slice"]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -44,6 +45,7 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     count_cached_tokens: bool = True
     weight: Weight = 1
     tier: Tier = 1
+    when_quota_is_unavailable: WithoutQuota = "closed"
 
 
 class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

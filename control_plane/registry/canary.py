@@ -20,7 +20,8 @@ from control_plane import metrics
 from control_plane.registry import decision, turns
 from control_plane.registry.models import Adapter, AdapterRevocation, Revision
 from control_plane.settings import WorkerSettings
-from core.contracts import CanaryJob, CanaryResult, ReplicaStatus
+from core.canary import CanaryJob, CanaryResult
+from core.contracts import ReplicaStatus
 
 Fate = Literal["open", "replica_died", "nothing"]
 """What became of an attempt that was not answered in time: it waits or runs, took its replica with it, or is lost."""

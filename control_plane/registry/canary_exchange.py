@@ -15,7 +15,8 @@ from control_plane.registry import canary
 from control_plane.registry.canary import Fate, Pool
 from control_plane.settings import WorkerSettings
 from core import keys
-from core.contracts import CanaryJob, CanaryResult, CanaryRunning, ReplicaStatus
+from core.canary import CanaryJob, CanaryResult, CanaryRunning
+from core.contracts import ReplicaStatus
 from core.db import unit_of_work
 
 

@@ -17,6 +17,7 @@ from control_plane.plans.schemas import (
     Tokens,
     Weight,
     Window,
+    WithoutQuota,
 )
 from core.contracts import Limits
 
@@ -52,6 +53,7 @@ class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     count_cached_tokens: bool | msgspec.UnsetType | None = msgspec.UNSET
     weight: Weight | msgspec.UnsetType | None = msgspec.UNSET
     tier: Tier | msgspec.UnsetType | None = msgspec.UNSET
+    when_quota_is_unavailable: WithoutQuota | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Where a request gets its place: a replica with room and a reservation that covers it, a bounded wait, or a refusal.
 
-Fails closed: when Redis does not answer in time nobody is admitted. Who waits, and whose turn it is, is the waiting
-room's.
+Fails closed: when Redis does not answer in time nobody is admitted but by slices of quotas taken beforehand. Who waits,
+and whose turn it is, is the waiting room's.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from data_plane.gateway.replicas import Replicas
 from data_plane.gateway.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.seat import Seat
 from data_plane.gateway.settlement import Hold, Settler
+from data_plane.gateway.slices import Slices
 from data_plane.gateway.waiting_room import WaitingRoom
 
 Watch = Callable[[Callable[[], None]], "asyncio.Task[None]"]
@@ -45,12 +46,20 @@ class Admission:
     """Places requests."""
 
     def __init__(
-        self, replicas: Replicas, reservations: Reservations, settler: Settler, room: WaitingRoom, *, deadline_ms: int
+        self,
+        replicas: Replicas,
+        reservations: Reservations,
+        settler: Settler,
+        room: WaitingRoom,
+        slices: Slices,
+        *,
+        deadline_ms: int,
     ) -> None:
         self._replicas = replicas
         self._reservations = reservations
         self._settler = settler
         self._room = room
+        self._slices = slices
         self._deadline_s = deadline_ms / 1000
 
     async def admit(self, demand: Demand, watch: Watch) -> Place:
@@ -128,15 +137,17 @@ class Admission:
             seat.leave()
             self._room.wake(demand.base_model)
             raise
-        seat.stay.answered(verdict.replica_pages_held, granted_pages=verdict.pages)
+        if not verdict.slice_id:  # else Redis has said nothing of the replica
+            seat.stay.answered(verdict.replica_pages_held, granted_pages=verdict.pages)
         if verdict.blocked_by:
             seat.leave()
             if verdict.blocked_by == REPLICA_PAGES:
                 return None
             self._room.wake(demand.base_model)
             raise quota_exceeded(verdict, tokens=demand.tokens)
-        hold = Hold(demand.request_id, demand.tenant_id, replica.id, verdict.pages)
+        hold = Hold(verdict.slice_id or demand.request_id, demand.tenant_id, replica.id, verdict.pages)
         self._settler.hold(hold)
+        self._slices.note(demand)
         return Place(replica, hold, verdict, seat)
 
     async def _reserve(self, demand: Demand, replica: ReplicaStatus, pages_max: int) -> Verdict:
@@ -160,6 +171,8 @@ class Admission:
                 Settlement(request_id=demand.request_id, tenant_id=demand.tenant_id, replica_id=replica.id)
             )
             if isinstance(error, RedisError | OSError):
+                if pages_max != _PEEK and (verdict := self._slices.spend(demand, replica.block_tokens)):
+                    return verdict
                 _log.warning("reservation failed; nobody is admitted", error=repr(error))
                 raise Unavailable(
                     "Quotas cannot be checked now; try again shortly.", code="quota_unavailable", retry_after_s=1

@@ -22,6 +22,7 @@ class Verdict:
     """The answer of reserve.lua. ``blocked_by`` is empty when everything was taken; ``max_tokens`` and ``pages`` were
     granted then. Else ``level`` says whose limit it was, ``wait_us`` < 0 means never, and ``fits`` is the max_tokens
     that would fit now. Requests and tokens are of the level with the least room; a limit of -1 is none.
+    ``slice_id`` is the reservation that was made beforehand, where Redis was not there to be asked.
     """
 
     blocked_by: str
@@ -39,6 +40,7 @@ class Verdict:
     tokens_remaining: int
     tokens_reset_us: int
     replica_pages_held: int
+    slice_id: str = ""
 
 
 def duration(microseconds: int) -> str:
@@ -53,6 +55,8 @@ def duration(microseconds: int) -> str:
 
 def rate_headers(verdict: Verdict) -> Headers:
     """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``."""
+    if verdict.requests_limit < 0:
+        return []  # nobody could be asked
     return [
         (b"x-ratelimit-limit-requests", b"%d" % verdict.requests_limit),
         (b"x-ratelimit-remaining-requests", b"%d" % verdict.requests_remaining),

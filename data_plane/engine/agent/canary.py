@@ -16,7 +16,7 @@ import structlog
 from redis.asyncio import Redis
 
 from core import keys
-from core.contracts import CanaryJob, CanaryResult, CanaryRunning
+from core.canary import CanaryJob, CanaryResult, CanaryRunning
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.canary_run import PROMPTS, AnswerFailed, CanaryRun
 from data_plane.engine.agent.canary_verdict import BEYOND_DOUBT, Answer, difference, is_nothing, is_plain

@@ -8,7 +8,8 @@ import msgspec
 from adapters.manifest import MANIFEST_FILE
 from adapters.store import revision_prefix
 from core import keys
-from core.contracts import CanaryJob, CanaryResult, Revocation
+from core.canary import CanaryJob, CanaryResult
+from core.contracts import Revocation
 from tests.conftest import wait_until
 from tests.fixtures.control_worker import decided, running_worker, upload
 from tests.fixtures.peft_adapters import write_adapter

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.registry.canary_exchange import CanaryExchange
 from core import keys
-from core.contracts import CanaryJob, CanaryResult, CanaryRunning
+from core.canary import CanaryJob, CanaryResult, CanaryRunning
 from tests.fixtures.registry_rows import add_revision, beat, impatient
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from core import keys
-from core.contracts import CanaryRunning
+from core.canary import CanaryRunning
 from tests.conftest import wait_until
 from tests.fixtures.agent_room import engine_name, room_of
 
