@@ -24,7 +24,7 @@ from benchmarks import gateway_contenders as contenders
 from benchmarks import gateway_peers as peers
 from benchmarks.gateway_client import Seen
 from benchmarks.gateway_contenders import Contender, Cores
-from benchmarks.gateway_figures import Measured, Rounds, doubts, judged, rows, table
+from benchmarks.gateway_figures import Measured, Rounds, by_cpu, doubts, judged, rows, table
 from benchmarks.process_usage import usage_of
 from tests.fixtures.processes import ROOT
 
@@ -184,7 +184,8 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
         "machine": f"{platform.machine()}, gateway on core {sorted(cores.gateway)}, others on {sorted(cores.others)}",
         "plan": {**asdict(plan), "home": str(plan.home)}, "prompt_tokens": contenders.prompt_tokens(),
         "not_measured": absent,
-        "rows": rows(rounds), "goals": judged(rounds), "doubts": doubts(rounds), "ledger": ledger,
+        "rows": rows(rounds), "goals": judged(rounds), "by_cpu": by_cpu(rounds), "doubts": doubts(rounds),
+        "ledger": ledger,
         "measured": [asdict(each) for each in bench.measured],
     }  # fmt: skip
 
@@ -212,6 +213,9 @@ def main(quick: bool, json_path: Path | None, **options: Any) -> None:
     for goal in result["goals"]:
         verdict = {True: "met", False: "missed", None: "not measured"}[goal["met"]]
         click.echo(f"{goal['goal']}: {goal['seen']} ({goal['bound']}: {verdict})")
+    for row in result["by_cpu"]:
+        kinds = f"whole {row['whole']}, unpaced {row['burst']}, paced {row['paced']}"
+        click.echo(f"answers per CPU second, to {row['to']}: {kinds}")
     for doubt in result["doubts"]:
         click.echo(f"short of CPU: {doubt}")
     ledger = result["ledger"]

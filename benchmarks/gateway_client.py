@@ -63,7 +63,7 @@ class Session:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._request = post(load.port, load.key, request_body(stream=load.stream))
+        self._asked = 0
         self._check = check_stream if load.stream else check_whole
         self._idle: list[Channel] = []
         self._running = 0
@@ -112,7 +112,11 @@ class Session:
                 break
         else:
             _, channel = await self._loop.create_connection(lambda: Channel(self._on_end), "127.0.0.1", self._load.port)
-        channel.ask(self._request, due)
+        channel.ask(self._request(), due)
+
+    def _request(self) -> bytes:
+        self._asked += 1
+        return post(self._load.port, self._load.key, request_body(self._asked, stream=self._load.stream))
 
     def _on_end(self, channel: Channel, exchange: Exchange) -> None:
         self._running -= 1
@@ -131,7 +135,7 @@ class Session:
         goes_on = self._load.rate_per_s is None and now < self._end
         if goes_on and not channel.lost:
             self._running += 1
-            channel.ask(self._request, now)
+            channel.ask(self._request(), now)
         elif goes_on:
             task = asyncio.create_task(self._ask(now))
             self._tasks.add(task)

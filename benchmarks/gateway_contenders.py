@@ -75,9 +75,9 @@ def pinned(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def prompt_tokens() -> int:
-    """How many tokens the exchange's prompt has, as the gateway and so the engine count."""
-    call = parse_call("chat", request_body(stream=False), BodyLimits(24, 256))
+def prompt_tokens(number: int = 0) -> int:
+    """How many tokens a question has, as the gateway and so the engine count: all have as many."""
+    call = parse_call("chat", request_body(number, stream=False), BodyLimits(24, 256))
     return PromptCounter(tokenizer_json(), tiny_route()).count(call)
 
 

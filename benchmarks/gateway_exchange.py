@@ -22,13 +22,10 @@ _LAST: Final = "." * (_CONTENT_BYTES - _LARGE_BYTES - len("".join(_SMALL).encode
 PIECES: Final = (*_SMALL[:13], _LARGE, *_SMALL[13:], _LAST)
 """What the answer says, event by event."""
 TEXT: Final = "".join(PIECES)
-MESSAGES: Final = (
-    {"role": "system", "content": "You answer the customers of an outdoor shop briefly and kindly. " * 4},
-    {
-        "role": "user",
-        "content": "My parcel has not come yet; where is my order of boots, size 43? Größe und Farbe: 緑. " * 8,
-    },
-)
+_SYSTEM: Final = "You answer the customers of an outdoor shop briefly and kindly. " * 4
+_QUESTION: Final = "My parcel has not come yet; where are my boots, size 43? Größe und Farbe: 緑. Order: "
+_NUMBER_CHARS: Final = 8
+_DIGITS: Final = "αβγδεζηθικ"  # no tokenizer of ours joins these: every number has as many tokens as any other
 
 
 class Delta(msgspec.Struct):
@@ -81,9 +78,15 @@ _answer: Final = msgspec.json.Decoder(Answer)
 _request: Final = msgspec.json.Decoder(Request)
 
 
-def request_body(*, stream: bool, model: str = MODEL, max_tokens: int = 256) -> bytes:
+def messages(number: int) -> list[dict[str, str]]:
+    """What is asked. Each number is another question, so that no cache has seen it; all are of one length."""
+    order = "".join(_DIGITS[int(digit)] for digit in f"{number:0{_NUMBER_CHARS}d}")
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION + order}]
+
+
+def request_body(number: int = 0, *, stream: bool, model: str = MODEL, max_tokens: int = 256) -> bytes:
     """What a caller posts."""
-    body: dict[str, object] = {"model": model, "messages": MESSAGES, "max_tokens": max_tokens, "temperature": 0}
+    body: dict[str, object] = {"model": model, "messages": messages(number), "max_tokens": max_tokens, "temperature": 0}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)
@@ -104,7 +107,9 @@ def understood(body: bytes) -> Request:
         request = _request.decode(body)
     except msgspec.MsgspecError as error:
         raise ValueError(f"a body that cannot be read: {error}") from None
-    if request.model != MODEL or request.messages != list(MESSAGES):
+    asked = request.messages[-1].get("content", "") if request.messages else ""
+    expected = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
+    if request.model != MODEL or request.messages != expected or asked[:-_NUMBER_CHARS] != _QUESTION:
         raise ValueError("another model or other messages than were sent")
     if request.stream and not (request.stream_options and request.stream_options.include_usage):
         raise ValueError("a stream without include_usage")

@@ -105,6 +105,23 @@ def judged(rounds: Rounds) -> list[dict[str, Any]]:
     return goals
 
 
+def by_cpu(rounds: Rounds) -> list[dict[str, Any]]:
+    """Streams a second of the gateways' CPU time, ours to each other's: what the ratio of streams/s would be were the
+    core theirs alone. Other work on the machine moves this less than anything timed by the clock.
+    """
+
+    def ratio(kind: str, to: str) -> float | None:
+        pairs = zip(rounds.all("tenora", kind), rounds.all(to, kind), strict=False)
+        ratios = [theirs.cpu_us / mine.cpu_us for mine, theirs in pairs if mine.cpu_us]
+        return round(statistics.median(ratios), 3) if ratios else None
+
+    return [
+        {"to": to, **{kind: ratio(kind, to) for kind in ("whole", "burst", "paced")}}
+        for to in rounds.contenders
+        if to not in ("tenora", "upstream")
+    ]
+
+
 def doubts(rounds: Rounds) -> list[str]:
     """Loads in which the measuring itself was short of CPU, so that a contender may be better than its figure."""
     found = []

@@ -51,8 +51,7 @@ class Streams:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        body = request_body(stream=True)
-        self._requests = {port: post(port, load.key, body) for port in load.ports}
+        self._asked = 0
         self._pieces = (" tick",) * load.ticks
         self._told = Told()
         self._gaps = [0] * (_GAP_MS_MAX + 1)  # how many there were, by their milliseconds
@@ -88,7 +87,11 @@ class Streams:
             return
         self._channels[channel] = port
         self._told.running += 1
-        channel.ask(self._requests[port], time.monotonic())
+        self._ask(channel, port)
+
+    def _ask(self, channel: Channel, port: int) -> None:
+        self._asked += 1
+        channel.ask(post(port, self._load.key, request_body(self._asked, stream=True)), time.monotonic())
 
     def _on_end(self, channel: Channel, exchange: Exchange) -> None:
         told, port = self._told, self._channels[channel]
@@ -118,7 +121,7 @@ class Streams:
             task.add_done_callback(self._tasks.discard)
         else:
             told.running += 1
-            channel.ask(self._requests[port], time.monotonic())
+            self._ask(channel, port)
 
     async def _tell_on(self) -> None:
         while True:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from benchmarks.gateway_client import Seen
+from benchmarks.gateway_contenders import prompt_tokens
 from benchmarks.gateway_exchange import (
     DONE,
     EVENTS,
@@ -16,7 +17,7 @@ from benchmarks.gateway_exchange import (
     request_body,
     understood,
 )
-from benchmarks.gateway_figures import Measured, Rounds, doubts, judged, rows, table
+from benchmarks.gateway_figures import Measured, Rounds, by_cpu, doubts, judged, rows, table
 from benchmarks.process_usage import Usage, usage_of
 from benchmarks.streams import Plan, Sample, findings
 
@@ -76,6 +77,7 @@ def test_the_upstream_refuses_what_a_relay_has_changed():
     assert understood(request_body(stream=True)).stream
     for changed in (
         request_body(stream=True).replace(b"boots", b"shoes"),
+        request_body(stream=True).replace(b"kindly", b"firmly"),
         request_body(stream=True).replace(b'"include_usage":true', b'"include_usage":false'),
         request_body(stream=False, model="another"),
     ):
@@ -113,6 +115,7 @@ def test_ratios_are_taken_within_rounds_and_what_was_not_measured_is_said():
     row = next(row for row in rows(rounds) if row["contender"] == "tenora")
     assert (row["cpu_us_per_stream"], row["cpu_us_per_event"], row["whole_per_s"]) == (620, 20, None)
     assert "tenora" in table(rows(rounds))
+    assert by_cpu(rounds) == [{"to": "relay", "whole": None, "burst": None, "paced": 1.0}]
     assert doubts(rounds) == [f"{name}, paced: other core 95% of a core" for name in ("relay", "tenora")]
 
 
@@ -141,3 +144,11 @@ def test_a_process_knows_what_it_uses():
     assert used.cpu_s > 0
     assert used.rss_bytes > 10 << 20
     assert used.files > 2
+
+
+def test_every_question_is_another_and_none_is_longer():
+    bodies = {request_body(number, stream=True) for number in (0, 1, 12_345_678, 99_999_999)}
+    assert len(bodies) == 4
+    assert len({len(body) for body in bodies}) == 1
+    tokens = {prompt_tokens(number) for number in (0, 7, 12_345_678, 99_999_999)}
+    assert len(tokens) == 1
