@@ -4,9 +4,11 @@ What it sees of other gateways is as old as the last heartbeat and the last answ
 are taken (Redis decides), adapters in work and prompts in the queue are this process's own.
 """
 
+import heapq
 import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from core import kv_pages
@@ -15,6 +17,7 @@ from core.engine_names import digest_of
 from data_plane.gateway.replica_load import Load
 
 _NOBODY: Final = frozenset[str]()
+_ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
 _WARM_MAX: Final = 2  # so many replicas are a session's: its own, and the next where that one is full
 
 
@@ -148,10 +151,19 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
         able.append(candidate)
         if adapter and adapter in candidate.resident.slots:
             users += candidate.load.adapters.get(adapter, 0)
-    rows = _sorted(able, wish, costs, users)
+    saved = _saved_ms(able, wish, costs) if wish.affinity else {}
+    rows = []
+    for candidate in able:
+        status = candidate.status
+        cost_ms = _cost_ms(candidate, wish, costs, users) - saved.get(status.id, 0.0)
+        home = _draw(adapter, status.id) if adapter else 0
+        crowded = _is_one_too_many(candidate, adapter)
+        rank_max = status.rank_max if adapter else 0
+        rows.append((crowded, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
+    rows.sort(key=_ORDER)
     ranking = Ranking([], [], [])
-    for candidate in rows:
-        if _is_one_too_many(candidate, adapter) and not wish.overdue:
+    for crowded, *_, candidate in rows:
+        if crowded and not wish.overdue:
             ranking.crowded.append(candidate)
         elif candidate.load.taken_pages + pages_by_block[candidate.status.block_tokens] <= pages_max(
             candidate, wish, costs
@@ -162,28 +174,11 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
     return ranking
 
 
-def _sorted(able: list[Candidate], wish: Wish, costs: PlacementCosts, users: int) -> list[Candidate]:
-    adapter = wish.adapter
-    homes = {c.status.id: _draw(adapter, c.status.id) for c in able} if adapter else {}
-    saved = _saved_ms(able, wish, costs) if wish.affinity else {}
-    return sorted(
-        able,
-        key=lambda c: (
-            _is_one_too_many(c, adapter),
-            c.status.rank_max if adapter else 0,
-            _cost_ms(c, wish, costs, users) - saved.get(c.status.id, 0.0),
-            -homes.get(c.status.id, 0),
-            -c.free_pages,
-            c.status.id,
-        ),
-    )
-
-
 def _saved_ms(able: list[Candidate], wish: Wish, costs: PlacementCosts) -> dict[str, float]:
     """What a prefix cache should save a session: its whole prompt on the replica it drew, half on its second."""
-    ids = sorted((c.status.id for c in able), key=lambda name: (-_draw(wish.affinity, name), name))
+    ids = heapq.nlargest(_WARM_MAX, ((_draw(wish.affinity, c.status.id), c.status.id) for c in able))
     whole_ms = wish.prompt_tokens * costs.prompt_token_ms
-    return {name: whole_ms / (1 + place) for place, name in enumerate(ids[:_WARM_MAX])}
+    return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
 
 
 def pages_max(candidate: Candidate, wish: Wish, costs: PlacementCosts) -> int:
