@@ -95,11 +95,12 @@ class Replicas:
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
                 self._loads.setdefault(name, Load()).held_pages = int(pages or 0)
+        await self._refresh_residency()
+        # From here on nobody else runs: the pools and what is known of their replicas change together.
         known: dict[str, Any]
         for known in (self._beaten_at, self._loads, self._resident):
             for gone in known.keys() - statuses.keys():
                 del known[gone]
-        await self._refresh_residency()
         self._pools = {}
         for status in statuses.values():
             candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
