@@ -16,20 +16,17 @@ from core.ids import new_id
 from data_plane.gateway.admission import Admission
 from data_plane.gateway.beat import Beat
 from data_plane.gateway.breaker import Breakers
-from data_plane.gateway.checkpoints import Checkpoints
+from data_plane.gateway.durability import Durability
 from data_plane.gateway.fair_queue import Bounds
 from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.heat import AdapterHeat
 from data_plane.gateway.idempotency import Idempotency
-from data_plane.gateway.journal import Journal
-from data_plane.gateway.journal_takeover import Takeover
 from data_plane.gateway.lifecycle import Lifecycle
 from data_plane.gateway.listing_hints import ListingHints
 from data_plane.gateway.placement import PlacementCosts
 from data_plane.gateway.preparation import Preparation
 from data_plane.gateway.quota_api import QuotaReader
 from data_plane.gateway.redis_line import RedisLine
-from data_plane.gateway.redis_memory import RedisMemory
 from data_plane.gateway.relay import Relay
 from data_plane.gateway.replica_signs import ReplicaSigns
 from data_plane.gateway.replicas import Replicas
@@ -41,7 +38,6 @@ from data_plane.gateway.settlement import Settler
 from data_plane.gateway.slices import Slices
 from data_plane.gateway.snapshot import Snapshot
 from data_plane.gateway.standing import Standing
-from data_plane.gateway.sweeper import Sweeper
 from data_plane.gateway.tokenise import PromptCounters
 from data_plane.gateway.upstream import Upstream
 from data_plane.gateway.waiting_room import Patience, WaitingRoom
@@ -51,115 +47,99 @@ _log = structlog.get_logger()
 
 def create_app(settings: GatewaySettings) -> Litestar:
     """The gateway as an ASGI application. It does nothing until its lifespan begins."""
-    redis = Redis.from_url(
-        settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
-    )
-    snapshot = Snapshot(redis, block_ms=settings.snapshot_block_ms, batch_max=settings.snapshot_batch_max)
-    upstream = _upstream(settings)
-    breakers = _breakers(settings, upstream)
-    replicas = Replicas(
-        redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s, allows=breakers.allows
-    )
-    counters = _counters(settings, redis)
-    line = _line(settings)
-    reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
-    gateway_id = new_id("gw")
-    journal = Journal(
-        settings.journal_dir,
-        gateway_id,
-        segment_max_bytes=settings.journal_segment_max_bytes,
-        bytes_max=settings.journal_max_bytes,
-    )
-    memory = RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s)
-    settler = _settler(settings, reservations, journal, memory)
-    takeover = Takeover(
-        journal,
-        settler,
-        every_s=settings.journal_takeover_s,
-        marker_s=settings.settled_marker_s,
-    )
-    checkpoints = Checkpoints(
-        settler.live,
-        reservations,
-        every_s=settings.checkpoint_s,
-        tokens=settings.checkpoint_tokens,
-        renewal_s=settings.lease_renewal_s,
-    )
-    standing = Standing(settler.live, snapshot, every_s=settings.standing_s)
-    sweeper = Sweeper(
-        line,
-        reservations,
-        every_s=settings.sweep_s,
-        tenants_max=settings.sweep_tenants_max,
-        grace_s=2 * settings.lease_renewal_s,
-    )
-    retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-    signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
-    grammars, idempotency = Grammars(redis, settings), Idempotency(line, settings)
-    heat = AdapterHeat(
-        redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
-    )
-    slices = _slices(settings, line, settler)
-    quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
-    beat = Beat(redis, snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s)
-    preparation = Preparation(settings, snapshot, beat, counters, grammars)
-    lifecycle = Lifecycle(
-        settings,
-        preparation,
-        _admission(settings, replicas, reservations, settler, slices),
-        settler,
-        Relay(upstream, breakers, signs, retries, settings),
-        heat,
-        idempotency,
-    )
-
-    @asynccontextmanager
-    async def lifespan(_app: Litestar) -> AsyncIterator[None]:
-        async with redis, upstream:
-            # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
-            with contextlib.suppress(RedisError, OSError):
-                await snapshot.load()
-                await beat.beat()
-                await replicas.refresh()
-            journal.open()
-            followers = _start(
-                snapshot=snapshot.follow(),
-                beat=beat.follow(),
-                tokenizers=counters.follow(snapshot),
-                replicas=replicas.follow(),
-                journal=journal.follow(),
-                takeover=takeover.follow(),
-                checkpoints=checkpoints.follow(),
-                breakers=breakers.follow(),
-                signs=signs.follow(),
-                sweeper=sweeper.follow(),
-                standing=standing.follow(),
-                backlog=settler.follow_backlog(),
-                slices=slices.follow(),
-                heat=heat.follow(),
-                idempotency=idempotency.follow(),
-            )
-            try:
-                yield
-            finally:
-                slices.close()
-                await settler.drain(settings.settlement_drain_s)
-                await _stop(followers)
-                await journal.close()
-                await beat.stop()
-                counters.close()
-                await grammars.close()
-                await line.close()
-
+    gateway = _Gateway(settings)
     return Litestar(
-        route_handlers=Routes(
-            lifecycle, preparation, snapshot, beat, replicas, _listing_hints(settings, redis), quota
-        ).handlers(),
-        lifespan=[lifespan],
+        route_handlers=gateway.routes().handlers(),
+        lifespan=[lambda _app: gateway.running()],
         state=State({"settings": settings}),
         openapi_config=None,
         logging_config=None,
     )
+
+
+class _Gateway:
+    """The objects of one process, in the order in which they need each other."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._redis = redis = Redis.from_url(
+            settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
+        )
+        self._snapshot = Snapshot(redis, block_ms=settings.snapshot_block_ms, batch_max=settings.snapshot_batch_max)
+        self._upstream = _upstream(settings)
+        self._breakers = _breakers(settings, self._upstream)
+        self._replicas = Replicas(
+            redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s, allows=self._breakers.allows
+        )
+        self._counters = _counters(settings, redis)
+        self._line = line = _line(settings)
+        reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+        gateway_id = new_id("gw")
+        self._durability = Durability(settings, line, reservations, gateway_id)
+        settler = self._durability.settler
+        self._standing = Standing(settler.live, self._snapshot, every_s=settings.standing_s)
+        retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
+        self._signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
+        self._grammars, self._idempotency = Grammars(redis, settings), Idempotency(line, settings)
+        self._heat = AdapterHeat(
+            redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
+        )
+        self._slices = _slices(settings, line, settler)
+        self._quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
+        self._beat = Beat(
+            redis, self._snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s
+        )
+        self._preparation = Preparation(settings, self._snapshot, self._beat, self._counters, self._grammars)
+        self._lifecycle = Lifecycle(
+            settings,
+            self._preparation,
+            _admission(settings, self._replicas, reservations, settler, self._slices),
+            settler,
+            Relay(self._upstream, self._breakers, self._signs, retries, settings),
+            self._heat,
+            self._idempotency,
+        )
+
+    def routes(self) -> Routes:
+        """What it answers."""
+        hints = _listing_hints(self._settings, self._redis)
+        return Routes(
+            self._lifecycle, self._preparation, self._snapshot, self._beat, self._replicas, hints, self._quota
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From before the first connection is accepted until the last has been answered and settled."""
+        async with self._redis, self._upstream:
+            # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
+            with contextlib.suppress(RedisError, OSError):
+                await self._snapshot.load()
+                await self._beat.beat()
+                await self._replicas.refresh()
+            followers = _start(
+                **self._durability.open(),
+                snapshot=self._snapshot.follow(),
+                beat=self._beat.follow(),
+                tokenizers=self._counters.follow(self._snapshot),
+                replicas=self._replicas.follow(),
+                breakers=self._breakers.follow(),
+                signs=self._signs.follow(),
+                standing=self._standing.follow(),
+                slices=self._slices.follow(),
+                heat=self._heat.follow(),
+                idempotency=self._idempotency.follow(),
+            )
+            try:
+                yield
+            finally:
+                self._slices.close()
+                await self._durability.drain()
+                await _stop(followers)
+                await self._durability.close()
+                await self._beat.stop()
+                self._counters.close()
+                await self._grammars.close()
+                await self._line.close()
 
 
 def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
@@ -189,18 +169,6 @@ def _line(settings: GatewaySettings) -> RedisLine:
         connect_s=settings.redis_connect_s,
         stalled_s=settings.redis_stalled_s,
         pending_max=settings.redis_pending_max,
-    )
-
-
-def _settler(settings: GatewaySettings, reservations: Reservations, journal: Journal, memory: RedisMemory) -> Settler:
-    return Settler(
-        reservations,
-        journal,
-        memory,
-        deadline_s=settings.settlement_deadline_s,
-        retry_s=settings.settlement_retry_s,
-        kept_s=settings.settlement_kept_s,
-        backlog_max=settings.settlement_backlog_max,
     )
 
 
