@@ -55,7 +55,9 @@ def churned(engine, models, alone) -> Churned:
 
 def test_a_batch_of_the_base_and_every_slots_adapter_mixes_no_answers(engine, models, alone, capsys):
     chosen = models[: SLOTS + 1]
-    verdicts = asyncio.run(mixed_rounds(engine, chosen, alone, rounds=ROUNDS_MIXED, at_once=SLOTS + 1, seed=11))
+    verdicts = asyncio.run(
+        mixed_rounds(engine, chosen, alone, rounds=ROUNDS_MIXED, at_once=SLOTS + 1, seed=11, tokens=6)
+    )
     slots = {slot["name"] for slot in engine.residency()["slots"]}
     assert slots == set(chosen[1:]), "every slot was filled, so a stray index would have shown"
     with capsys.disabled():

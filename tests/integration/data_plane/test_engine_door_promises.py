@@ -38,7 +38,7 @@ async def make_door(faulty, tmp_path, monkeypatch):
     def make(**settings):
         cache = disk_cache(tmp_path / "cache", faulty.settings)
         chosen = {
-            "engine_slots": 1, "engine_memory_adapters": 4, "base_model": "tiny-instruct", "door_load_deadline_s": 5,
+            "engine_slots": 1, "engine_memory_adapters": 4, "base_model": "tiny-instruct", "door_load_deadline_s": 3,
         }  # fmt: skip
         door = DoorInTests(DoorSettings(engine_run_dir=tmp_path / "run", **chosen | settings), cache)
         made.append((door, cache))
