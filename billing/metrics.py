@@ -9,6 +9,9 @@ REFUSED = Counter("tenora_billing_refused_total", "Attempts at an event that cou
 DEAD_LETTERS = Counter("tenora_billing_dead_letters_total", "Events given up on and set aside. Alert on any.", ["code"])
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
+QUOTAS_REBUILT = Counter(
+    "tenora_billing_quotas_rebuilt_total", "Counts corrected after Redis was found empty. Alert on any."
+)
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the stream that nobody has read.")
 PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")

@@ -84,8 +84,8 @@ def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None 
 
 def _tenants(redis: redis_client.Redis, tenant_id: str | None) -> dict[str, TenantGrant]:
     values = cast("dict[bytes, bytes]", redis.hgetall(keys.snapshot("tenants")))
-    if not values:
-        raise Unavailable("Redis has no snapshot of tenants; run `python -m control_plane publish` first.")
+    if not values and not redis.exists(keys.SNAPSHOT_META):
+        raise Unavailable("Redis has no snapshot; run `python -m control_plane publish` first.")
     tenants = {field.decode(): _TENANT.decode(value) for field, value in values.items()}
     if tenant_id is not None and tenant_id not in tenants:
         raise NotFound(f"tenant: none with the id {tenant_id!r} is published.", code="tenant_not_found")

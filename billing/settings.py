@@ -42,6 +42,12 @@ class BillingSettings(Fragment):
     billing_dead_letters_max: int = Field(
         default=100_000, ge=1, le=10_000_000, description="Dead letters kept; when full, poison stays pending instead."
     )
+    billing_quota_repair_s: int = Field(
+        default=15,
+        ge=1,
+        le=3600,
+        description="After Redis lost its data, quotas are rebuilt this much later: once gateways have settled again.",
+    )
     billing_clock_skew_s_max: int = Field(
         default=300, ge=1, le=86_400, description="How far ahead of Postgres a gateway's clock may be."
     )

@@ -64,13 +64,16 @@ class UsageStream:
         self._redis = redis
         self._consumer = consumer
 
-    def ensure_group(self) -> None:
+    def ensure_group(self) -> bool:
         """Create stream and group where they are missing, reading from the very first entry: after a restore, events
-        that are in the ledger already are recognised there.
+        that are in the ledger already are recognised there. Returns whether they were: a Redis that is new, or empty.
         """
+        made = False
         with contextlib.suppress(redis_client.ResponseError):  # BUSYGROUP: it exists
             self._redis.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True)
+            made = True
         read_groups(self._redis)  # any other reason would show here
+        return made
 
     def read(self, *, count: int, block_ms: int | None) -> list[Entry]:
         """New entries, waiting for the first at most ``block_ms``; None does not wait."""

@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.metering import OUTAGES, Meter
+from billing.quota_repair import QuotaRepair
 from billing.settings import BillingSettings
 from billing.stream import Entry, UsageStream, read_backlog
 from core import db, telemetry
@@ -47,11 +48,18 @@ class BillingWorker:
     """One consumer of the usage stream."""
 
     def __init__(
-        self, redis: redis_client.Redis, stream: UsageStream, meter: Meter, settings: BillingSettings, stop: StopRequest
+        self,
+        redis: redis_client.Redis,
+        stream: UsageStream,
+        meter: Meter,
+        quotas: QuotaRepair,
+        settings: BillingSettings,
+        stop: StopRequest,
     ) -> None:
         self._redis = redis
         self._stream = stream
         self._meter = meter
+        self._quotas = quotas
         self._settings = settings
         self._stop = stop
         self._reclaim_from = _START
@@ -64,7 +72,7 @@ class BillingWorker:
         while not self._stop.within(0):
             try:
                 if not grouped:
-                    self._stream.ensure_group()
+                    self._ensure_group()
                     grouped = True
                     _log.info("billing worker reads the usage stream", consumer=self._settings.billing_consumer)
                 self._turn()
@@ -98,6 +106,11 @@ class BillingWorker:
             metrics.UNREAD.set(backlog.unread)
             metrics.PENDING.set(backlog.pending)
             metrics.DEAD_LETTERS_HELD.set(backlog.dead_letters)
+            self._quotas.step()
+
+    def _ensure_group(self) -> None:
+        if self._stream.ensure_group():
+            self._quotas.redis_was_empty()
 
     def _process(self, entries: Sequence[Entry]) -> None:
         """Stay with a batch until it is through: reading on would only pile up what cannot be written."""
@@ -108,7 +121,7 @@ class BillingWorker:
                 if self._pause(error):
                     raise  # stopping: the entries stay pending, and whoever comes next takes them over
                 with contextlib.suppress(redis_client.RedisError):
-                    self._stream.ensure_group()  # a Redis that came back empty has none, and the batch would never end
+                    self._ensure_group()  # a Redis that came back empty has none, and the batch would never end
 
     def _pause(self, error: Exception) -> bool:
         """Wait, longer each time; whether stopping was requested meanwhile."""
@@ -140,5 +153,6 @@ def run() -> None:
     engine = db.connect(PostgresSettings())
     with connect_redis(RedisSettings(), settings) as redis:
         stream = UsageStream(redis, settings.billing_consumer)
-        BillingWorker(redis, stream, Meter(engine, stream, settings), settings, stop).run()
+        quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s)
+        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, settings, stop).run()
     engine.dispose()

@@ -17,9 +17,11 @@ from core.errors import NotFound, Unavailable
 from core.ids import new_id
 from data_plane.gateway.reservation import Settlement
 from data_plane.gateway.used import used_by
+from tests.conftest import wait_until
 from tests.fixtures.published import AMPLE
 from tests.fixtures.quota_levels import ask, connected, granted, scripts
 from tests.integration.billing.conftest import PRICES
+from tests.integration.billing.test_billing_worker import environment, worker
 
 LIMITS = KeyLimits(tokens_per_month=10**9)
 COUNTS = ("month_used", "month_spent_nanos", "spent_nanos")
@@ -153,6 +155,19 @@ def test_without_a_snapshot_or_for_a_stranger_nothing_is_changed(stage, platform
     platform.publish()
     with pytest.raises(NotFound):
         rebuild_quotas.rebuild(stage.engine, stage.redis, new_id("tn"))
+
+
+def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgres_settings, redis_settings, tmp_path):
+    tenant_id = platform.tenant()
+    platform.publish()
+    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
+        platform.serve(*[tenant_id] * 3)
+        wait_until(lambda: stage.value("SELECT count(*) FROM usage_records") == 3, what="the records")
+        before = platform.counts()
+        stage.redis.flushall()
+        platform.publish()
+        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
 
 
 def test_the_command_says_what_it_did(stage, platform, redis_settings, postgres_settings):

@@ -1,0 +1,51 @@
+"""When quotas are rebuilt without being asked: some seconds after Redis was found empty. How, ``rebuild_quotas`` knows.
+
+Until then months begin with what gateways have counted since; of what was charged before them nothing is forgotten.
+"""
+
+import time
+from typing import Final
+
+import redis as redis_client
+import sqlalchemy as sa
+import structlog
+
+from billing import metrics, rebuild_quotas
+from billing.metering import OUTAGES
+from core.errors import AppError
+
+_PAUSE_S_MAX: Final = 3600
+
+_log = structlog.get_logger()
+
+
+class QuotaRepair:
+    """The worker's memory of a Redis that lost its data. A repair that fails is repeated after a growing pause."""
+
+    def __init__(self, engine: sa.Engine, redis: redis_client.Redis, *, delay_s: int) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._delay_s = delay_s
+        self._wanted = False
+        self._due = time.monotonic()
+        self._pause_s = delay_s
+
+    def redis_was_empty(self) -> None:
+        """Rebuild once gateways have settled again what they still knew of, so that it is not counted twice."""
+        self._wanted, self._pause_s = True, self._delay_s
+        self._due = time.monotonic() + self._delay_s
+
+    def step(self) -> None:
+        """Rebuild if it is time to. Never raises for what may pass."""
+        if not self._wanted or time.monotonic() < self._due:
+            return
+        try:
+            rebuilt = rebuild_quotas.rebuild(self._engine, self._redis)
+        except (AppError, *OUTAGES) as error:
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+            self._due = time.monotonic() + self._pause_s
+            _log.warning("quotas cannot be rebuilt yet", error=str(error)[:500], pause_s=self._pause_s)
+            return
+        self._wanted = False
+        metrics.QUOTAS_REBUILT.inc(rebuilt.corrected)
+        _log.info("quotas rebuilt for a Redis that was empty", tenants=rebuilt.tenants, corrected=rebuilt.corrected)
