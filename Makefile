@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-clients fuzz lint types contracts check up down reference lock
+.PHONY: help setup demo test test-clients chaos fuzz lint types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOUR ?= cpu
 BIN := .venv/bin
@@ -21,6 +21,9 @@ test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)
+
+chaos: setup ## break a whole data plane in every way and write docs/RELIABILITY.md (CHAOS_INSTANTS=40 kills of each process)
+	@$(BIN)/python -m tests.chaos --instants $(or $(CHAOS_INSTANTS),40) --out docs/RELIABILITY.md
 
 up: setup ## the whole platform on this machine, until Ctrl-C
 	@$(BIN)/tenora up
