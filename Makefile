@@ -13,8 +13,8 @@ setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOUR=cpu|gpu); quick
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
 	@$(BIN)/tenora demo
 
-test: setup ## every test, a real replica among them (about 25 minutes on 2 cores)
-	@$(BIN)/python -m pytest
+test: setup ## every test, a real replica among them: two lanes side by side, then what needs an engine
+	@$(BIN)/python -m tests.lanes
 
 test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
 	@sh requirements/clients.sh && $(BIN)/python -m pytest -m clients
