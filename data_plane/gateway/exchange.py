@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 import structlog
 
@@ -19,6 +18,7 @@ from core.errors import AppError, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.body import Call
 from data_plane.gateway.client import Client
+from data_plane.gateway.engine_line import Answer
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.meter import AdapterLoad, Counts
 from data_plane.gateway.settings import GatewaySettings
@@ -71,7 +71,7 @@ class Exchange(ABC):
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
-        self._opening: asyncio.Task[aiohttp.ClientResponse] | None = None
+        self._opening: asyncio.Task[Answer] | None = None
         self._gone = False
         self._writing = False
         self.cut: AppError | None = None  # why it was ended from outside
@@ -98,7 +98,7 @@ class Exchange(ABC):
         except asyncio.CancelledError:  # the server does so when the time to drain is over, and waits no longer
             self.cut = _stopping()
             return await self._end_early("timeout")
-        except (StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (StreamBroken, OSError, msgspec.MsgspecError) as error:
             return self._replica_gone(error)
         finally:
             watcher.cancel()
@@ -138,7 +138,7 @@ class Exchange(ABC):
             pass  # it never ran
         except asyncio.CancelledError:
             self.cut = _stopping()
-        except (TimeoutError, StreamBroken, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
             metrics.incomplete_counts.inc()
             _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
         finally:
@@ -167,7 +167,7 @@ class Exchange(ABC):
             opening.cancel()
             await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
-            opening.result().close()  # one that was read to its end has given its connection back already
+            opening.result().close()
 
     @abstractmethod
     def _first_deadline(self) -> float:
@@ -183,11 +183,11 @@ class Exchange(ABC):
         """What the engine has counted so far."""
 
     @abstractmethod
-    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
+    async def _exchange(self, answer: Answer) -> Relayed:
         """Relay the answer, all but its end."""
 
     @abstractmethod
-    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
+    async def _read_to_end(self, answer: Answer) -> None:
         """Read what is left, for its counts only."""
 
 

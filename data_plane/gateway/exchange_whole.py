@@ -2,11 +2,10 @@
 
 import asyncio
 
-import aiohttp
-
 from data_plane.gateway import completion, metrics
 from data_plane.gateway.body import ID_PREFIXES
 from data_plane.gateway.client import Client
+from data_plane.gateway.engine_line import Answer
 from data_plane.gateway.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.meter import AdapterLoad, Counts
 from data_plane.gateway.replica_signs import ReplicaSigns
@@ -54,8 +53,8 @@ class WholeExchange(Exchange):
     def counts(self) -> Counts:
         return Counts() if self._answer is None else completion.counts(self._answer, sequences=self._attempt.call.n)
 
-    async def _exchange(self, response: aiohttp.ClientResponse) -> Relayed:
-        await self._read_to_end(response)
+    async def _exchange(self, answer: Answer) -> Relayed:
+        await self._read_to_end(answer)
         assert self._answer is not None
         if completion.is_aborted(self._answer):
             raise StreamBroken("the engine aborted the request")
@@ -74,10 +73,10 @@ class WholeExchange(Exchange):
             ),
         )
 
-    async def _read_to_end(self, response: aiohttp.ClientResponse) -> None:
-        async for data in response.content.iter_any():
+    async def _read_to_end(self, answer: Answer) -> None:
+        while data := await answer.some():
             self._raw += data
             if len(self._raw) > self._limits.response_max_bytes:
                 raise StreamBroken(f"the answer is larger than {self._limits.response_max_bytes} bytes")
         self._answer = completion.decode(bytes(self._raw))
-        self._load = completion.load(response.headers.get("x-tenora-load"))
+        self._load = completion.load(answer.headers.get("x-tenora-load"))

@@ -3,16 +3,17 @@
 Nothing an engine says reaches a caller: its words are logged, and become one of the failures below.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import ClassVar, Final, Self
 
-import aiohttp
 import msgspec
 import structlog
 
 from core.contracts import ReplicaStatus
 from core.errors import BadGateway, InvalidRequest, Unavailable
 from data_plane.gateway.body import ENGINE_PATHS, ID_PREFIXES, Kind
+from data_plane.gateway.engine_line import Answer, EngineLines, EngineLost
 
 _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
@@ -70,25 +71,19 @@ class Upstream:
     """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
 
     def __init__(self, *, engine_key: str, connect_s: float, keepalive_s: float, connections_max: int) -> None:
-        self._keepalive_s = keepalive_s
-        self._connections_max = connections_max
+        self._lines = EngineLines(connect_s=connect_s, keepalive_s=keepalive_s, connections_max=connections_max)
         self._authorization = f"Bearer {engine_key}"
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
-        self._abort_timeout = aiohttp.ClientTimeout(total=connect_s)
+        self._abort_s = connect_s
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            limit=self._connections_max, limit_per_host=0, keepalive_timeout=self._keepalive_s
-        )
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        self._lines.close()
 
     async def open(
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
-    ) -> aiohttp.ClientResponse:
+    ) -> Answer:
         """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
         made resident first, in turn with other tenants' adapters. Raises ReplicaFailed (AdapterUnavailable where the
         door says why), AdapterLoading or InvalidRequest.
@@ -101,36 +96,31 @@ class Upstream:
         if adapter is not None:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
-            response = await self._session.post(
-                replica.url + ENGINE_PATHS[kind],
-                data=body,
-                headers=headers,
-                timeout=self._timeout,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, OSError) as error:
+            answer = await self._lines.request("POST", replica.url, ENGINE_PATHS[kind], headers, body)
+        except OSError as error:
             _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
             raise ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).") from error
-        if response.status == 200:
-            return response
+        if answer.status == 200:
+            return answer
         try:
-            raw = await response.content.read(_ERROR_BYTES_MAX)
-        except aiohttp.ClientError:
+            raw = await answer.read(_ERROR_BYTES_MAX)
+        except EngineLost:
             raw = b""
-        response.close()
+        finally:
+            answer.close()
         said = raw[:500].decode(errors="replace")
         told = _error(raw)
-        if response.status == 503 and told.code == "adapter_loading":
-            raise AdapterLoading(_seconds(response.headers), _bounded(told.eta_s))
-        _log.warning("replica refused a request", replica=replica.id, status=response.status, said=said)
-        if response.status == 503 and told.code in _CANNOT:
-            raise AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(response.headers))
+        if answer.status == 503 and told.code == "adapter_loading":
+            raise AdapterLoading(_seconds(answer.headers), _bounded(told.eta_s))
+        _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
+        if answer.status == 503 and told.code in _CANNOT:
+            raise AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
         # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
-        if response.status == 404 or (response.status == 400 and "LoRA adapter" in said):
+        if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in said):
             failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
             failed.about_adapter = True
             raise failed
-        if response.status in (400, 422):
+        if answer.status in (400, 422):
             raise InvalidRequest(
                 "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
                 code="request_refused",
@@ -142,23 +132,34 @@ class Upstream:
         # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
         external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
         try:
-            async with self._session.post(
-                replica.url + "/inference/v1/abort_requests",
-                data=msgspec.json.encode({"request_ids": [external_id]}),
-                headers={"authorization": self._authorization, "content-type": "application/json"},
-                timeout=self._abort_timeout,
-            ) as response:
-                if response.status != 200:
-                    _log.warning("replica refused an abort", replica=replica.id, status=response.status)
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            async with asyncio.timeout(self._abort_s):
+                answer = await self._lines.request(
+                    "POST",
+                    replica.url,
+                    "/inference/v1/abort_requests",
+                    {"authorization": self._authorization, "content-type": "application/json"},
+                    msgspec.json.encode({"request_ids": [external_id]}),
+                )
+                try:
+                    await answer.read(_ERROR_BYTES_MAX)
+                finally:
+                    answer.close()
+            if answer.status != 200:
+                _log.warning("replica refused an abort", replica=replica.id, status=answer.status)
+        except OSError as error:  # TimeoutError is one
             _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
 
     async def is_healthy(self, replica: ReplicaStatus) -> bool:
         """Whether an engine says of itself that it is well, in time. Never raises."""
         try:
-            async with self._session.get(replica.url + "/health", timeout=self._abort_timeout) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            async with asyncio.timeout(self._abort_s):
+                answer = await self._lines.request("GET", replica.url, "/health", {})
+                try:
+                    await answer.read(_ERROR_BYTES_MAX)
+                finally:
+                    answer.close()
+                return answer.status == 200
+        except OSError:  # TimeoutError is one
             return False
 
 
