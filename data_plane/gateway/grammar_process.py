@@ -18,6 +18,7 @@ import msgspec
 
 FRAME_BYTES_MAX: Final = 256 << 20  # a tokenizer is the largest
 _PR_SET_PDEATHSIG: Final = 1
+_NICE: Final = 5  # streams come first
 
 
 class Load(msgspec.Struct, tag=True):
@@ -56,6 +57,7 @@ def main() -> None:
     """Answer until stdin ends. Dies with its parent, and has no more memory than it was given."""
     CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints must not be taken for an answer
     library = _library()

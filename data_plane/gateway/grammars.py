@@ -33,6 +33,7 @@ _verdicts: Final = msgspec.msgpack.Decoder(Verdict)
 _SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
 _TIMEOUT_COST: Final = 0.25  # of a tenant's minute
 _TENANTS_MAX: Final = 10_000
+_ATTEMPTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +94,29 @@ class Grammars:
         return None
 
     async def _in_turn(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> Verdict | None:
-        """The child's verdict; None where it did not survive the schema."""
+        """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
         try:
-            child = await self._ready_child(base)
-            began = time.monotonic()
-            try:
-                async with asyncio.timeout(self._settings.schema_compile_s):
-                    verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
-            except (asyncio.IncompleteReadError, OSError):  # TimeoutError is an OSError
-                self._charge(tenant_id, _TIMEOUT_COST, always=True)
-                await self._lose()
-                return None
+            for _ in range(_ATTEMPTS):
+                child = await self._ready_child(base)
+                began = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._settings.schema_compile_s):
+                        verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
+                except TimeoutError:
+                    break
+                except (asyncio.IncompleteReadError, OSError):
+                    await self._lose()
+                else:
+                    metrics.schema_seconds.observe(time.monotonic() - began)
+                    return verdict
         except AppError:
             raise
         except BaseException:
             await self._lose()  # it may be in the middle of an answer
             raise
-        metrics.schema_seconds.observe(time.monotonic() - began)
-        return verdict
+        self._charge(tenant_id, _TIMEOUT_COST, always=True)
+        await self._lose()
+        return None
 
     def _charge(self, tenant_id: str, share: float, *, always: bool = False) -> None:
         """Take a share of the tenant's minute, which comes back evenly. Raises TooManyRequests where it is spent."""
@@ -179,8 +185,11 @@ class _Child:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(pack(frame))
-        await stdin.drain()
+        try:
+            stdin.write(pack(frame))
+            await stdin.drain()
+        except RuntimeError as closed:  # uvloop's word for a pipe whose other end has gone
+            raise BrokenPipeError from closed
         (size,) = struct.unpack(">I", await stdout.readexactly(4))
         return _verdicts.decode(await stdout.readexactly(min(size, FRAME_BYTES_MAX)))
 

@@ -7,6 +7,7 @@ large is not run again. A gateway that dies between an answer's settlement and i
 
 import asyncio
 import hashlib
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -32,7 +33,7 @@ _OWN: Final = (b"x-ratelimit-", b"anthropic-ratelimit-", b"content-length", b"co
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A whole answer as it went out; the status is 0 for one that was too large to keep."""
+    """A whole answer as it went out, its body packed by zlib; the status is 0 for one that was too large to keep."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -76,7 +77,7 @@ class Idempotency:
         answer = await self._claim(claim)
         if answer is not None:
             metrics.idempotent_replays.inc()
-            recorded = Recording(0, _nothing, answer.status, answer.headers, bytearray(answer.body))
+            recorded = Recording(0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body)))
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])
             yield False
             return
@@ -136,7 +137,11 @@ class Idempotency:
 
     async def _keep(self, claim: "_Claim", recorded: Recording) -> None:
         headers = [(name, value) for name, value in recorded.headers if not name.startswith(_OWN)]
-        answer = Answer(0, [], b"") if recorded.too_large else Answer(recorded.status, headers, bytes(recorded.body))
+        answer = (
+            Answer(0, [], b"")
+            if recorded.too_large
+            else Answer(recorded.status, headers, zlib.compress(recorded.body, 1))
+        )
         claim.answered = True
         record = Record(claim.record.request_id, claim.record.request_sha256, answer)
         if not await self._change(claim, "keep", _encode(record)):

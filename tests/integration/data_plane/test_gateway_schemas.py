@@ -1,11 +1,21 @@
 """Schemas are compiled beside the gateway, as engines do it: what takes too long there costs nobody else anything."""
 
+import json
 import threading
 import time
 
 import httpx
+import msgspec
+import psutil
 import pytest
+import redis.asyncio
+from pydantic import SecretStr
 
+from core.errors import Unavailable
+from data_plane.gateway.body import BodyLimits, parse_call
+from data_plane.gateway.grammars import Grammars
+from data_plane.gateway.settings import GatewaySettings
+from tests.fixtures.tiny_tokenizer import tiny_route
 from tests.integration.data_plane.conftest import chat
 
 HUGE = {"anyOf": [{"type": "string", "maxLength": 1_000_000 + number} for number in range(120)]}
@@ -48,7 +58,8 @@ def test_a_schema_that_compiles_reaches_the_engine_as_it_is(stack, tenant):
 
 def test_a_schema_that_takes_too_long_is_refused_and_holds_up_nobody(stack, tenant):
     client = tenant.sdk()
-    chat(client, response_format=schema_of(PERSON))  # the compiler has started
+    chat(client, response_format=schema_of({**PERSON, "title": "first"}))  # the compiler runs
+    lost = stack.gateway.metric("tenora_gateway_schema_compilers_lost_total")
     refusals: list[httpx.Response] = []
     bomb = threading.Thread(target=lambda: refusals.append(post(stack, tenant, response_format=schema_of(HUGE))))
     bomb.start()
@@ -61,7 +72,7 @@ def test_a_schema_that_takes_too_long_is_refused_and_holds_up_nobody(stack, tena
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "schema_too_complex")
     assert slowest < 1  # it took two seconds, elsewhere
     assert post(stack, tenant, response_format=schema_of(HUGE)).json()["error"]["code"] == "schema_too_complex"
-    assert stack.gateway.metric("tenora_gateway_schema_compilers_lost_total") == 1  # not tried again
+    assert stack.gateway.metric("tenora_gateway_schema_compilers_lost_total") == lost + 1  # not tried again
     assert chat(client, response_format=schema_of({**PERSON, "title": "another"})).choices  # another compiler
 
 
@@ -71,6 +82,34 @@ def test_the_schemas_of_tools_are_compiled_as_well(stack, tenant):
     error = post(stack, tenant, tools=[tool(PERSON), tool(bad)]).json()["error"]
     assert (error["code"], error["param"]) == ("schema_invalid", "tools[1].function.parameters")
     assert "/project" not in error["message"]
+
+
+def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(stack, tenant):
+    client = tenant.sdk()
+    for number in range(3):
+        assert chat(client, response_format=schema_of({**PERSON, "title": f"innocent {number}"})).choices
+        for child in psutil.Process(stack.gateway.process.pid).children(recursive=True):
+            if "data_plane.gateway.grammar_process" in child.cmdline():
+                child.kill()
+        time.sleep(0.1 * number)  # soon after and when the gateway has noticed
+
+
+async def test_without_a_compiler_or_a_tokenizer_nothing_is_served(stack):
+    secret, url = SecretStr("a secret of the tests"), stack.redis_url
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "response_format": schema_of(PERSON)}
+    call = parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
+    absent = msgspec.structs.replace(tiny_route(), tokenizer_sha256="absent")
+    async with redis.asyncio.Redis.from_url(url) as client:
+        for route, start_s in ((tiny_route(), 0.01), (absent, 30)):
+            grammars = Grammars(
+                client,
+                GatewaySettings(
+                    redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, schema_start_s=start_s
+                ),
+            )
+            with pytest.raises(Unavailable, match="cannot be compiled now"):
+                await grammars.check("tn_a", route, call)
+            await grammars.close()
 
 
 def test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not(stack):
