@@ -1,7 +1,10 @@
 """Wiring of all that keeps usage from being lost: journal, settler, checkpoints, sweeper and takeover, for app.py."""
 
+import re
 from collections.abc import Coroutine
 from typing import Any
+
+from redis.asyncio.connection import parse_url
 
 from data_plane.gateway.checkpoints import Checkpoints
 from data_plane.gateway.journal import Journal
@@ -20,7 +23,7 @@ class Durability:
     def __init__(self, settings: GatewaySettings, line: RedisLine, reservations: Reservations, gateway_id: str) -> None:
         self._settings = settings
         self._journal = Journal(
-            settings.journal_dir,
+            settings.journal_dir / redis_name(settings.redis_url),
             gateway_id,
             segment_max_bytes=settings.journal_segment_max_bytes,
             bytes_max=settings.journal_max_bytes,
@@ -70,3 +73,10 @@ class Durability:
     async def close(self) -> None:
         """After the rest has stopped."""
         await self._journal.close()
+
+
+def redis_name(url: str) -> str:
+    """A folder's name for this Redis: what was to be settled there is never settled in another."""
+    options = parse_url(url)
+    where = options.get("path") or f"{options.get('host', 'localhost')}-{options.get('port', 6379)}"
+    return re.sub(r"[^A-Za-z0-9.-]", "_", f"{where}-{options.get('db', 0)}")

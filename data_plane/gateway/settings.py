@@ -25,7 +25,7 @@ class DurabilitySettings(Fragment):
     sweep_tenants_max: int = Field(default=100, ge=1, description="Tenants looked at in one sweep.")
     journal_dir: Path = Field(
         default=Path(".tenora/journal"),
-        description="Folder of settlements that Redis does not have yet; gateways of one machine share it.",
+        description="Folder of settlements that Redis does not have yet; gateways of one machine share it, by Redis.",
     )
     journal_segment_max_bytes: int = Field(default=4_194_304, ge=4096, description="Bytes of one file of a journal.")
     journal_max_bytes: int = Field(default=268_435_456, ge=65_536, description="Bytes one process may journal.")

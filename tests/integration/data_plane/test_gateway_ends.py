@@ -248,7 +248,7 @@ def test_sigterm_settles_what_does_not_end_in_time(stack, tenant):
             list(chunks)
         assert hurried.process.wait(10) == 0
     assert_settled(tenant, "timeout")
-    assert len(list((stack.folder / "journal").glob("*.lock"))) == 1  # of the gateway that goes on
+    assert len(list((stack.folder / "journal").rglob("*.lock"))) == 1  # of the gateway that goes on
 
 
 def test_a_killed_gateway_leaks_nothing(stack):

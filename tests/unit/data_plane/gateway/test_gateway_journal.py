@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from core.contracts import UsageEvent
 from core.ids import new_id
 from data_plane.gateway import metrics
+from data_plane.gateway.durability import redis_name
 from data_plane.gateway.journal import Journal, Line, framed, lock, lock_file, read, segments
 from data_plane.gateway.reservation import Settlement
 from data_plane.gateway.used import Used
@@ -170,3 +171,16 @@ def test_only_one_process_can_hold_a_journal(tmp_path):
 @pytest.mark.parametrize("raw", [b"", b"\0", b"\0" * 8, b"\xff" * 64])
 def test_what_is_no_journal_gives_no_settlement(raw):
     assert all(line.settlement is None for line in read(raw))
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://:secret@one.example:6379/2", "one.example-6379-2"),
+        ("rediss://user:other@one.example:6379/2", "one.example-6379-2"),
+        ("redis://127.0.0.1:7000", "127.0.0.1-7000-0"),
+        ("unix:///run/redis.sock?db=1", "_run_redis.sock-1"),
+    ],
+)
+def test_each_redis_has_a_folder_of_its_own_whatever_its_password(url, name):
+    assert redis_name(url) == name
