@@ -39,12 +39,14 @@ class Shares:
         if self._pages[tenant_id] <= 0:
             del self._pages[tenant_id], self._weights[tenant_id]
 
-    def is_below(self, tenant_id: str, weight: int, pages: int, pages_total: int) -> bool:
+    def is_below(self, tenant_id: str, weight: int, pages: int, pages_total: int, gateways: int) -> bool:
         """Whether with so many pages more a tenant still has less than its share of the pool, if it were shared by
-        weight between all who are at work and one more of weight 1.
+        weight between all who are at work and one more of weight 1. Each of several gateways takes a tenant to have as
+        much in work in every other. Who has nothing in work here is below.
         """
+        held = self._pages[tenant_id]
         others = sum(self._weights.values()) - self._weights.get(tenant_id, 0)
-        return (self._pages[tenant_id] + pages) * (others + weight + 1) <= pages_total * weight
+        return not held or (held + pages) * gateways * (others + weight + 1) <= pages_total * weight
 
 
 class Stay:

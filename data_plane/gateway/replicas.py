@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import keys
+from core.clock import now_ms
 from core.contracts import ReplicaStatus, Residency
 from data_plane.gateway.placement import NOTHING_RESIDENT, Candidate, Resident
 from data_plane.gateway.replica_load import Load
@@ -24,6 +25,7 @@ _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
 _residency = msgspec.json.Decoder(Residency)
 _HELD_AT_ONCE_MAX = 32
+_GATEWAY_SEEN_MS = 10_000  # a heartbeat older than this is of one that is gone
 _Seen = tuple[str, int]  # boot id and residency version
 
 
@@ -43,6 +45,7 @@ class Replicas:
         self._pages_total: dict[str, int] = {}
         self._on_refresh: list[Callable[[], None]] = []
         self.reachable = False
+        self.gateways = 1  # processes with a heartbeat, this one among them
 
     def alive(self, base_model: str) -> list[Candidate]:
         """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
@@ -78,7 +81,7 @@ class Replicas:
         Raises redis.RedisError.
         """
         ids = [_text(name) for name in await self._redis.zrange(keys.REPLICAS, 0, -1)]
-        values, held = await self._read(ids) if ids else ([], [])
+        values, held = await self._read(ids)
         statuses: dict[str, ReplicaStatus] = {}
         for name, value in zip(ids, values, strict=True):
             if value is None:
@@ -125,13 +128,16 @@ class Replicas:
                 candidate.load.held_pages = int(held or 0)
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
-        """Heartbeats and held pages as Redis has them, in the order of the ids."""
+        """Heartbeats and held pages as Redis has them, in the order of the ids; and how many gateways there are."""
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.mget([keys.replica(name) for name in ids])
+            pipe.zcount(keys.GATEWAYS, now_ms() - _GATEWAY_SEEN_MS, "+inf")
+            for name in ids:
+                pipe.get(keys.replica(name))
             for name in ids:
                 pipe.hget(keys.replica_held_pages(name), "total")
-            values, *held = await pipe.execute()
-        return values, held
+            gateways, *found = await pipe.execute()
+        self.gateways = max(1, gateways)
+        return found[: len(ids)], found[len(ids) :]
 
     async def _refresh_residency(self) -> None:
         changed = [

@@ -237,7 +237,11 @@ class WaitingRoom:
     def _wish(self, demand: Demand, *, overdue: bool = False) -> Wish:
         shares, pages_total = self._room(demand.base_model).shares, self._replicas.pages_total(demand.base_model)
         headroom = shares.is_below(
-            demand.tenant_id, demand.limits.weight, demand.wish().pages(PAGE_TOKENS), pages_total
+            demand.tenant_id,
+            demand.limits.weight,
+            demand.wish().pages(PAGE_TOKENS),
+            pages_total,
+            self._replicas.gateways,
         )
         return demand.wish(headroom=headroom, overdue=overdue)
 
