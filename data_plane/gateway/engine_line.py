@@ -8,13 +8,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
-
-_HEAD_BYTES_MAX: Final = 65_536
-_UNREAD_BYTES_MAX: Final = 262_144  # then the engine waits until the caller has read on
 
 
 class EngineLost(ConnectionError):
@@ -51,9 +48,15 @@ class Answer:
 
 
 class EngineLines:
-    """Connections to all engines. ``connections_max`` bounds those that are open, idle ones included."""
+    """Connections to all engines. ``connections_max`` bounds those that are open, idle ones included; an engine waits
+    while ``unread_max_bytes`` of its answer have not been taken.
+    """
 
-    def __init__(self, *, connect_s: float, keepalive_s: float, connections_max: int) -> None:
+    def __init__(
+        self, *, connect_s: float, keepalive_s: float, connections_max: int, head_max_bytes: int, unread_max_bytes: int
+    ) -> None:
+        self.head_max_bytes = head_max_bytes
+        self.unread_max_bytes = unread_max_bytes
         self._connect_s = connect_s
         self._keepalive_s = keepalive_s
         self._connections_max = connections_max
@@ -223,11 +226,11 @@ class _Line(asyncio.Protocol):
             self._lose(error)
             self.drop()
             return
-        if self._answer is None and self._head_bytes > _HEAD_BYTES_MAX:
+        if self._answer is None and self._head_bytes > self._lines.head_max_bytes:
             self._lose(EngineLost("the head of an answer is too large"))
             self.drop()
             return
-        if self._unread_bytes > _UNREAD_BYTES_MAX and not self._paused and self._transport is not None:
+        if self._unread_bytes > self._lines.unread_max_bytes and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._wake()

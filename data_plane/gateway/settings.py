@@ -240,6 +240,12 @@ class GatewaySettings(
     replica_connections_max: int = Field(
         default=10_000, ge=1, description="Connections one process may hold to replicas."
     )
+    replica_head_max_bytes: int = Field(
+        default=65_536, ge=1024, description="Bytes of status line and headers of a replica's answer."
+    )
+    replica_unread_max_bytes: int = Field(
+        default=262_144, ge=4096, description="Bytes of one answer that may wait here for a caller who reads slowly."
+    )
 
     connect_s: float = Field(default=2, gt=0, description="How long a connection to a replica may take.")
     first_byte_s: float = Field(default=60, gt=0, description="How long a replica may take to its first byte.")

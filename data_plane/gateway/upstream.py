@@ -70,8 +70,23 @@ class AdapterLoading(Unavailable):
 class Upstream:
     """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
 
-    def __init__(self, *, engine_key: str, connect_s: float, keepalive_s: float, connections_max: int) -> None:
-        self._lines = EngineLines(connect_s=connect_s, keepalive_s=keepalive_s, connections_max=connections_max)
+    def __init__(
+        self,
+        *,
+        engine_key: str,
+        connect_s: float,
+        keepalive_s: float,
+        connections_max: int,
+        head_max_bytes: int,
+        unread_max_bytes: int,
+    ) -> None:
+        self._lines = EngineLines(
+            connect_s=connect_s,
+            keepalive_s=keepalive_s,
+            connections_max=connections_max,
+            head_max_bytes=head_max_bytes,
+            unread_max_bytes=unread_max_bytes,
+        )
         self._authorization = f"Bearer {engine_key}"
         self._abort_s = connect_s
 

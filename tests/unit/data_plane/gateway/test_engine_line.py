@@ -9,6 +9,9 @@ from data_plane.gateway.engine_line import EngineLines, EngineLost
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+BOUNDS = {
+    "connect_s": 1, "keepalive_s": 5, "connections_max": 10, "head_max_bytes": 65_536, "unread_max_bytes": 262_144,
+}  # fmt: skip
 
 
 class Engine:
@@ -41,7 +44,7 @@ async def engine(say, **options):
 
     made = Engine(say)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    lines = EngineLines(**{"connect_s": 1, "keepalive_s": 5, "connections_max": 10, **options})
+    lines = EngineLines(**{**BOUNDS, **options})
     made.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made, lines
@@ -200,6 +203,6 @@ async def test_who_stops_waiting_leaves_no_connection_behind():
 
 
 async def test_nobody_listening_is_an_error_of_the_system():
-    lines = EngineLines(connect_s=1, keepalive_s=1, connections_max=1)
+    lines = EngineLines(**BOUNDS)
     with pytest.raises(ConnectionRefusedError):
         await lines.request("GET", "http://127.0.0.1:1", "/", {})
