@@ -17,8 +17,8 @@ _KEYS: Final = """
 ## Idempotency-Key
 
 With the header `Idempotency-Key` (1 to 255 printable ASCII characters) a POST that is sent again is answered with the
-first answer, byte for byte, also where that is a stream; it runs once and is charged once. The answer says
-`idempotent-replayed: true`.
+first answer, byte for byte, also where that is a stream; it runs once, is charged once and counts once against limits.
+The answer says `idempotent-replayed: true`.
 
 - Keys belong to the API key that sent them. The same key with another body or path is a 422 `idempotency_key_reused`.
 - While the first request runs, the second is a 409 `request_in_progress`, which SDKs try again by themselves.

@@ -1,5 +1,6 @@
 """The engine's command line and environment follow from the settings, and carry no secret where others can read it."""
 
+import json
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -20,6 +21,13 @@ def test_the_door_and_the_lora_module_list_are_always_asked_for():
     assert argv[argv.index("--middleware") + 1] == "data_plane.engine.door.front.EngineDoor"
     modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_tools_are_parsed_and_schemas_compiled_by_what_gateways_try_them_on():
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_tool_parser": "llama3_json"}), "cpu")
+    assert "--enable-auto-tool-choice" in argv
+    assert argv[argv.index("--tool-call-parser") + 1] == "llama3_json"
+    assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "xgrammar"}
 
 
 def test_host_memory_never_holds_fewer_adapters_than_slots():
