@@ -1,5 +1,6 @@
 """`tenora upload` against the real control plane, its worker and S3."""
 
+import secrets
 import subprocess
 import sys
 
@@ -7,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from adapters.multipart import MIB, PART_BYTES_MIN
+from core.settings import RedisSettings
 from tenora.cli import main
 from tenora.upload import Uploader, Watcher, read_folder
 from tenora.upload_pieces import pieces_of, send
+from tests.conftest import create_database
 from tests.fixtures.control_api import running_api
 from tests.fixtures.control_worker import running_worker
 from tests.fixtures.large_uploads import settings_in_parts
@@ -35,6 +38,21 @@ def tenant(api):
     return api.tenant(adapter_bytes=50 * MIB, adapter_rank=64)
 
 
+@pytest.fixture(scope="module")
+def judging(postgres_server, migrated_template, redis_server, s3_settings):
+    """An API whose uploads a worker judges, for tests with tenants of their own."""
+    postgres = create_database(postgres_server, f"judging_{secrets.token_hex(6)}", migrated_template)
+    settings = settings_in_parts(postgres, RedisSettings(redis_url=redis_server), s3_settings)
+    with running_api(settings) as running, running_worker(settings):
+        running.register(BASE).raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def judged(judging):
+    return judging.tenant(adapter_bytes=50 * MIB, adapter_rank=64)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """What a Trainer leaves: an adapter of more than one part, and other things."""
@@ -50,24 +68,22 @@ def tenora_upload(api, tenant, folder, *options: str, key: str | None = None):
     return CliRunner().invoke(main, arguments, env={"TENORA_API_KEY": key or tenant.key, "COLUMNS": "200"})
 
 
-def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_nothing(api, settings, tenant, folder):
-    with running_worker(settings):
-        first, again = (tenora_upload(api, tenant, folder) for _ in range(2))
+def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_nothing(judging, judged, folder):
+    first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
     for done in (first, again):
         assert done.exit_code == 0, done.output
         assert "left out, being no part of an adapter: README.md, checkpoint-10, optimizer.pt" in done.output
-    (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     assert f'is ready: call it as model="bot@{revision["id"]}"' in again.output
     assert (folder / "adapter_model.safetensors").stat().st_size > PART_BYTES_MIN
 
 
-def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(api, settings, tenant, folder):
-    with running_worker(settings):
-        assert tenora_upload(api, tenant, folder).exit_code == 0
-        tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
-        done = tenora_upload(api, tenant, folder)
+def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judged, folder):
+    assert tenora_upload(judging, judged, folder).exit_code == 0
+    judged.http.delete("/api/v1/adapters/bot").raise_for_status()
+    done = tenora_upload(judging, judged, folder)
     assert done.exit_code == 0, done.output
-    (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
 
 
@@ -100,16 +116,15 @@ def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     assert sizes == [sum(piece.size_bytes for piece in pieces[2:])] == [sum(sent)]
 
 
-def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(api, settings, tenant, tmp_path):
+def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(judging, judged, tmp_path):
     folder = write_adapter(tmp_path / "bad", BASE, use_dora=True)
-    with running_worker(settings):
-        first, again = (tenora_upload(api, tenant, folder) for _ in range(2))
+    first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
     for refused in (first, again):
         assert refused.exit_code == 1
         assert "is rejected" in refused.output
         assert "adapter_type_not_supported" in refused.output
         assert "adapter_config.json" in refused.output
-    assert len(tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]) == 2
+    assert len(judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]) == 2
 
 
 def test_what_is_wrong_is_said_and_how_to_mend_it(api, tenant, folder, tmp_path):
