@@ -15,8 +15,9 @@ def furnish(platform: Platform) -> None:
     """Two replicas behind proxies, two gateways with Redis at hand, and a third that reaches it through a proxy."""
     for name in ("rep_one", "rep_two"):
         platform.witness(name, proxied=True)
-    for name in ("gw_one", "gw_two"):
-        platform.gateway(name, headers_s=2)
+    # The rows share one process's budget for second attempts; only the row that is about it has the usual one.
+    platform.gateway("gw_one", headers_s=2, retry_burst=1000)
+    platform.gateway("gw_two", headers_s=2)
     platform.far_gateway("gw_far", reserve_deadline_ms=250)
 
 
@@ -46,7 +47,8 @@ def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[Heard]
 
 
 def assert_served(heard: list[Heard]) -> None:
-    assert [one for one in heard if one.end != "done"] == []
+    failed = [one for one in heard if one.end != "done"]
+    assert not failed, f"{len(failed)} of {len(heard)} calls failed: {failed[:2]}"
 
 
 def rss_bytes(platform: Platform, name: str) -> int:
