@@ -45,8 +45,9 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", "one of " + ", ".join(sorted(ROLES)))
     checked: dict[str, Any] = {"role": role}
-    if message.get("tool_calls") is not None:
-        checked["tool_calls"] = _check_calls(f"{where}.tool_calls", message["tool_calls"], role)
+    calls = message.get("tool_calls")
+    if calls is not None and (calls != [] or role != "assistant"):  # an answer without calls may be held with none
+        checked["tool_calls"] = _check_calls(f"{where}.tool_calls", calls, role)
     content = message.get("content")
     if content is None and "tool_calls" not in checked:
         raise invalid(f"{where}.content", "a string or a list of text parts")

@@ -88,6 +88,16 @@ def test_tools_with_bounded_schemas_pass_through():
     assert sent["messages"][1]["tool_calls"] == [call]
 
 
+def test_an_answer_may_be_sent_back_as_sdks_hold_it():
+    held = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
+    sent = for_engine({**CHAT, "messages": [*CHAT["messages"], held, *CHAT["messages"]]})
+    assert sent["messages"][1] == {"role": "assistant", "content": "a"}
+    for name, value in (("annotations", [1]), ("audio", {"id": "a"}), ("refusal", "no"), ("tool_calls", {})):
+        with pytest.raises(InvalidRequest) as refusal:
+            parse({**CHAT, "messages": [{**held, name: value}]})
+        assert refusal.value.param == f"messages[0].{name}"
+
+
 def test_several_sequences_ask_for_token_ids_to_count_them_by():
     sent = for_engine({**CHAT, "n": 3})
     assert (sent["n"], sent["return_token_ids"]) == (3, True)
