@@ -28,14 +28,11 @@ from data_plane.gateway.used import Used
 from tests.fixtures.quota_levels import BLOCK, ask, connected, event, granted, scripts, stored
 
 REPLICAS = {"rep_one": 40, "rep_two": 25}
-PLATFORM = PlatformLimits(concurrent_requests=7, kv_pages=50)
+PLATFORM = PlatformLimits(concurrent_requests=3, kv_pages=20)
 PRICES = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
-KEY = KeyLimits(concurrent_requests=3, tokens_per_month=1500, spend_nanos_per_month=9000)
-CALLERS = {
-    ("tn_a", "key_a1"): {"ceiling": 16_000, "charged": 1000, "key": KEY},
-    ("tn_a", "key_a2"): {"ceiling": 16_000, "charged": 1000},
-    ("tn_b", "key_b1"): {"key": KEY},
-}
+KEY = KeyLimits(concurrent_requests=1, tokens_per_month=150, spend_nanos_per_month=900)
+FREE_KEY = KeyLimits(concurrent_requests=9)
+CALLERS = [("tn_a", "key_a1"), ("tn_a", "key_a2"), ("tn_b", "key_b1")]
 HELD = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
 USED = ("month_used", "month_spent_nanos", "spent_nanos")
 
@@ -115,8 +112,20 @@ class QuotaMachine(RuleBasedStateMachine):
 
     url: str
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(
+        concurrent=st.sampled_from([2, 5]), pages=st.sampled_from([6, 40]), month=st.sampled_from([200, 3000]),
+        money=st.sampled_from([1500, 16_000]), of_key=st.sampled_from([KEY, FREE_KEY]),
+        of_all=st.sampled_from([PLATFORM, PlatformLimits()]),
+    )  # fmt: skip
+    def begin(self, concurrent, pages, month, money, of_key, of_all) -> None:
+        """Limits of which now the one and now the other is in the way."""
+        self.limits = {"concurrent_requests": concurrent, "kv_pages": pages, "tokens_per_month": month}
+        self.callers = {
+            ("tn_a", "key_a1"): {"ceiling": money, "charged": 1000, "key": of_key},
+            ("tn_a", "key_a2"): {"ceiling": money, "charged": 1000},
+            ("tn_b", "key_b1"): {"key": of_key},
+        }
+        self.platform = of_all
         self.loop = asyncio.new_event_loop()
         self.model = Model()
         self.connection = connected(self.url)
@@ -146,13 +155,15 @@ class QuotaMachine(RuleBasedStateMachine):
         return len(due)
 
     @rule(
-        caller=st.sampled_from(sorted(CALLERS)), replica=st.sampled_from(sorted(REPLICAS)), prompt=st.integers(0, 60),
-        tokens=st.integers(1, 400), least=st.integers(1, 400), sequences=st.integers(1, 3),
+        caller=st.sampled_from(CALLERS), replica=st.sampled_from(sorted(REPLICAS)), prompt=st.integers(0, 60),
+        tokens=st.one_of(st.integers(1, 9), st.integers(1, 400)), least=st.integers(1, 400),
+        sequences=st.integers(1, 2),
     )  # fmt: skip
     def reserve(self, caller, replica, prompt, tokens, least, sequences, request_id=None):
         tenant_id, key_id = caller
-        limits = {"concurrent_requests": 5, "kv_pages": 40, "tokens_per_month": 3000}
-        allowed = granted(tenant_id, prices=PRICES, platform=PLATFORM, key_id=key_id, **CALLERS[caller], **limits)
+        allowed = granted(
+            tenant_id, prices=PRICES, platform=self.platform, key_id=key_id, **self.callers[caller], **self.limits
+        )
         self.expire_due(tenant_id)
         least = min(least, tokens)
         wanted = ask(tokens, prompt=prompt, least=least, sequences=sequences, request_id=request_id)
@@ -176,7 +187,7 @@ class QuotaMachine(RuleBasedStateMachine):
         need = self.model.needs(allowed, prompt=prompt, tokens=number, sequences=sequences)
         if number < least:
             assert verdict.blocked_by not in ("", "replica_pages")
-            assert verdict.fits < least
+            assert verdict.fits < least or verdict.blocked_by == "concurrent_requests"
             return
         there = sum(held.pages for held in self.model.live.values() if held.replica == replica)
         if there + need["kv_pages"] > REPLICAS[replica]:
@@ -348,6 +359,6 @@ def test_no_order_of_events_oversells_leaks_or_settles_twice(redis_settings):
     run_state_machine_as_test(
         QuotaMachine,
         settings=settings(
-            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
