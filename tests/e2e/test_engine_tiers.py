@@ -13,7 +13,7 @@ from tests.conftest import wait_until
 from tests.e2e.conftest import MEMORY
 from tests.fixtures.real_engine import BASE, RealEngine, events_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
 
 

@@ -11,7 +11,7 @@ from tests.e2e.conftest import SLOTS
 from tests.fixtures.mixed_batches import Answer, Verdicts, alternating, judge_long, mixed_rounds, write_long
 from tests.fixtures.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS_MIXED, ROUNDS_CHURNED = 200, 200
 LONG_TOKENS = 300
