@@ -6,7 +6,6 @@ Fails closed: a connection that breaks, or says what is not HTTP, fails whatever
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
@@ -60,8 +59,10 @@ class EngineLines:
         self._connect_s = connect_s
         self._keepalive_s = keepalive_s
         self._connections_max = connections_max
-        self._idle: dict[str, deque[_Line]] = {}  # by origin, the one that was used last at the end
+        self._idle: dict[str, dict[_Line, None]] = {}  # by origin; in order, the one that was used last at the end
         self._open: set[_Line] = set()
+        self._connecting = 0
+        self._sweeping: asyncio.TimerHandle | None = None
 
     async def request(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b""
@@ -79,41 +80,44 @@ class EngineLines:
 
     def close(self) -> None:
         """Drop every connection."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for line in list(self._open):
             line.drop()
 
     def _take(self, origin: str) -> "_Line | None":
         idle, oldest = self._idle.get(origin), time.monotonic() - self._keepalive_s
         while idle:
-            line = idle.pop()
+            line, _ = idle.popitem()
             if not line.lost and line.idle_since > oldest:
                 return line
             line.drop()
         return None
 
     async def _connect(self, origin: str) -> "_Line":
-        if len(self._open) >= self._connections_max and not self._drop_idle():
+        if len(self._open) + self._connecting >= self._connections_max and not self._drop_idle():
             raise EngineLost(f"{self._connections_max} connections to engines are open")
         url = urlsplit(origin)
         tls = url.scheme == "https"
-        async with asyncio.timeout(self._connect_s):
-            _, line = await asyncio.get_running_loop().create_connection(
-                lambda: _Line(self, origin, url.netloc),
-                url.hostname or "",
-                url.port or (443 if tls else 80),
-                ssl=True if tls else None,
-            )
+        self._connecting += 1
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, line = await asyncio.get_running_loop().create_connection(
+                    lambda: _Line(self, origin, url.netloc),
+                    url.hostname or "",
+                    url.port or (443 if tls else 80),
+                    ssl=True if tls else None,
+                )
+        finally:
+            self._connecting -= 1
         return line
 
     def _drop_idle(self) -> bool:
         """Make room by dropping one idle connection, the longest unused of some engine's."""
-        for idle in self._idle.values():
-            while idle:
-                line = idle.popleft()
-                if not line.lost:
-                    line.drop()
-                    return True
-        return False
+        line = next((line for idle in self._idle.values() for line in idle), None)
+        if line is not None:
+            line.drop()
+        return line is not None
 
     def opened(self, line: "_Line") -> None:
         """A connection has been made."""
@@ -123,14 +127,13 @@ class EngineLines:
         """A connection is no more."""
         self._open.discard(line)
         if (idle := self._idle.get(line.origin)) is not None:
-            if line in idle:
-                idle.remove(line)
+            idle.pop(line, None)
             if not idle:
                 del self._idle[line.origin]
 
     def give_back(self, line: "_Line") -> None:
         """A connection waits for its next request."""
-        self._idle.setdefault(line.origin, deque()).append(line)
+        self._idle.setdefault(line.origin, {})[line] = None
 
 
 class _Line(asyncio.Protocol):

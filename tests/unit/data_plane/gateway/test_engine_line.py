@@ -175,6 +175,13 @@ async def test_connections_are_bounded_and_idle_ones_make_room():
         await heard(second)
 
 
+async def test_connections_that_are_being_made_count_too():
+    async with engine(WHOLE, connections_max=3) as (server, lines):
+        answers = await asyncio.gather(*(ask(lines, server) for _ in range(8)), return_exceptions=True)
+        assert server.connections == 3
+        assert sum(isinstance(answer, EngineLost) for answer in answers) == 5
+
+
 async def test_an_engine_waits_while_nobody_reads():
     sent = 0
 
