@@ -98,7 +98,7 @@ def test_who_waits_too_long_or_finds_too_many_waiting_is_told_to_come_back(repli
         stream.close()
     assert len(refusals) == 8
     assert {(error.status_code, error.code) for error in refusals} == {(503, "overloaded")}
-    assert all(error.response.headers["retry-after"] == "1" for error in refusals)
+    assert all(1 <= int(error.response.headers["retry-after"]) <= 60 for error in refusals)
     wait_until(tenant.holds_nothing)
     assert len(tenant.events()) == 4
 
