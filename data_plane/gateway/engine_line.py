@@ -134,6 +134,16 @@ class EngineLines:
     def give_back(self, line: "_Line") -> None:
         """A connection waits for its next request."""
         self._idle.setdefault(line.origin, {})[line] = None
+        if self._sweeping is None:  # an engine that hangs closes none by itself
+            self._sweeping = asyncio.get_running_loop().call_later(self._keepalive_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Drop what has been idle for too long, and look again while anything is idle."""
+        self._sweeping, oldest = None, time.monotonic() - self._keepalive_s
+        for line in [line for idle in self._idle.values() for line in idle if line.idle_since <= oldest]:
+            line.drop()
+        if self._idle:
+            self._sweeping = asyncio.get_running_loop().call_later(self._keepalive_s, self._sweep)
 
 
 class _Line(asyncio.Protocol):
