@@ -45,7 +45,11 @@ def affinity_key(tenant_id: str, session: str, call: Call) -> str:
     if session:
         return f"{tenant_id}\0{session}"
     prefix = call.prompt if call.messages is None else call.messages[0].get("content") if call.messages else None
-    return f"{tenant_id}\0{zlib.crc32(prefix[:_PREFIX_CHARS].encode()):x}" if isinstance(prefix, str) else ""
+    return (
+        f"{tenant_id}\0{zlib.crc32(prefix[:_PREFIX_CHARS].encode(errors='replace')):x}"
+        if isinstance(prefix, str)
+        else ""
+    )
 
 
 def pick(weights: Mapping[str, int], scope: str, draw: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
 from data_plane.gateway.body import BodyLimits, parse_call
-from data_plane.gateway.stickiness import pick, session_key
+from data_plane.gateway.stickiness import affinity_key, pick, session_key
 
 REVISIONS = ["rev_a", "rev_b", "rev_c", "rev_d"]
 SESSIONS = [f"session-{number}" for number in range(2000)]
@@ -122,3 +122,17 @@ def test_a_session_header_has_a_bound():
     with pytest.raises(InvalidRequest, match="x-session-id") as refusal:
         session_key([(b"x-session-id", b"x" * 257)], call())
     assert refusal.value.param == "x-session-id"
+
+
+def test_what_shares_a_prefix_has_one_affinity_and_no_other_tenant_shares_it():
+    system, chat = {"role": "system", "content": "You sell shoes. " * 50}, BodyLimits(24, 256)
+
+    def turn(*messages: dict) -> str:
+        body = json.dumps({"model": "bot", "messages": [system, *messages]}).encode()
+        return affinity_key("tn_1", "", parse_call("chat", body, chat))
+
+    first, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    assert turn(first) == turn(first, answer, {"role": "user", "content": "shoes?"}) != ""
+    assert affinity_key("tn_1", "", call(prompt="a")) != affinity_key("tn_1", "", call(prompt="b"))
+    assert affinity_key("tn_1", "", call(prompt="a")) != affinity_key("tn_2", "", call(prompt="a"))
+    assert affinity_key("tn_1", "ann", call(prompt="a")) == affinity_key("tn_1", "ann", call(prompt="b"))
