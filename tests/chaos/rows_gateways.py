@@ -87,7 +87,7 @@ def hung_up_on(platform: Platform) -> str:
 def not_read(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
-        witness.faults(output_tokens=1000, token_interval_s=0.0)
+        witness.faults(output_tokens=1000, token_interval_s=0.001)
     key, url = platform.tenant(), platform.gateways["gw_one"]
     memory = rss_bytes(platform, "gw_one")
     began = time.monotonic()
@@ -96,7 +96,8 @@ def not_read(platform: Platform) -> str:
         cut_s = time.monotonic() - began
         grown = rss_bytes(platform, "gw_one") - memory
     assert grown < 50_000_000
-    assert {record["outcome"] for record in _records(platform, key)} <= {"client_gone", "done"}
+    outcomes = {record["outcome"] for record in _records(platform, key)}
+    assert outcomes <= {"client_gone", "timeout", "done"}, outcomes  # done: all of it fitted into the kernel's buffers
     verdict = judge(platform, before)
     verdict.check()
     return f"all cut off and billed within {cut_s:.1f} s, memory +{grown / 1e6:.1f} MB"
