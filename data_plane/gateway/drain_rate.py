@@ -7,6 +7,7 @@ from typing import Final
 
 _WINDOW_S: Final = 5.0
 _OBSERVED_S: Final = 1.0  # before that nothing is said
+_STALE_S: Final = 60.0  # what was seen before nobody waited for so long says nothing of today
 
 
 class DrainRate:
@@ -16,16 +17,19 @@ class DrainRate:
         self._tokens = 0.0
         self._seconds = 0.0
         self._since: float | None = None  # the queue is not empty, and is accounted for up to here
+        self._ended = 0.0
 
     def begin(self, now_s: float) -> None:
         """Somebody waits."""
         if self._since is None:
+            if now_s - self._ended > _STALE_S:
+                self._tokens = self._seconds = 0.0
             self._since = now_s
 
     def end(self, now_s: float) -> None:
         """Nobody waits any more."""
         self._advance(now_s)
-        self._since = None
+        self._since, self._ended = None, now_s
 
     def note(self, tokens: int, now_s: float) -> None:
         """A request of so many tokens was taken from the queue."""

@@ -20,8 +20,11 @@ def test_time_in_which_nobody_waited_does_not_count():
     for step in range(20):
         rate.note(10, step / 10)  # a hundred a second
     rate.end(2.0)
-    rate.begin(1000.0)
-    assert rate.wait_s(200, 1000.0) == pytest.approx(2.0, rel=0.2)
+    rate.begin(30.0)
+    assert rate.wait_s(200, 30.0) == pytest.approx(2.0, rel=0.2)
+    rate.end(30.0)
+    rate.begin(100.0)
+    assert rate.wait_s(200, 100.0) is None, "that was another day"
 
 
 def test_it_follows_a_change_within_seconds():
