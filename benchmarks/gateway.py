@@ -110,7 +110,8 @@ class Bench:
         )  # fmt: skip
         click.echo(
             f"round {number} {named or contender.name:>12} {kind:>11}: {seen.per_s:8.1f}/s  TTFT {seen.first_ms} ms  "
-            f"gap {seen.gap_ms} ms  errors {seen.errors}  busy {busy}", err=True,
+            f"gap {seen.gap_ms} ms  CPU {used['contender'] / served * 1e6:.0f} us  errors {seen.errors}  busy {busy}",
+            err=True,
         )  # fmt: skip
         for example in seen.error_examples[:1]:
             click.echo(f"  an error: {example[:300]}", err=True)
