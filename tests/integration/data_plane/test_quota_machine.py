@@ -8,6 +8,7 @@ from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -200,6 +201,15 @@ class QuotaMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.reached(allowed)
 
+    @rule(
+        caller=st.sampled_from(CALLERS), replica=st.sampled_from(sorted(REPLICAS)),
+        tokens=st.lists(st.integers(1, 150), min_size=2, max_size=4),
+    )  # fmt: skip
+    def reserve_several(self, caller, replica, tokens):
+        """What is held counts as what is used."""
+        for each in tokens:
+            self.reserve(caller, replica, 0, each, each, 1)
+
     def reached(self, allowed: Allowance) -> None:
         """What was charged before is not less because Redis never knew of it."""
         for level in allowed.levels:
@@ -362,3 +372,27 @@ def test_no_order_of_events_oversells_leaks_or_settles_twice(redis_settings):
             max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+WIDE = {
+    "concurrent": 50, "pages": 40, "month": 3000, "money": 90_000, "of_key": FREE_KEY, "of_all": PlatformLimits()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller[1])
+@pytest.mark.parametrize(
+    "narrow",
+    [{"concurrent": 2}, {"pages": 6}, {"month": 200}, {"money": 1500}, {"of_key": KEY}, {"of_all": PLATFORM}],
+    ids=lambda narrow: next(iter(narrow)),
+)
+def test_each_limit_alone_counts_what_is_held_and_what_is_used(redis_settings, caller, narrow):
+    QuotaMachine.url = redis_settings.redis_url
+    machine = QuotaMachine()
+    machine.begin(**WIDE | narrow)
+    for percent in (100, 40, 0):
+        machine.reserve_several(caller, "rep_one", [30, 60, 25, 5, 5])
+        machine.the_server_is_as_the_model()
+        while machine.model.live:
+            machine.settle(0, percent)
+        machine.the_server_is_as_the_model()
+    machine.teardown()
