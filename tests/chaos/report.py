@@ -30,7 +30,6 @@ class KillResult:
     runs: int = 0
     requests: int = 0
     exact: int = 0
-    estimated: int = 0
     short: int = 0
     tail_tokens: int = 0
     tail_tokens_max: int = 0
@@ -40,7 +39,7 @@ class KillResult:
 
     def add(self, kill: Kill, verdict: Verdict) -> None:
         self.runs += 1
-        for name in ("requests", "exact", "estimated", "short", "tail_tokens", "lost", "duplicated"):
+        for name in ("requests", "exact", "short", "tail_tokens", "lost", "duplicated"):
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
         self.tail_tokens_max = max(self.tail_tokens_max, verdict.tail_tokens_max)
         self.problems += [f"seed {kill.seed} at {kill.instant_s:.2f} s: {problem}" for problem in verdict.problems]
@@ -68,8 +67,8 @@ request counts as *exact* when it is billed to the token what its replica emitte
 Short by up to 64 tokens, in the tenant's favour, is promised for requests whose own gateway or replica died, and for
 nobody else.
 
-| killed | kills | requests | exact | short | longest tail | estimated | lost | duplicated | broken promises |
-|---|---|---|---|---|---|---|---|---|---|
+| killed | kills | requests | exact | short | longest tail | lost | duplicated | broken promises |
+|---|---|---|---|---|---|---|---|---|
 """
 _ROWS = """
 ## Broken in other ways
@@ -99,7 +98,7 @@ def markdown(rows: list[RowResult], killed: list[KillResult], *, instants: int, 
         ))  # fmt: skip
         lines += [
             f"| {one.victim} | {one.runs} | {one.requests} | {one.exact} | {one.short} | {one.tail_tokens_max} | "
-            f"{one.estimated} | {one.lost} | {one.duplicated} | {len(one.problems)} |\n"
+            f"{one.lost} | {one.duplicated} | {len(one.problems)} |\n"
             for one in killed
         ]
         problems = [f"- {one.victim}, {problem}\n" for one in killed for problem in one.problems]
