@@ -43,6 +43,7 @@ class Plan:
     seed: int
     home: Path
     peers: bool
+    quick: bool
 
 
 class Bench:
@@ -156,10 +157,11 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
             upstream = opened.enter_context(contenders.upstream(work))
             stored = opened.enter_context(contenders.store(work, upstream.port))
         bench = Bench(plan, upstream, cores)
-        everyone = [upstream]
+        everyone = [] if plan.quick else [upstream]
         with contenders.pinned(cores.gateway):
             everyone.append(opened.enter_context(contenders.tenora(work, stored)))
-            everyone.append(opened.enter_context(contenders.unmetered(work, stored)))
+            if not plan.quick:
+                everyone.append(opened.enter_context(contenders.unmetered(work, stored)))
             everyone.append(opened.enter_context(contenders.bare_relay(work, upstream.port)))
             for which in (peers.LITELLM, peers.ROUTER) if plan.peers else ():
                 click.echo(f"installing and starting {which.requirement}", err=True)
@@ -200,14 +202,14 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
     "--home", type=click.Path(path_type=Path), default=Path(".tenora/peers"), help="Where peers are installed."
 )
 @click.option("--peers/--no-peers", default=True, help="Whether to install and measure LiteLLM and vllm-router.")
-@click.option("--quick", is_flag=True, help="One short round without peers, to see that it runs.")
+@click.option("--quick", is_flag=True, help="One short round beside the bare relay alone, to see that it runs.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything here.")
 def main(quick: bool, json_path: Path | None, **options: Any) -> None:
     """Measure the gateway beside its peers (about ten minutes on two cores)."""
     if quick:
         options |= {"rounds": 1, "seconds": 0.5, "warm_s": 0.2, "peers": False}
     with tempfile.TemporaryDirectory(prefix="tenora-gateway-") as folder:
-        result = measure(Plan(**options), Path(folder))
+        result = measure(Plan(quick=quick, **options), Path(folder))
     if json_path:
         json_path.write_text(json.dumps(result, indent=1))
     click.echo(table(result["rows"]))

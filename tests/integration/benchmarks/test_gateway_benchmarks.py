@@ -18,7 +18,7 @@ def test_the_gateway_is_measured_beside_a_bare_relay(tmp_path):
     done = run("benchmarks.gateway", "--quick", "--json", str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(out.read_text())
-    assert {row["contender"] for row in result["rows"]} >= {"upstream", "tenora", "relay"}
+    assert {row["contender"] for row in result["rows"]} == {"tenora", "relay"}
     for row in result["rows"]:
         assert row["errors"] == 0, done.stderr[-3000:]
         assert row["events_per_stream"] == [31]
@@ -29,7 +29,7 @@ def test_the_gateway_is_measured_beside_a_bare_relay(tmp_path):
 def test_many_streams_stay_open_and_every_one_is_settled(tmp_path):
     out = tmp_path / "streams.json"
     done = run(
-        "benchmarks.streams", "--streams", "300", "--ticks", "3", "--ramp", "2", "--duration", "5", "--json", str(out)
+        "benchmarks.streams", "--streams", "300", "--ticks", "2", "--ramp", "1", "--duration", "3", "--json", str(out)
     )
     assert out.exists(), done.stderr[-3000:]
     result = json.loads(out.read_text())
