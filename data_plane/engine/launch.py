@@ -33,6 +33,7 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
+    argv += ["--tool-strict-level", "parameter"]  # else a forced call of a tool without `strict` may have any arguments
     # Gateways compile schemas with this one before an engine sees them: another would be one nobody has tried them on.
     argv += ["--structured-outputs-config", '{"backend": "xgrammar"}']
     argv += ["--middleware", "data_plane.engine.door.front.EngineDoor"]

@@ -1,0 +1,144 @@
+"""The official SDKs against the whole platform with a real engine: streams, tools, schemas, log-probabilities, errors
+and retries, as the model answers them and not as a witness does.
+"""
+
+import json
+import time
+
+import anthropic
+import openai
+import pytest
+
+from tests.fixtures.real_engine import BASE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+@pytest.fixture(scope="module")
+def sdk(platform):
+    _, key = platform.new_tenant("sdk")
+    with openai.OpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+def test_a_stream_ends_with_the_usage_that_its_chunks_add_up_to(sdk):
+    chunks = list(
+        sdk.chat.completions.create(
+            model=BASE, messages=QUESTION, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    whole = sdk.chat.completions.create(model=BASE, messages=QUESTION, max_tokens=12, temperature=0)
+    assert text
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens <= 12
+    assert not any(chunk.usage for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_tool_is_called_with_arguments_of_its_schema(sdk, choice, stream):
+    asked = {
+        "model": BASE,
+        "messages": QUESTION,
+        "tools": [WEATHER],
+        "tool_choice": choice,
+        "max_tokens": 100,
+        "temperature": 0,
+    }
+    if stream:
+        parts = [
+            call.function
+            for chunk in sdk.chat.completions.create(**asked, stream=True)
+            for each in chunk.choices
+            for call in each.delta.tool_calls or ()
+        ]
+        name, arguments = ("".join(getattr(part, side) or "" for part in parts) for side in ("name", "arguments"))
+    else:
+        (call,) = sdk.chat.completions.create(**asked).choices[0].message.tool_calls
+        name, arguments = call.function.name, call.function.arguments
+    assert name == "get_weather"
+    assert set(json.loads(arguments)) == {"city", "unit"}
+
+
+def test_a_tool_that_may_be_called_leaves_the_choice_to_the_model(sdk):
+    answer = sdk.chat.completions.create(
+        model=BASE, messages=QUESTION, tools=[WEATHER], tool_choice="auto", max_tokens=16
+    )
+    assert answer.choices[0].finish_reason in {"stop", "length", "tool_calls"}
+
+
+def test_an_answer_keeps_to_its_schema(sdk):
+    schema = WEATHER["function"]["parameters"]
+    answer = sdk.chat.completions.create(
+        model=BASE,
+        messages=QUESTION,
+        max_tokens=100,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}},
+    )
+    assert json.loads(answer.choices[0].message.content)["unit"] in {"celsius", "fahrenheit"}
+
+
+def test_log_probabilities_and_several_answers_come_as_asked(sdk):
+    answer = sdk.chat.completions.create(
+        model=BASE, messages=QUESTION, max_tokens=4, n=2, logprobs=True, top_logprobs=3, seed=7
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(len(each.top_logprobs) == 3 for choice in answer.choices for each in choice.logprobs.content)
+
+
+def test_the_second_asking_of_a_prompt_tells_what_came_from_the_cache(sdk):
+    messages = [{"role": "user", "content": "Count with me. " + " ".join(map(str, range(300)))}]
+    first, second = (sdk.chat.completions.create(model=BASE, messages=messages, max_tokens=1).usage for _ in range(2))
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert 0 < second.prompt_tokens_details.cached_tokens < second.prompt_tokens
+
+
+def test_an_unknown_model_and_a_bad_field_are_the_sdks_own_errors(sdk):
+    with pytest.raises(openai.NotFoundError):
+        sdk.chat.completions.create(model="nobody", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.chat.completions.create(model=BASE, messages=QUESTION, temperature=-1)
+    assert refused.value.param == "temperature"
+
+
+def ask_often(sdk: openai.OpenAI, *, times: int) -> None:
+    for _ in range(times):
+        sdk.chat.completions.create(model=BASE, messages=QUESTION, max_tokens=1)
+
+
+def test_the_sdk_retries_a_rate_limit_when_it_is_told_to(platform):
+    _, key = platform.new_tenant("patient", requests_per_minute=60)
+    with openai.OpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=key, max_retries=4) as patient:
+        quick = patient.with_options(max_retries=0)
+        with pytest.raises(openai.RateLimitError) as refused:
+            ask_often(quick, times=90)
+        assert 0 < float(refused.value.response.headers["retry-after-ms"]) <= 1000
+        started = time.monotonic()
+        assert patient.chat.completions.create(model=BASE, messages=QUESTION, max_tokens=1).choices
+        assert time.monotonic() - started < 10
+
+
+def test_anthropics_sdk_is_answered_by_the_same_model(platform, sdk):
+    with anthropic.Anthropic(base_url=platform.status()["gateway_url"], api_key=sdk.api_key, max_retries=0) as client:
+        message = client.messages.create(model=BASE, messages=QUESTION, max_tokens=8)
+        with client.messages.stream(model=BASE, messages=QUESTION, max_tokens=8) as stream:
+            streamed = stream.get_final_message()
+    assert message.content[0].text
+    assert message.usage.input_tokens == streamed.usage.input_tokens > 0
