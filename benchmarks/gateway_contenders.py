@@ -20,8 +20,8 @@ from benchmarks import gateway_peers
 from benchmarks.gateway_exchange import MODEL, request_body
 from core import keys
 from core.contracts import ReplicaStatus
-from data_plane.gateway.body import BodyLimits, parse_call
-from data_plane.gateway.tokenise import PromptCounter
+from data_plane.gateway.surface.body import BodyLimits, parse_call
+from data_plane.gateway.surface.tokenise import PromptCounter
 from tenora import servers
 from tenora.program import Program, accepts_connections, answers, free_port
 from tests.fixtures.processes import ENGINE_KEY, PEPPER, ROOT, SALT_SECRET, gateway, running

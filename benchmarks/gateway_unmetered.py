@@ -10,10 +10,10 @@ import uvicorn
 from litestar import Litestar
 
 from data_plane.gateway import app
-from data_plane.gateway.journal import Journal
+from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.redis_line import Argument, RedisLine
-from data_plane.gateway.reservation import Settlement
 from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.settling.journal import Journal
 
 
 class RepeatingLine(RedisLine):

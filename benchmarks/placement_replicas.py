@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from benchmarks.trace import Arrival
 from core.contracts import ReplicaStatus
 from core.kv_pages import pages_for
-from data_plane.gateway.placement import Candidate, Resident
-from data_plane.gateway.replica_load import Load, Shares, Stay
+from data_plane.gateway.placing.placement import Candidate, Resident
+from data_plane.gateway.placing.replica_load import Load, Shares, Stay
 
 
 @dataclass(frozen=True, kw_only=True)

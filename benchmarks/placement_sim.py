@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.load import quantile
 from benchmarks.placement_replicas import Fleet, Model, Request, SimReplica
 from benchmarks.trace import Arrival, TraceShape, draw
-from data_plane.gateway.placement import PlacementCosts, Wish, rank
+from data_plane.gateway.placing.placement import PlacementCosts, Wish, rank
 
 COSTS: Final = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0

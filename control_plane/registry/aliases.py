@@ -1,6 +1,7 @@
 """Aliases of an adapter: movable names for one of its ready revisions, or for several by weight.
 
-Flip, canary and rollback are the same call. How gateways choose by weight is in ``data_plane.gateway.stickiness``.
+Flip, canary and rollback are the same call. How gateways choose by weight is in
+``data_plane.gateway.placing.stickiness``.
 """
 
 import re

@@ -13,34 +13,34 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core.ids import new_id
-from data_plane.gateway.admission import Admission
 from data_plane.gateway.beat import Beat
-from data_plane.gateway.breaker import Breakers
-from data_plane.gateway.durability import Durability
-from data_plane.gateway.fair_queue import Bounds
-from data_plane.gateway.grammars import Grammars
-from data_plane.gateway.heat import AdapterHeat
-from data_plane.gateway.idempotency import Idempotency
 from data_plane.gateway.lifecycle import Lifecycle
-from data_plane.gateway.listing_hints import ListingHints
-from data_plane.gateway.placement import PlacementCosts
+from data_plane.gateway.placing.admission import Admission
+from data_plane.gateway.placing.breaker import Breakers
+from data_plane.gateway.placing.fair_queue import Bounds
+from data_plane.gateway.placing.heat import AdapterHeat
+from data_plane.gateway.placing.listing_hints import ListingHints
+from data_plane.gateway.placing.placement import PlacementCosts
+from data_plane.gateway.placing.replica_signs import ReplicaSigns
+from data_plane.gateway.placing.replicas import Replicas
+from data_plane.gateway.placing.waiting_room import Patience, WaitingRoom
 from data_plane.gateway.preparation import Preparation
-from data_plane.gateway.quota_api import QuotaReader
+from data_plane.gateway.quota.quota_api import QuotaReader
+from data_plane.gateway.quota.reservation import Reservations
+from data_plane.gateway.quota.slices import Slices
 from data_plane.gateway.redis_line import RedisLine
-from data_plane.gateway.relay import Relay
-from data_plane.gateway.replica_signs import ReplicaSigns
-from data_plane.gateway.replicas import Replicas
-from data_plane.gateway.reservation import Reservations
-from data_plane.gateway.retry_budget import RetryBudget
+from data_plane.gateway.relaying.relay import Relay
+from data_plane.gateway.relaying.retry_budget import RetryBudget
+from data_plane.gateway.relaying.upstream import Upstream
 from data_plane.gateway.routes import Routes
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.settlement import Settler
-from data_plane.gateway.slices import Slices
+from data_plane.gateway.settling.durability import Durability
+from data_plane.gateway.settling.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot
 from data_plane.gateway.standing import Standing
-from data_plane.gateway.tokenise import PromptCounters
-from data_plane.gateway.upstream import Upstream
-from data_plane.gateway.waiting_room import Patience, WaitingRoom
+from data_plane.gateway.surface.grammars import Grammars
+from data_plane.gateway.surface.idempotency import Idempotency
+from data_plane.gateway.surface.tokenise import PromptCounters
 
 _log = structlog.get_logger()
 

@@ -12,19 +12,19 @@ import time
 from core.contracts import BaseModelRoute, Limits
 from core.errors import InvalidRequest
 from data_plane.gateway import metrics
-from data_plane.gateway.admission import Admission
-from data_plane.gateway.allowance import PlatformLimits, allowance
-from data_plane.gateway.body import Call, Kind, Parse, engine_body, parse_call
-from data_plane.gateway.client import CLIENT_GONE, Client
-from data_plane.gateway.demand import Demand
-from data_plane.gateway.exchange import Relayed
-from data_plane.gateway.heat import AdapterHeat
-from data_plane.gateway.idempotency import Idempotency
+from data_plane.gateway.placing.admission import Admission
+from data_plane.gateway.placing.demand import Demand
+from data_plane.gateway.placing.heat import AdapterHeat
 from data_plane.gateway.preparation import Preparation
-from data_plane.gateway.relay import Relay
+from data_plane.gateway.quota.allowance import PlatformLimits, allowance
+from data_plane.gateway.relaying.exchange import Relayed
+from data_plane.gateway.relaying.relay import Relay
 from data_plane.gateway.serving import Prepared, Serving
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.settlement import Settler
+from data_plane.gateway.settling.settlement import Settler
+from data_plane.gateway.surface.body import Call, Kind, Parse, engine_body, parse_call
+from data_plane.gateway.surface.client import CLIENT_GONE, Client
+from data_plane.gateway.surface.idempotency import Idempotency
 
 
 class Lifecycle:

@@ -8,15 +8,15 @@ import time
 from core.errors import Unavailable
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
-from data_plane.gateway.body import BodyLimits, Kind, Parse, check_vocabulary, parse_call
-from data_plane.gateway.catalog import resolve
-from data_plane.gateway.client import Client
-from data_plane.gateway.grammars import Grammars
+from data_plane.gateway.placing.stickiness import affinity_key, session_key
 from data_plane.gateway.serving import Prepared
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.snapshot import Snapshot, Tables
-from data_plane.gateway.stickiness import affinity_key, session_key
-from data_plane.gateway.tokenise import PromptCounters
+from data_plane.gateway.surface.body import BodyLimits, Kind, Parse, check_vocabulary, parse_call
+from data_plane.gateway.surface.catalog import resolve
+from data_plane.gateway.surface.client import Client
+from data_plane.gateway.surface.grammars import Grammars
+from data_plane.gateway.surface.tokenise import PromptCounters
 
 
 class Preparation:

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from core import clock
 from core.contracts import Outcome, ReplicaStatus, UsageEvent
 from core.errors import AppError
-from data_plane.gateway import meter, metrics
-from data_plane.gateway.admission import Admission, Place
+from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
-from data_plane.gateway.body import Call
-from data_plane.gateway.catalog import Target
-from data_plane.gateway.client import Client
-from data_plane.gateway.demand import Demand
-from data_plane.gateway.exchange import Attempt, Exchange, Relayed
-from data_plane.gateway.limits import rate_headers
-from data_plane.gateway.meter import AdapterLoad, Counts
-from data_plane.gateway.relay import Relay
-from data_plane.gateway.reservation import Checkpoint, Settlement
+from data_plane.gateway.placing.admission import Admission, Place
+from data_plane.gateway.placing.demand import Demand
+from data_plane.gateway.quota.limits import rate_headers
+from data_plane.gateway.quota.reservation import Checkpoint, Settlement
+from data_plane.gateway.quota.used import used_by
+from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
+from data_plane.gateway.relaying.relay import Relay
+from data_plane.gateway.relaying.upstream import ReplicaFailed
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream import ReplicaFailed
-from data_plane.gateway.used import used_by
+from data_plane.gateway.settling import meter
+from data_plane.gateway.settling.meter import AdapterLoad, Counts
+from data_plane.gateway.surface.body import Call
+from data_plane.gateway.surface.catalog import Target
+from data_plane.gateway.surface.client import Client
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import structlog
 from core.errors import AppError, Forbidden, Unauthenticated
 from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
-from data_plane.gateway.settlement import Hold
+from data_plane.gateway.settling.settlement import Hold
 from data_plane.gateway.snapshot import Snapshot, Tables
 
 _log = structlog.get_logger()

@@ -1,5 +1,5 @@
 """The replicas of one base model as one of them sees the others: which of them should have an adapter before anybody
-asks for it. Gateways place requests by ``data_plane.gateway.placement``, which agrees on the cheapest class.
+asks for it. Gateways place requests by ``data_plane.gateway.placing.placement``, which agrees on the cheapest class.
 """
 
 import hashlib

@@ -15,8 +15,8 @@ from core import keys
 from core.contracts import KeyGrant, KeyLimits, TenantGrant
 from core.errors import NotFound, Unavailable
 from core.ids import new_id
-from data_plane.gateway.reservation import Settlement
-from data_plane.gateway.used import used_by
+from data_plane.gateway.quota.reservation import Settlement
+from data_plane.gateway.quota.used import used_by
 from tests.conftest import wait_until
 from tests.fixtures.published import AMPLE
 from tests.fixtures.quota_levels import ask, connected, granted, scripts

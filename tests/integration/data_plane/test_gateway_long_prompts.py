@@ -7,8 +7,8 @@ import msgspec
 import redis.asyncio
 
 from core import keys
-from data_plane.gateway.body import BodyLimits, engine_body, parse_call
-from data_plane.gateway.tokenise import PromptCounters
+from data_plane.gateway.surface.body import BodyLimits, engine_body, parse_call
+from data_plane.gateway.surface.tokenise import PromptCounters
 from tests.fixtures.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
 
 TOKENS = 100_000

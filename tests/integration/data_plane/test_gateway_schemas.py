@@ -12,9 +12,9 @@ import redis.asyncio
 from pydantic import SecretStr
 
 from core.errors import Unavailable
-from data_plane.gateway.body import BodyLimits, parse_call
-from data_plane.gateway.grammars import Grammars
 from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.surface.body import BodyLimits, parse_call
+from data_plane.gateway.surface.grammars import Grammars
 from tests.fixtures.tiny_tokenizer import tiny_route
 from tests.integration.data_plane.conftest import chat
 
@@ -89,7 +89,7 @@ def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(sta
     for number in range(3):
         assert chat(client, response_format=schema_of({**PERSON, "title": f"innocent {number}"})).choices
         for child in psutil.Process(stack.gateway.process.pid).children(recursive=True):
-            if "data_plane.gateway.grammar_process" in child.cmdline():
+            if "data_plane.gateway.surface.grammar_process" in child.cmdline():
                 child.kill()
         time.sleep(0.1 * number)  # soon after and when the gateway has noticed
 

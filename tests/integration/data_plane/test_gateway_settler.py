@@ -11,13 +11,13 @@ import pytest
 from core import keys
 from core.ids import new_id
 from data_plane.gateway import metrics
-from data_plane.gateway.journal import Journal
-from data_plane.gateway.journal_takeover import Takeover
+from data_plane.gateway.quota.redis_memory import RedisMemory
+from data_plane.gateway.quota.reservation import Reservations, Settlement
+from data_plane.gateway.quota.used import Used
 from data_plane.gateway.redis_line import RedisLine
-from data_plane.gateway.redis_memory import RedisMemory
-from data_plane.gateway.reservation import Reservations, Settlement
-from data_plane.gateway.settlement import Hold, Settler
-from data_plane.gateway.used import Used
+from data_plane.gateway.settling.journal import Journal
+from data_plane.gateway.settling.journal_takeover import Takeover
+from data_plane.gateway.settling.settlement import Hold, Settler
 from tenora.program import free_port
 from tests.fixtures.quota_levels import event as usage
 

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 from core import keys
 from core.contracts import KeyLimits, Prices
 from core.ids import new_id
-from data_plane.gateway.allowance import Allowance, PlatformLimits
-from data_plane.gateway.reservation import Checkpoint, Settlement
-from data_plane.gateway.used import Used
+from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
+from data_plane.gateway.quota.reservation import Checkpoint, Settlement
+from data_plane.gateway.quota.used import Used
 from tests.fixtures.quota_levels import BLOCK, ask, connected, event, granted, scripts, stored
 
 REPLICAS = {"rep_one": 40, "rep_two": 25}

@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 from core import keys
 from core.contracts import KeyLimits, Prices, UsageEvent
 from core.ids import new_id
-from data_plane.gateway.allowance import Allowance, PlatformLimits
-from data_plane.gateway.limits import Verdict
-from data_plane.gateway.reservation import Ask, Checkpoint, Reservations, Settlement
-from data_plane.gateway.script import Script
-from data_plane.gateway.used import Used
+from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
+from data_plane.gateway.quota.limits import Verdict
+from data_plane.gateway.quota.reservation import Ask, Checkpoint, Reservations, Settlement
+from data_plane.gateway.quota.script import Script
+from data_plane.gateway.quota.used import Used
 from tests.fixtures.quota_levels import ask, connected, event, granted, scripts, stored
 
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=50)

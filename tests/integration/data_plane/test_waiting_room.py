@@ -13,14 +13,14 @@ import redis.asyncio
 from core import keys
 from core.contracts import KeyGrant, ReplicaStatus, Residency, TenantGrant
 from core.errors import Unavailable
-from data_plane.gateway.allowance import PlatformLimits, allowance
-from data_plane.gateway.client import ClientGone
-from data_plane.gateway.demand import Demand
-from data_plane.gateway.fair_queue import Bounds
-from data_plane.gateway.placement import PlacementCosts
-from data_plane.gateway.replicas import Replicas
-from data_plane.gateway.seat import Seat
-from data_plane.gateway.waiting_room import Patience, WaitingRoom
+from data_plane.gateway.placing.demand import Demand
+from data_plane.gateway.placing.fair_queue import Bounds
+from data_plane.gateway.placing.placement import PlacementCosts
+from data_plane.gateway.placing.replicas import Replicas
+from data_plane.gateway.placing.seat import Seat
+from data_plane.gateway.placing.waiting_room import Patience, WaitingRoom
+from data_plane.gateway.quota.allowance import PlatformLimits, allowance
+from data_plane.gateway.surface.client import ClientGone
 from tests.fixtures.published import AMPLE
 
 COSTS = PlacementCosts(

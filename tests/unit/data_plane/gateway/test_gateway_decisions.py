@@ -10,12 +10,12 @@ from core.contracts import AdapterRoute, KeyGrant, RevisionRoute, TenantGrant
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.authenticate import Caller, authenticate
-from data_plane.gateway.catalog import Target, describe, describe_one, resolve
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.lifecycle import output_ceiling
-from data_plane.gateway.limits import Verdict, duration, quota_exceeded
-from data_plane.gateway.meter import AdapterLoad, Counts, Run, usage_event
+from data_plane.gateway.quota.limits import Verdict, duration, quota_exceeded
+from data_plane.gateway.settling.meter import AdapterLoad, Counts, Run, usage_event
 from data_plane.gateway.snapshot import Tables
+from data_plane.gateway.surface.catalog import Target, describe, describe_one, resolve
 from tests.fixtures.published import AMPLE
 from tests.fixtures.tiny_tokenizer import tiny_route
 

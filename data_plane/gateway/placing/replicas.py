@@ -1,0 +1,175 @@
+"""Which replicas are alive, from their heartbeats in Redis, which adapters lie where on them, and how many of their
+pages reservations hold. Whether one suits a request is placement's question.
+
+A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. Where
+adapters lie is advice: when it cannot be read, requests are placed without it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import keys
+from core.clock import now_ms
+from core.contracts import ReplicaStatus, Residency
+from data_plane.gateway.placing.placement import NOTHING_RESIDENT, Candidate, Resident
+from data_plane.gateway.placing.replica_load import Load
+
+_log = structlog.get_logger()
+_decoder = msgspec.json.Decoder(ReplicaStatus)
+_residency = msgspec.json.Decoder(Residency)
+_HELD_AT_ONCE_MAX = 32
+_GATEWAY_SEEN_MS = 10_000  # a heartbeat older than this is of one that is gone
+_Seen = tuple[str, int]  # boot id and residency version
+
+
+class Replicas:
+    """The live replicas, refreshed by ``follow``."""
+
+    def __init__(self, redis: Redis, *, poll_ms: int, stale_s: float, allows: Callable[[ReplicaStatus], bool]) -> None:
+        self._redis = redis
+        self._allows = allows
+        self._poll_s = poll_ms / 1000
+        self._stale_s = stale_s
+        self._statuses: dict[str, ReplicaStatus] = {}
+        self._beaten_at: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
+        self._loads: dict[str, Load] = {}
+        self._resident: dict[str, tuple[_Seen, Resident]] = {}
+        self._pools: dict[str, list[Candidate]] = {}  # by base model
+        self._pages_total: dict[str, int] = {}
+        self._on_refresh: list[Callable[[], None]] = []
+        self.reachable = False
+        self.gateways = 1  # processes with a heartbeat, this one among them
+
+    def alive(self, base_model: str) -> list[Candidate]:
+        """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
+        oldest = time.monotonic() - self._stale_s
+        return [
+            candidate
+            for candidate in self._pools.get(base_model, ())
+            if self._beaten_at[candidate.status.id][1] >= oldest and self._allows(candidate.status)
+        ]
+
+    def pages_total(self, base_model: str) -> int:
+        """KV pages of all replicas of a base model."""
+        return self._pages_total.get(base_model, 0)
+
+    def call_after_refresh(self, listener: Callable[[], None]) -> None:
+        """Call it whenever the list has been read again, for as long as this process lives."""
+        self._on_refresh.append(listener)
+
+    async def follow(self) -> None:
+        """Read the heartbeats again and again, for ever."""
+        while True:
+            try:
+                await self.refresh()
+                self.reachable = True
+            except (RedisError, OSError) as error:
+                if self.reachable:
+                    _log.warning("replicas cannot be read; the last list ages", error=repr(error))
+                self.reachable = False
+            await asyncio.sleep(self._poll_s)
+
+    async def refresh(self) -> None:
+        """Read every heartbeat and every replica's held pages once, and the residency of those where it has changed.
+        Raises redis.RedisError.
+        """
+        ids = [_text(name) for name in await self._redis.zrange(keys.REPLICAS, 0, -1)]
+        values, held = await self._read(ids)
+        statuses: dict[str, ReplicaStatus] = {}
+        for name, value in zip(ids, values, strict=True):
+            if value is None:
+                continue  # expired: its agent stopped
+            try:
+                status = _decoder.decode(value)
+            except msgspec.MsgspecError as error:
+                _log.error("a replica's status cannot be read", replica=name, error=str(error))
+                continue
+            statuses[status.id] = status
+            if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
+                self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
+        self._statuses = statuses
+        for name, pages in zip(ids, held, strict=True):
+            if name in statuses:
+                self._loads.setdefault(name, Load()).held_pages = int(pages or 0)
+        await self._refresh_residency()
+        # From here on nobody else runs: the pools and what is known of their replicas change together.
+        known: dict[str, Any]
+        for known in (self._beaten_at, self._loads, self._resident):
+            for gone in known.keys() - statuses.keys():
+                del known[gone]
+        self._pools = {}
+        for status in statuses.values():
+            candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
+            self._pools.setdefault(status.base_model, []).append(candidate)
+        self._pages_total = {
+            base_model: sum(candidate.status.pages_total for candidate in pool)
+            for base_model, pool in self._pools.items()
+        }
+        for listener in self._on_refresh:
+            listener()
+
+    async def refresh_held(self, base_model: str) -> None:
+        """Read the held pages of some replicas of a base model, of others the next time. Raises redis.RedisError."""
+        pool = self._pools.get(base_model, [])
+        some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
+        if not some:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for candidate in some:
+                pipe.hget(keys.replica_held_pages(candidate.status.id), "total")
+            for candidate, held in zip(some, await pipe.execute(), strict=True):
+                candidate.load.held_pages = int(held or 0)
+
+    async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
+        """Heartbeats and held pages as Redis has them, in the order of the ids; and how many gateways there are."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zcount(keys.GATEWAYS, now_ms() - _GATEWAY_SEEN_MS, "+inf")
+            for name in ids:
+                pipe.get(keys.replica(name))
+            for name in ids:
+                pipe.hget(keys.replica_held_pages(name), "total")
+            gateways, *found = await pipe.execute()
+        self.gateways = max(1, gateways)
+        return found[: len(ids)], found[len(ids) :]
+
+    async def _refresh_residency(self) -> None:
+        changed = [
+            status
+            for status in self._statuses.values()
+            if status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
+        ]
+        if not changed:
+            return
+        values = await self._redis.mget([keys.replica_residency(status.id) for status in changed])
+        for status, value in zip(changed, values, strict=True):
+            if value is None:
+                continue
+            try:
+                residency = _residency.decode(value)
+            except msgspec.MsgspecError as error:
+                _log.error("a replica's residency cannot be read", replica=status.id, error=str(error))
+                continue
+            # By its own version: one that is newer than the status is kept, an older one is read again.
+            self._resident[status.id] = ((residency.boot_id, residency.version), Resident.of(residency))
+
+    def _resident_on(self, status: ReplicaStatus) -> Resident:
+        """What lies on a replica; nothing where all that is known is of an engine before this one."""
+        seen, resident = self._resident.get(status.id, (("", 0), NOTHING_RESIDENT))
+        return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
+
+
+def _seen(status: ReplicaStatus) -> _Seen:
+    return status.boot_id, status.residency_version
+
+
+def _text(name: object) -> str:
+    """A member of a sorted set: always bytes from this client, which redis-py's types do not know."""
+    assert isinstance(name, bytes)
+    return name.decode()

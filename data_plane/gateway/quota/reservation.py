@@ -1,0 +1,208 @@
+"""Reserve, renew, move, settle and sweep, each one atomic script in Redis. What a request may take, its caller decides.
+
+Fails closed: without an answer in time nothing is admitted. The scripts are files beside this one.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from core import keys
+from core.contracts import UsageEvent
+from data_plane.gateway.quota.allowance import Allowance
+from data_plane.gateway.quota.limits import Verdict
+from data_plane.gateway.quota.script import Script
+from data_plane.gateway.quota.used import NOTHING_USED, Used
+from data_plane.gateway.redis_line import Argument, RedisLine
+
+RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which everybody else waits for
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a request takes at most, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
+    prompt and up to ``max_tokens``; where those do not fit, as few as ``min_tokens`` may be granted in their place.
+    """
+
+    request_id: str
+    sequences: int
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How a request ended. Without an event nothing is billed, and the whole reservation is refunded."""
+
+    request_id: str
+    tenant_id: str
+    replica_id: str
+    used: Used = NOTHING_USED
+    event: UsageEvent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a running request has used so far: the event that is billed if nobody settles it."""
+
+    event: UsageEvent
+    used: Used
+
+
+class Reservations:
+    """The quota scripts over one Redis. Raises redis.RedisError where the server cannot be reached."""
+
+    def __init__(self, line: RedisLine, *, lease_s: float, settled_marker_s: int) -> None:
+        self._line = line
+        self._lease_ms = int(lease_s * 1000)
+        self._marker_s = settled_marker_s
+        self._reserve = Script("reserve")
+        self._settle = Script("settle")
+        self._renew = Script("renew")
+        self._move = Script("move")
+        self._sweep = Script("sweep")
+
+    async def reserve(self, ask: Ask, allowance: Allowance, *, replica_id: str, replica_pages_max: int) -> Verdict:
+        """Take what ``ask`` names at every level, or nothing. ``replica_pages_max`` of -1 only asks whether the caller
+        may. The same request again gives back first what it took before.
+        """
+        tenant_id, costs = allowance.tenant_id, allowance.costs
+        reply = await self._reserve(
+            self._line,
+            (
+                keys.tenant_leases(tenant_id),
+                keys.reservation(tenant_id, ask.request_id),
+                keys.settled(tenant_id, ask.request_id),
+                keys.LEASED_TENANTS,
+                keys.USAGE_STREAM,
+                keys.replica_held(replica_id),
+                keys.replica_held_pages(replica_id),
+                *(level.quota for level in allowance.levels),
+            ),
+            (
+                ask.request_id,
+                tenant_id,
+                self._lease_ms,
+                self._marker_s,
+                keys.reservation(tenant_id, ""),
+                keys.settled(tenant_id, ""),
+                ask.sequences,
+                ask.prompt_tokens,
+                ask.max_tokens,
+                ask.min_tokens,
+                ask.block_tokens,
+                replica_pages_max,
+                costs.input_nanos,
+                costs.output_nanos,
+                costs.page_nanos,
+                *(limit for level in allowance.levels for limit in level.arguments),
+            ),
+        )
+        verdict, number, *rest = reply
+        return Verdict(verdict.decode(), allowance.levels[number - 1].name if number else "", *rest)
+
+    async def move(
+        self,
+        request_id: str,
+        pages: int,
+        *,
+        tenant_id: str,
+        old_replica_id: str,
+        replica_id: str,
+        replica_pages_max: int,
+    ) -> bool:
+        """Exchange the pages held on one replica for pages on another; False where they do not fit."""
+        return bool(
+            await self._move(
+                self._line,
+                (
+                    keys.replica_held(old_replica_id),
+                    keys.replica_held_pages(old_replica_id),
+                    keys.replica_held(replica_id),
+                    keys.replica_held_pages(replica_id),
+                    keys.reservation(tenant_id, request_id),
+                ),
+                (request_id, self._lease_ms, pages, replica_pages_max),
+            )
+        )
+
+    async def settle(self, settlement: Settlement) -> bool:
+        """End a reservation; False where it has been settled before. Idempotent on the request id."""
+        tenant_id, request_id = settlement.tenant_id, settlement.request_id
+        event, used = settlement.event, settlement.used
+        return bool(
+            await self._settle(
+                self._line,
+                (
+                    keys.settled(tenant_id, request_id),
+                    keys.tenant_leases(tenant_id),
+                    keys.reservation(tenant_id, request_id),
+                    keys.USAGE_STREAM,
+                    keys.replica_held(settlement.replica_id),
+                    keys.replica_held_pages(settlement.replica_id),
+                    keys.tenant_quota(tenant_id),
+                    keys.key_quota(tenant_id, "" if event is None else event.key_id),
+                ),
+                (
+                    request_id,
+                    self._marker_s,
+                    used.input_tokens,
+                    used.output_tokens,
+                    used.cost_nanos,
+                    b"" if event is None else _ENCODER.encode(event),
+                ),
+            )
+        )
+
+    async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> int:
+        """Extend leases, and note what their requests have used: by (tenant, replica), request ids with a checkpoint,
+        or None where the last one still says it all. Returns how many leases had run out.
+        """
+        missing = await asyncio.gather(
+            *(
+                self._renew(
+                    self._line,
+                    (keys.tenant_leases(tenant_id), keys.replica_held(replica_id)),
+                    (self._lease_ms, keys.reservation(tenant_id, ""), *part),
+                )
+                for (tenant_id, replica_id), requests in groups.items()
+                for part in _parts(requests)
+            )
+        )
+        return sum(missing)
+
+    async def sweep(self, tenant_id: str) -> int:
+        """End a tenant's reservations whose leases ran out, each by its last checkpoint, and note in ``LEASED_TENANTS``
+        when the next one does. Returns how many there were: a bounded number, so call again while there are any.
+        """
+        return int(
+            await self._sweep(
+                self._line,
+                (keys.tenant_leases(tenant_id), keys.LEASED_TENANTS, keys.USAGE_STREAM),
+                (tenant_id, self._marker_s, keys.reservation(tenant_id, ""), keys.settled(tenant_id, "")),
+            )
+        )
+
+
+def _parts(requests: Mapping[str, Checkpoint | None]) -> list[list[Argument]]:
+    """What renew.lua is told of each request, in runs of a bounded length."""
+    items = iter(requests.items())
+    parts = []
+    while batch := list(islice(items, RENEWED_AT_ONCE_MAX)):
+        part: list[Argument] = []
+        for request_id, checkpoint in batch:
+            if checkpoint is None:
+                part += [request_id, "", 0, 0, 0]
+            else:
+                used = checkpoint.used
+                encoded = _ENCODER.encode(checkpoint.event)
+                part += [request_id, encoded, used.input_tokens, used.output_tokens, used.cost_nanos]
+        parts.append(part)
+    return parts

@@ -1,0 +1,71 @@
+"""The exchange of a streamed answer: bytes in, bytes out, tokens counted as they pass."""
+
+from data_plane.gateway.errors import Headers
+from data_plane.gateway.relaying.engine_line import Answer
+from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
+from data_plane.gateway.relaying.upstream import Upstream
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.settling.meter import AdapterLoad, Counts
+from data_plane.gateway.surface.body import ID_PREFIXES
+from data_plane.gateway.surface.client import Client
+from data_plane.gateway.surface.sse import DONE, Rewriter, StreamBroken
+
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class StreamExchange(Exchange):
+    """A streamed answer."""
+
+    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+        super().__init__(upstream, limits, client, attempt)
+        call = attempt.call
+        self._rewriter = Rewriter(
+            response_id=ID_PREFIXES[call.kind] + attempt.request_id,
+            engine_name=attempt.engine_name,
+            shown_name=attempt.shown_name,
+            usage_shown=call.usage_shown,
+            sequences=call.n,
+            event_max_bytes=limits.event_max_bytes,
+            tier_shown=call.tier_asked,
+        )
+
+    def _first_deadline(self) -> float:
+        return min(self._loop.time() + self._limits.first_byte_s, self._attempt.deadline)
+
+    @property
+    def load(self) -> AdapterLoad | None:
+        return self._rewriter.load
+
+    def counts(self) -> Counts:
+        return self._rewriter.counts()
+
+    async def _exchange(self, answer: Answer) -> Relayed:
+        guard, client, rewriter = self._guard, self._client, self._rewriter
+        assert guard is not None
+        patience_s, due = self._limits.inter_token_s, 0.0
+        while data := await answer.some():
+            if out := rewriter.feed(data):
+                self._writing = True
+                if not client.started:
+                    self._attempt.on_first_byte()
+                    await client.start(200, [*_STREAM_HEADERS, *self._attempt.headers])
+                await client.write(out, more=True)
+                self._writing = False
+            if (now := self._loop.time()) >= due and not self._gone:
+                # A tenth late rather than at every event: timers cost more than the events do.
+                guard.reschedule(min(now + 1.1 * patience_s, self._attempt.deadline))
+                due = now + 0.1 * patience_s
+        if not rewriter.done:
+            raise StreamBroken("the stream ended without its end")
+        return Relayed("done", rewriter.counts(), ending=DONE)
+
+    async def _read_to_end(self, answer: Answer) -> None:
+        self._rewriter.aborting = True
+        while data := await answer.some():
+            self._rewriter.feed(data)
+        if not self._rewriter.final:
+            raise StreamBroken("the stream ended without a final count")

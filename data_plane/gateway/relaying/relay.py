@@ -1,0 +1,61 @@
+"""Relays an attempt of a request on one replica, and reports how the replica did. Retrying, settling and billing are
+the lifecycle's.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from core.errors import AppError
+from data_plane.gateway.placing.breaker import Breakers
+from data_plane.gateway.placing.replica_signs import ReplicaSigns
+from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
+from data_plane.gateway.relaying.exchange_stream import StreamExchange
+from data_plane.gateway.relaying.exchange_whole import WholeExchange
+from data_plane.gateway.relaying.retry_budget import RetryBudget
+from data_plane.gateway.relaying.upstream import ReplicaFailed, Upstream
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.surface.client import Client
+
+
+class Relay:
+    """Relays attempts. Raises ReplicaFailed, AdapterLoading or InvalidRequest, and only before the first byte."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        breakers: Breakers,
+        signs: ReplicaSigns,
+        retries: RetryBudget,
+        limits: GatewaySettings,
+    ) -> None:
+        self.retries = retries
+        self._upstream = upstream
+        self._breakers = breakers
+        self._signs = signs
+        self._limits = limits
+
+    async def run(self, client: Client, attempt: Attempt) -> Relayed:
+        """Relay one attempt to its end."""
+        relaying: Exchange
+        if attempt.call.stream:
+            relaying = StreamExchange(self._upstream, self._limits, client, attempt)
+        else:
+            relaying = WholeExchange(self._upstream, self._limits, client, attempt, self._signs)
+        attempt.on_open(relaying)
+        self._breakers.began(attempt.replica)
+        try:
+            relayed = await relaying.run()
+        except AppError as error:
+            self._report(attempt, failed=isinstance(error, ReplicaFailed) and not error.about_adapter)
+            raise
+        stood_still = relayed.outcome == "timeout" and asyncio.get_running_loop().time() < attempt.deadline
+        waited_for = relayed.outcome != "client_gone" and relaying.cut is None
+        if waited_for or relayed.counts.outputs:
+            self._report(attempt, failed=waited_for and (relayed.outcome == "replica_gone" or stood_still))
+        return relayed if relaying.load is None else replace(relayed, load=relaying.load)
+
+    def _report(self, attempt: Attempt, *, failed: bool) -> None:
+        if failed:
+            self._breakers.failed(attempt.replica)
+        else:
+            self._breakers.succeeded(attempt.replica)

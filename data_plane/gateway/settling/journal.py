@@ -1,0 +1,245 @@
+"""Settlements on this machine's disk until Redis has them for good: one journal a process, in segments that it deletes.
+
+Many settlements share one fsync, in a thread. Fails open: what the disk does not take is counted and logged, and
+settles by Redis alone. Who takes over a dead process's journal is journal_takeover.
+"""
+
+import asyncio
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import msgspec
+import structlog
+
+from core import clock
+from data_plane.gateway import metrics
+from data_plane.gateway.quota.reservation import Settlement
+
+_log = structlog.get_logger()
+_HEADER: Final = Struct(">II")  # length and CRC-32 of what follows
+_MARKS_FLUSH_S: Final = 1.0
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record: a settlement, or the request id of one that Redis has."""
+
+    at_ms: int = 0
+    settlement: Settlement | None = None
+    done: str = ""
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Line)
+
+
+def framed(line: Line) -> bytes:
+    """A record as it stands in a segment."""
+    payload = _ENCODER.encode(line)
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def read(raw: bytes) -> Iterator[Line]:
+    """The records of a segment, up to its torn end if it has one. A whole record that cannot be read is logged."""
+    at = 0
+    while at + _HEADER.size <= len(raw):
+        length, checksum = _HEADER.unpack_from(raw, at)
+        payload = raw[at + _HEADER.size : at + _HEADER.size + length]
+        if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
+            _log.info("a journal ends in a torn record", bytes_left=len(raw) - at)
+            return
+        at += _HEADER.size + length
+        try:
+            yield _DECODER.decode(payload)
+        except msgspec.MsgspecError as error:
+            metrics.settlements_lost.inc()
+            _log.critical(
+                "a journal's record cannot be read", record=payload.decode(errors="replace"), error=str(error)
+            )
+
+
+def lock(path: Path) -> int | None:
+    """An open descriptor that holds this lock file for as long as the process lives; None where another holds it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)  # another's, or removed between opening and locking
+    return None
+
+
+def segments(folder: Path, name: str) -> list[Path]:
+    """A process's segments, the oldest first."""
+    return sorted(folder.glob(f"{name}.*.journal"))
+
+
+def lock_file(folder: Path, name: str) -> Path:
+    """Held by the process while it lives."""
+    return folder / f"{name}.lock"
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """One file. ``open_ids`` are the requests in it that are not done."""
+
+    path: Path
+    descriptor: int
+    open_ids: set[str]
+    size_bytes: int = 0
+
+
+class Journal:
+    """The journal of one process."""
+
+    def __init__(self, folder: Path, name: str, *, segment_max_bytes: int, bytes_max: int) -> None:
+        self.folder = folder
+        self.name = name
+        self._segment_max_bytes = segment_max_bytes
+        self._bytes_max = bytes_max
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._lock: int | None = None
+        self._segments: list[_Segment] = []
+        self._made = 0
+        self._where: dict[str, _Segment] = {}
+        self._chunks: list[bytes] = []
+        self._unwritten: list[str] = []
+        self._batch: asyncio.Future[None] | None = None
+        self._wake = asyncio.Event()
+        self._failing = False
+
+    def open(self) -> None:
+        """Take the lock and make the first segment. Where that fails it is logged, and nothing is journalled."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = lock(lock_file(self.folder, self.name))
+            assert self._lock is not None, "the name is this process's own"
+            self._next_segment()
+        except OSError as error:
+            self._failed(error)
+
+    def append(self, settlement: Settlement) -> "asyncio.Future[None] | None":
+        """Journal a settlement with the next flush. The future is done once the disk has it, or has failed (never
+        await it bare: it is shared); None where it was not taken.
+        """
+        if not self._segments or settlement.request_id in self._where:
+            return self._batch
+        segment = self._segments[-1]
+        chunk = framed(Line(at_ms=clock.now_ms(), settlement=settlement))
+        if sum(each.size_bytes for each in self._segments) + len(chunk) > self._bytes_max:
+            self._failed(OSError(f"the journal is full: {self._bytes_max} bytes wait for Redis"))
+            return None
+        self._where[settlement.request_id] = segment
+        segment.open_ids.add(settlement.request_id)
+        self._unwritten.append(settlement.request_id)
+        self._put(segment, chunk)
+        self._wake.set()
+        return self._batch
+
+    def done(self, request_id: str) -> None:
+        """Redis has it: forget it."""
+        if (segment := self._where.pop(request_id, None)) and self._segments:
+            segment.open_ids.discard(request_id)
+            self._put(self._segments[-1], framed(Line(done=request_id)))
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the next process will find it, should this one die."""
+        return request_id in self._where
+
+    async def follow(self) -> None:
+        """Write what comes, for ever; marks of what is done wait a little for company."""
+        while True:
+            try:
+                async with asyncio.timeout(_MARKS_FLUSH_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write and fsync all that has come, then delete what nobody needs. Never raises."""
+        if not self._segments:
+            return
+        chunks, batch, written = self._chunks, self._batch, self._unwritten
+        self._chunks, self._batch, self._unwritten = [], None, []
+        active = self._segments[-1]
+        emptied = [segment for segment in self._segments[:-1] if not segment.open_ids]
+        clear = not active.open_ids and active.size_bytes > 0
+        if chunks or emptied or clear:
+            self._segments = [segment for segment in self._segments if segment not in emptied]
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._pool, _write, active, chunks, emptied, clear)
+                self._failing = False
+            except OSError as error:
+                self._failed(error)
+                self._forget(written)
+        if clear:
+            active.size_bytes = sum(map(len, self._chunks))  # what came meanwhile
+        elif active.size_bytes > self._segment_max_bytes or self._failing:  # after a failure it may be torn inside
+            try:
+                self._next_segment()
+            except OSError as error:
+                self._failed(error)
+        if batch is not None and not batch.done():
+            batch.set_result(None)
+
+    async def close(self) -> None:
+        """Write what is left; where all is done nothing stays behind, else the next process takes it over."""
+        await self.flush()
+        if self._lock is not None and not self._where:
+            for segment in self._segments:
+                segment.path.unlink(missing_ok=True)
+            lock_file(self.folder, self.name).unlink(missing_ok=True)
+        for segment in self._segments:
+            os.close(segment.descriptor)
+        self._segments = []
+        if self._lock is not None:
+            os.close(self._lock)
+        self._pool.shutdown(wait=False)
+
+    def _put(self, segment: _Segment, chunk: bytes) -> None:
+        if self._batch is None:
+            self._batch = asyncio.get_running_loop().create_future()
+        segment.size_bytes += len(chunk)
+        self._chunks.append(chunk)
+
+    def _forget(self, request_ids: list[str]) -> None:
+        """Of what the disk did not take nothing is to be expected."""
+        for request_id in request_ids:
+            if segment := self._where.pop(request_id, None):
+                segment.open_ids.discard(request_id)
+
+    def _next_segment(self) -> None:
+        path = self.folder / f"{self.name}.{self._made:08d}.journal"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._made += 1
+        self._segments.append(_Segment(path, descriptor, set()))
+
+    def _failed(self, error: OSError) -> None:
+        metrics.journal_failures.inc()
+        if not self._failing:
+            _log.critical("the journal cannot be written; settlements depend on Redis alone", error=repr(error))
+        self._failing = True
+
+
+def _write(active: _Segment, chunks: list[bytes], emptied: list[_Segment], clear: bool) -> None:
+    """In the journal's thread. Raises OSError; a record that was written in part ends what is read of its segment."""
+    for segment in emptied:
+        os.close(segment.descriptor)
+        segment.path.unlink(missing_ok=True)
+    if clear:
+        os.ftruncate(active.descriptor, 0)
+        return
+    raw = b"".join(chunks)
+    while raw:
+        raw = raw[os.write(active.descriptor, raw) :]
+    os.fdatasync(active.descriptor)

@@ -1,0 +1,89 @@
+"""Settles what dead gateway processes of this machine had journalled: at the start, and again as siblings die.
+
+A settlement that Redis has already changes nothing, for as long as its marker lives; an older one is logged in full
+instead, since nobody could tell any more whether it would be counted twice.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from core import clock
+from data_plane.gateway import metrics
+from data_plane.gateway.quota.reservation import Settlement
+from data_plane.gateway.settling.journal import Journal, lock, lock_file, read, segments
+from data_plane.gateway.settling.settlement import Settler
+
+_log = structlog.get_logger()
+_LOCK_SUFFIX: Final = ".lock"
+
+
+class Takeover:
+    """Looks for journals whose process is gone. Whoever holds the lock of one is the only one to settle it."""
+
+    def __init__(self, own: Journal, settler: Settler, *, every_s: float, marker_s: int) -> None:
+        self._own = own
+        self._settler = settler
+        self._every_s = every_s
+        self._marker_ms = marker_s * 1000
+
+    async def follow(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            try:
+                await self.look()
+            except OSError as error:
+                _log.error("journals of dead processes cannot be read", error=repr(error))
+            await asyncio.sleep(self._every_s)
+
+    async def look(self) -> int:
+        """Settle every journal that nobody holds; returns how many settlements were in them. Raises OSError."""
+        count = 0
+        for path in sorted(self._own.folder.glob(f"*{_LOCK_SUFFIX}")):
+            name = path.name.removesuffix(_LOCK_SUFFIX)
+            if name == self._own.name or (descriptor := lock(path)) is None:
+                continue
+            try:
+                count += await self._settle(name)
+                lock_file(self._own.folder, name).unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+        return count
+
+    async def _settle(self, name: str) -> int:
+        """Settle one process's journal, however long Redis is away, then delete its segments."""
+        paths = segments(self._own.folder, name)
+        left = await asyncio.to_thread(_left, paths)
+        oldest_ms = clock.now_ms() - self._marker_ms
+        for at_ms, settlement in left:
+            if at_ms < oldest_ms:
+                metrics.journal_stale.inc()
+                _log.critical(
+                    "a journalled settlement is too old to settle; see whether its request has a usage record",
+                    request_id=settlement.request_id,
+                    settlement=msgspec.to_builtins(settlement.event),
+                )
+                continue
+            await self._settler.insist(settlement)
+            metrics.journal_replays.inc()
+        if left:
+            _log.warning("took over the journal of a dead process", journal=name, settlements=len(left))
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+
+def _left(paths: list[Path]) -> list[tuple[int, Settlement]]:
+    """What is not marked done in a process's segments, in order, with the Unix millisecond of each. In a thread."""
+    found: dict[str, tuple[int, Settlement]] = {}
+    for path in paths:
+        for line in read(path.read_bytes()):
+            if line.settlement is not None:
+                found[line.settlement.request_id] = (line.at_ms, line.settlement)
+            else:
+                found.pop(line.done, None)
+    return list(found.values())

@@ -1,0 +1,209 @@
+"""Whether an engine could compile a request's schemas: tried first, within a time that ends, in a process of its own.
+
+Fails closed: without a verdict a request with a schema is not served. Bounds that need no compiling are in schemas.py.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import struct
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import keys
+from core.contracts import BaseModelRoute
+from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from data_plane.gateway import metrics
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.surface.body import Call
+from data_plane.gateway.surface.grammar_process import FRAME_BYTES_MAX, Compile, Load, Verdict, pack
+
+_log = structlog.get_logger()
+_verdicts: Final = msgspec.msgpack.Decoder(Verdict)
+_SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
+_TIMEOUT_COST: Final = 0.25  # of a tenant's minute
+_TENANTS_MAX: Final = 10_000
+_ATTEMPTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    code: str
+    reason: str
+
+
+class Grammars:
+    """Verdicts over schemas, from one child process that is started when first needed and replaced when it hangs."""
+
+    def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._child: _Child | None = None
+        self._kept: OrderedDict[bytes, _Refused | None] = OrderedDict()
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: share of its minute, when
+
+    async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
+        """Raises InvalidRequest for a schema that no engine could compile, TooManyRequests for too many new ones."""
+        for param, schema in schemas_of(call):
+            encoded = msgspec.json.encode(schema)
+            digest = hashlib.sha256(f"{base.id}\0{base.tokenizer_sha256}\0".encode() + encoded).digest()
+            if digest not in self._kept:
+                self._keep(digest, await self._try(tenant_id, base, encoded))
+            self._kept.move_to_end(digest)
+            if (refused := self._kept[digest]) is not None:
+                raise InvalidRequest(f"`{param}` cannot be used: {refused.reason}.", code=refused.code, param=param)
+
+    async def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            await self._child.end()
+
+    def _keep(self, digest: bytes, verdict: _Refused | None) -> None:
+        self._kept[digest] = verdict
+        while len(self._kept) > self._settings.schemas_kept_max:
+            self._kept.popitem(last=False)
+
+    async def _try(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> _Refused | None:
+        self._charge(tenant_id, 1 / self._settings.schemas_per_minute)
+        if self._waiting >= self._settings.schema_waiting_max:
+            raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                verdict = await self._in_turn(tenant_id, base, schema)
+        finally:
+            self._waiting -= 1
+        if verdict is None:
+            return _Refused("schema_too_complex", "compiling it takes too much time or memory")
+        if verdict.problem:
+            return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", verdict.problem).rstrip("."))
+        if verdict.size_bytes > self._settings.schema_compiled_max_bytes:
+            return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
+        return None
+
+    async def _in_turn(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> Verdict | None:
+        """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
+        try:
+            for _ in range(_ATTEMPTS):
+                child = await self._ready_child(base)
+                began = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._settings.schema_compile_s):
+                        verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
+                except TimeoutError:
+                    break
+                except (asyncio.IncompleteReadError, OSError):
+                    await self._lose()
+                else:
+                    metrics.schema_seconds.observe(time.monotonic() - began)
+                    return verdict
+        except AppError:
+            raise
+        except BaseException:
+            await self._lose()  # it may be in the middle of an answer
+            raise
+        self._charge(tenant_id, _TIMEOUT_COST, always=True)
+        await self._lose()
+        return None
+
+    def _charge(self, tenant_id: str, share: float, *, always: bool = False) -> None:
+        """Take a share of the tenant's minute, which comes back evenly. Raises TooManyRequests where it is spent."""
+        now = time.monotonic()
+        used, at = self._used.pop(tenant_id, (0.0, now))
+        used = max(0.0, used - (now - at) / 60)
+        spent = used + share > 1 and not always
+        self._used[tenant_id] = (used if spent else used + share, now)
+        while len(self._used) > _TENANTS_MAX:
+            self._used.popitem(last=False)
+        if spent:
+            raise TooManyRequests(
+                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most; send known ones again.",
+                code="schema_rate_limited",
+                retry_after_s=(used + share - 1) * 60,
+            )
+
+    async def _ready_child(self, base: BaseModelRoute) -> "_Child":
+        """A child that has this base model's tokenizer. Raises Unavailable."""
+        unavailable = Unavailable("Schemas cannot be compiled now.", code="schemas_unavailable", retry_after_s=2)
+        child = self._child
+        try:
+            async with asyncio.timeout(self._settings.schema_start_s):
+                if child is None:
+                    child = self._child = await _Child.start(self._settings.schema_memory_bytes)
+                if base.tokenizer_sha256 not in child.loaded:
+                    blob = await self._redis.get(keys.blob(base.tokenizer_sha256))
+                    if not isinstance(blob, bytes):
+                        raise unavailable  # it is not there
+                    await child.ask(Load(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
+                    child.loaded.add(base.tokenizer_sha256)
+        except RedisError as error:
+            raise unavailable from error
+        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
+            _log.error("the schema compiler did not start", error=repr(error))
+            await self._lose()
+            raise unavailable from error
+        return child
+
+    async def _lose(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            metrics.schema_compilers_lost.inc()
+            await child.end()
+
+
+class _Child:
+    """The process, and what it has been given."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.loaded: set[str] = set()
+
+    @classmethod
+    async def start(cls, memory_bytes: int) -> "_Child":
+        pipe = asyncio.subprocess.PIPE
+        module = "data_plane.gateway.surface.grammar_process"
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, str(memory_bytes), stdin=pipe, stdout=pipe
+            )
+        )
+
+    async def ask(self, frame: Load | Compile) -> Verdict:
+        """One frame, one answer. Raises OSError or IncompleteReadError where it died."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(pack(frame))
+            await stdin.drain()
+        except RuntimeError as closed:  # uvloop's word for a pipe whose other end has gone
+            raise BrokenPipeError from closed
+        (size,) = struct.unpack(">I", await stdout.readexactly(4))
+        return _verdicts.decode(await stdout.readexactly(min(size, FRAME_BYTES_MAX)))
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+
+def schemas_of(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that an engine may compile for a call, by the parameter that holds each."""
+    form = call.fields.get("response_format") or {}
+    if form.get("type") == "json_schema":
+        yield "response_format.json_schema.schema", form["json_schema"]["schema"]
+    for index, tool in enumerate(call.tools or ()):
+        if parameters := tool["function"].get("parameters"):
+            yield f"tools[{index}].function.parameters", parameters

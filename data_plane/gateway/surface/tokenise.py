@@ -1,0 +1,207 @@
+"""Exact prompt counts, with the base model's own tokenizer and chat template, the way its engine makes them.
+
+Templates render as transformers does it (utils/chat_template_utils.py, 5.x) and vLLM calls it (renderers/hf.py, 0.32).
+Templates are published by admins; callers never bring one.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from core import keys
+from core.contracts import BaseModelRoute
+from core.errors import AppError, InvalidRequest, Unavailable
+from data_plane.gateway.snapshot import Snapshot
+from data_plane.gateway.surface.body import Call
+from data_plane.gateway.surface.messages import texts_of
+
+_LOOK_S: Final = 0.5
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant said, for training. Here it renders what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the engine's transformers uses local time too
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class PromptCounter:
+    """One base model's tokenizer and template. Safe to share between threads."""
+
+    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute) -> None:
+        self._tokenizer = Tokenizer.from_str(
+            tokenizer_json if isinstance(tokenizer_json, str) else tokenizer_json.decode()
+        )
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(route.chat_template)
+        tokens = {"bos_token": route.bos_token, "eos_token": route.eos_token}
+        self._special_tokens = {name: token for name, token in tokens.items() if token is not None}
+        specials = [added.content for added in self._tokenizer.get_added_tokens_decoder().values() if added.special]
+        self._special = re.compile("|".join(re.escape(token) for token in specials)) if specials else None
+
+    def refuse_special_tokens(self, call: Call) -> None:
+        """Text that spells a special token would become one, and change who seems to speak. Raises InvalidRequest."""
+        if call.messages is None or self._special is None:
+            return
+        written = texts_of(call.messages)
+        if call.tools is not None:
+            written += json.dumps(call.tools, ensure_ascii=False)
+        if found := self._special.search(written):
+            raise InvalidRequest(
+                f"The messages contain {found.group()!r}, which means something of its own to this model; remove it.",
+                code="special_token",
+                param="messages",
+            )
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """The prompt text of a chat. Raises InvalidRequest where the template refuses the messages."""
+        try:
+            return self._template.render(
+                messages=[_as_template_sees(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, jinja2.TemplateError) else "it cannot render them"
+            raise InvalidRequest(
+                f"This model's chat template refuses the messages: {reason[:200]}",
+                code="invalid_value",
+                param="messages",
+            ) from None
+
+    def count(self, call: Call) -> int:
+        """Prompt tokens of a call, exactly as its engine will count them."""
+        self.refuse_special_tokens(call)
+        if call.messages is not None:
+            return self._length(self.render(call.messages, call.tools), add_special_tokens=False)
+        assert call.prompt is not None
+        return self._length(call.prompt, add_special_tokens=True)
+
+    def _length(self, text: str, *, add_special_tokens: bool) -> int:
+        # `encode` holds the interpreter's lock to its end, so a long prompt in a thread stops the loop all the same.
+        # Batches give it up (tokenizers 0.23), and "fast" leaves out the offsets, which nobody reads.
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
+
+
+def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates see the arguments of tool calls as objects (vLLM, renderers/chat_utils.py, _postprocess_messages)."""
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in message["tool_calls"]]}
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call["function"]["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        arguments = {}
+    return {**call, "function": {**call["function"], "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+class PromptCounters:
+    """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
+
+    def __init__(
+        self, redis: Redis, *, threads: int, waiting_max: int, inline_max_bytes: int, kept_max: int, load_s: float
+    ) -> None:
+        self._redis = redis
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+        self._waiting = 0
+        self._waiting_max = waiting_max
+        self._inline_max_bytes = inline_max_bytes
+        self._kept_max = kept_max
+        self._load_s = load_s
+        self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
+        self._loading = asyncio.Lock()
+
+    async def count(self, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
+        """Prompt tokens of a call to a base model; long prompts in a thread, so that streams do not wait for them."""
+        counter = self._counters.get(route) or await self._load(route)
+        if body_size_bytes <= self._inline_max_bytes:
+            return counter.count(call)
+        return await self._in_thread(counter.count, call)
+
+    async def follow(self, snapshot: Snapshot) -> None:
+        """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
+        while True:
+            routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
+            for route in routes[: self._kept_max]:
+                if route not in self._counters:
+                    with contextlib.suppress(AppError):
+                        await self._load(route)
+            await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        if self._waiting >= self._waiting_max:
+            raise Unavailable("Too many long prompts are being counted.", code="overloaded", retry_after_s=1)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        finally:
+            self._waiting -= 1
+
+    async def _load(self, route: BaseModelRoute) -> PromptCounter:
+        async with self._loading:
+            if found := self._counters.get(route):
+                return found
+            try:
+                async with asyncio.timeout(self._load_s):
+                    blob = await self._redis.get(keys.blob(route.tokenizer_sha256))
+            except (RedisError, OSError):  # TimeoutError is an OSError
+                blob = None
+            if blob is None:
+                raise Unavailable(
+                    f"The tokenizer of `{route.id}` is not available now.",
+                    code="tokenizer_unavailable",
+                    retry_after_s=2,
+                )
+            counter = await self._in_thread(PromptCounter, blob, route)
+            self._counters[route] = counter
+            while len(self._counters) > self._kept_max:
+                self._counters.popitem(last=False)
+            return counter

@@ -1,0 +1,68 @@
+"""What a caller may take, and what counts of what was used: levels, costs, and the same price as the bill."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import keys
+from core.contracts import KeyGrant, KeyLimits, Prices, TenantGrant, UsageEvent
+from core.kv_pages import page_ms
+from core.rating import rate
+from data_plane.gateway.quota.allowance import NO_LIMIT, PlatformLimits, allowance
+from data_plane.gateway.quota.used import used_by
+from tests.fixtures.published import AMPLE
+
+nanos = st.integers(0, 10_000)
+prices = st.builds(Prices, input_nanos=nanos, cached_input_nanos=nanos, output_nanos=nanos, kv_page_second_nanos=nanos)
+
+
+def tenant(given: Prices | None = None, **limits: object) -> TenantGrant:
+    limits = msgspec.structs.replace(AMPLE, **limits)
+    return TenantGrant(tenant_id="tn_1", status="active", limits=limits, prices=given)
+
+
+def key(limits: KeyLimits | None = None) -> KeyGrant:
+    return KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=limits)
+
+
+def used_event(**changes: int) -> UsageEvent:
+    values = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "kv_page_ms": 0} | changes
+    return UsageEvent(
+        request_id="req_1", tenant_id="tn_1", key_id="key_1", base_model="m", adapter_id=None, revision_id=None,
+        replica_id="rep_1", outcome="done", started_at_ms=0, settled_at_ms=0, **values,
+    )  # fmt: skip
+
+
+def test_platform_and_key_are_levels_only_where_they_have_limits():
+    assert [level.name for level in allowance(tenant(), key(), PlatformLimits(), longest_ms=1).levels] == ["tenant"]
+    assert len(allowance(tenant(), key(KeyLimits()), PlatformLimits(), longest_ms=1).levels) == 1
+    all_three = allowance(tenant(), key(KeyLimits(tokens_per_month=9)), PlatformLimits(kv_pages=5), longest_ms=1)
+    assert [level.name for level in all_three.levels] == ["platform", "tenant", "key"]
+    assert [level.quota for level in all_three.levels] == [
+        keys.PLATFORM_QUOTA, keys.tenant_quota("tn_1"), keys.key_quota("tn_1", "key_1")
+    ]  # fmt: skip
+    assert (all_three.levels[2].tokens_per_month, all_three.levels[2].kv_pages) == (9, NO_LIMIT)
+
+
+@given(
+    prices=prices, prompt=st.integers(0, 500), output=st.integers(0, 500), cached=st.integers(0, 500),
+    more=st.integers(0, 100), ran_ms=st.integers(0, 7000),
+)  # fmt: skip
+def test_no_request_costs_more_than_was_held_for_it(prices, prompt, output, cached, more, ran_ms):
+    """Whatever part of the prompt was cached, however few tokens came, for however long it ran below the longest."""
+    costs = allowance(tenant(prices), key(), PlatformLimits(), longest_ms=7000).costs
+    pages = page_ms(prompt + output + more, 1)
+    held = prompt * costs.input_nanos + (output + more) * costs.output_nanos + pages * costs.page_nanos
+    event = used_event(
+        input_tokens=prompt, cached_tokens=min(cached, prompt), output_tokens=output,
+        kv_page_ms=page_ms(prompt + output, ran_ms),
+    )  # fmt: skip
+    cost = used_by(event, tenant(prices)).cost_nanos
+    assert cost == rate(event, prices).amount_nanos <= held
+
+
+def test_cached_tokens_count_where_the_plan_says_so():
+    event = used_event(input_tokens=100, cached_tokens=60, output_tokens=7)
+    assert used_by(event, tenant()).input_tokens == 100
+    assert used_by(event, tenant(count_cached_tokens=False)).input_tokens == 40
+    assert used_by(event, tenant(count_cached_tokens=False)).output_tokens == 7

@@ -1,0 +1,186 @@
+"""The journal on a real disk: what it took is read again however its file ends, and it keeps to its bounds."""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.contracts import UsageEvent
+from core.ids import new_id
+from data_plane.gateway import metrics
+from data_plane.gateway.quota.reservation import Settlement
+from data_plane.gateway.quota.used import Used
+from data_plane.gateway.settling.durability import redis_name
+from data_plane.gateway.settling.journal import Journal, Line, framed, lock, lock_file, read, segments
+
+
+def settlement(tokens: int = 3) -> Settlement:
+    request_id = new_id("req")
+    event = UsageEvent(
+        request_id=request_id, tenant_id="tn_1", key_id="key_1", base_model="m", adapter_id=None, revision_id=None,
+        replica_id="rep_one", outcome="done", started_at_ms=1, settled_at_ms=2, input_tokens=tokens, cached_tokens=0,
+        output_tokens=0, kv_page_ms=0,
+    )  # fmt: skip
+    used = Used(input_tokens=tokens, cost_nanos=2**52)
+    return Settlement(request_id=request_id, tenant_id="tn_1", replica_id="rep_one", used=used, event=event)
+
+
+def on_disk(folder, name="jr_1") -> list[Line]:
+    return [line for path in segments(folder, name) for line in read(path.read_bytes())]
+
+
+@contextlib.asynccontextmanager
+async def journal(folder, **bounds: int):
+    made = Journal(folder, "jr_1", **{"segment_max_bytes": 4096, "bytes_max": 65_536, **bounds})
+    made.open()
+    yield made
+    await made.close()
+
+
+LINES = [Line(at_ms=7, settlement=settlement(n)) for n in range(3)] + [Line(done="req_1")]
+RAW = b"".join(map(framed, LINES))
+
+
+def test_records_come_back_as_they_were():
+    assert list(read(RAW)) == LINES
+
+
+@given(cut=st.integers(0, len(RAW) - 1))
+def test_a_file_that_was_cut_anywhere_gives_what_was_whole_before(cut):
+    whole = list(read(RAW[:cut]))
+    assert whole == LINES[: len(whole)]
+    assert sum(len(framed(line)) for line in LINES[: len(whole) + 1]) > cut
+
+
+@given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
+def test_a_damaged_record_is_never_taken_for_a_settlement(at, bit):
+    damaged = bytearray(RAW)
+    damaged[at] ^= 1 << bit
+    found = list(read(bytes(damaged)))
+    assert found == LINES[: len(found)]
+    assert len(found) < len(LINES)
+
+
+async def test_what_was_flushed_is_found_when_the_process_dies(tmp_path):
+    async with journal(tmp_path) as journaling:
+        first, second = settlement(), settlement()
+        journaling.append(first)
+        journaling.append(second)
+        await journaling.flush()
+        journaling.done(first.request_id)
+        await journaling.flush()
+        lines = on_disk(tmp_path)
+        assert [line.settlement for line in lines if line.settlement] == [first, second]
+        assert [line.done for line in lines if line.done] == [first.request_id]
+        assert not journaling.holds(first.request_id)
+        assert journaling.holds(second.request_id)
+    assert [line.settlement for line in on_disk(tmp_path)][:2] == [first, second]  # left for the next process
+
+
+async def test_many_settlements_share_one_fsync(tmp_path, monkeypatch):
+    synced: list[int] = []
+    really = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (synced.append(descriptor), really(descriptor)))
+    async with journal(tmp_path) as journaling:
+        following = asyncio.create_task(journaling.follow())
+        flushed = {journaling.append(settlement()) for _ in range(50)}
+        done, _ = await asyncio.wait(flushed, timeout=10)
+        assert len(flushed) == len(done) == len(synced) == 1
+        assert len(on_disk(tmp_path)) == 50
+        following.cancel()
+        await asyncio.wait([following])
+
+
+async def test_segments_whose_requests_are_done_are_deleted_and_none_is_left_at_the_end(tmp_path):
+    async with journal(tmp_path) as journaling:
+        for _ in range(10):
+            batch = [settlement() for _ in range(10)]
+            for one in batch:
+                journaling.append(one)
+            await journaling.flush()
+            for one in batch[:-1]:
+                journaling.done(one.request_id)
+            last = batch[-1]
+            journaling.done(last.request_id)
+            await journaling.flush()
+            assert sum(path.stat().st_size for path in segments(tmp_path, "jr_1")) < 3 * 4096
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_at_its_bound_it_takes_no_more_and_says_so(tmp_path):
+    before = metrics.journal_failures._value.get()
+    async with journal(tmp_path, bytes_max=4096) as journaling:
+        taken = [one for one in (settlement() for _ in range(50)) if journaling.append(one) is not None]
+        await journaling.flush()
+        assert 0 < len(taken) < 50
+        assert metrics.journal_failures._value.get() == before + 50 - len(taken)
+        assert sum(path.stat().st_size for path in segments(tmp_path, "jr_1")) <= 4096
+        for one in taken:
+            journaling.done(one.request_id)
+        await journaling.flush()
+        assert journaling.append(settlement()) is not None  # there is room again
+
+
+async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, capsys):
+    (tmp_path / "file").write_bytes(b"")
+    journaling = Journal(tmp_path / "file" / "folder", "jr_1", segment_max_bytes=4096, bytes_max=65_536)
+    journaling.open()
+    one = settlement()
+    assert journaling.append(one) is None
+    assert not journaling.holds(one.request_id)
+    await journaling.flush()
+    await journaling.close()
+    assert "the journal cannot be written" in capsys.readouterr().out
+
+
+async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monkeypatch):
+    async with journal(tmp_path) as journaling:
+        kept, lost, later = settlement(), settlement(), settlement()
+        journaling.append(kept)
+        await journaling.flush()
+        with monkeypatch.context() as failing:
+
+            def half(descriptor: int, raw: bytes) -> int:
+                os.pwrite(descriptor, raw[:5], os.fstat(descriptor).st_size)
+                raise OSError(28, "no space left on device")
+
+            failing.setattr(os, "write", half)
+            flushed = journaling.append(lost)
+            await journaling.flush()
+        assert flushed.done()  # whoever waits for it is not kept waiting
+        assert not journaling.holds(lost.request_id)
+        journaling.append(later)
+        await journaling.flush()
+        found = [line.settlement for line in on_disk(tmp_path)]
+        assert found == [kept, later]
+
+
+def test_only_one_process_can_hold_a_journal(tmp_path):
+    held = lock(lock_file(tmp_path, "jr_1"))
+    assert held is not None
+    assert lock(lock_file(tmp_path, "jr_1")) is None
+    os.close(held)
+    again = lock(lock_file(tmp_path, "jr_1"))
+    assert again is not None
+    os.close(again)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\0", b"\0" * 8, b"\xff" * 64])
+def test_what_is_no_journal_gives_no_settlement(raw):
+    assert all(line.settlement is None for line in read(raw))
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://:secret@one.example:6379/2", "one.example-6379-2"),
+        ("rediss://user:other@one.example:6379/2", "one.example-6379-2"),
+        ("redis://127.0.0.1:7000", "127.0.0.1-7000-0"),
+        ("unix:///run/redis.sock?db=1", "_run_redis.sock-1"),
+    ],
+)
+def test_each_redis_has_a_folder_of_its_own_whatever_its_password(url, name):
+    assert redis_name(url) == name
