@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from data_plane.gateway import anthropic_request, field_table
 from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.surface import anthropic_request, field_table
 
 _INTRO: Final = """# Inference requests
 

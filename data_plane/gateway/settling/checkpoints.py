@@ -1,7 +1,7 @@
 """What running requests have used so far, written to Redis with their leases: each second, or each 64 tokens.
 
-Should this process die, each of them is settled by its last checkpoint (quota/scripts/holds.lua). Fails open: while Redis is
-away requests run on, and only their leases age.
+Should this process die, each of them is settled by its last checkpoint (``quota/scripts/holds.lua``). Fails open: while
+Redis is away requests run on, and only their leases age.
 """
 
 import asyncio
