@@ -165,8 +165,9 @@ def test_several_workers_share_one_port_and_one_quota(own):
     stack, _, _ = own
     tenant = stack.tenant(requests_per_minute=20)
     with processes.gateway(stack.folder, stack.redis_url, "workers", workers=2, **BRISK) as gateway:
-        served = 0
+        served, started = 0, time.monotonic()
         for _ in range(30):
             with openai.OpenAI(base_url=gateway.url + "/v1", api_key=tenant.key, max_retries=0) as fresh:
                 served += status_of(fresh) == 200
-        assert served == 20
+        back = int((time.monotonic() - started) / 3)  # a minute gives twenty back
+        assert 20 <= served <= 20 + back < 30
