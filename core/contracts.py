@@ -31,9 +31,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_minute: int | None = None
     spend_nanos_per_month: int | None = None
     count_cached_tokens: bool = True
-    when_quota_is_unavailable: Literal["closed", "slice"] = "closed"
     weight: int = 1
     tier: int = 1
+    when_quota_is_unavailable: Literal["closed", "slice"] = "closed"
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
