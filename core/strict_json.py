@@ -1,4 +1,5 @@
-"""JSON from strangers, read strictly: bounded nesting, no duplicate keys, no NaN or Infinity, UTF-8 without a mark.
+"""JSON from strangers, read strictly: bounded nesting, no duplicate keys, no NaN or Infinity, no lone surrogates, UTF-8
+without a mark.
 
 ``json.loads`` alone accepts all of these. What the values mean is decided by whoever asked for them.
 """
@@ -10,16 +11,17 @@ from typing import Final
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 itself has none: they come as escapes, and rarely
 
 
 class JsonRefused(ValueError):
     """The text is not JSON as we accept it; the message says why in words that can be shown to the sender. ``key`` is
-    the field that holds what is wrong, where one does.
+    the field that holds what is wrong, where one does, as UTF-8 can carry it.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message)
-        self.key = key
+        self.key = None if key is None else key.encode(errors="backslashreplace").decode()
 
 
 class _NotANumber:
@@ -46,6 +48,8 @@ def parse(text: bytes, *, depth_max: int) -> object:
             parse_int=_integer if b"-0" in text else None,
         )
         _refuse_wrong_number(value, None)
+        if _SURROGATE.search(text):
+            _refuse_surrogates(value, None)
     except JsonRefused:
         raise
     except UnicodeDecodeError as error:
@@ -96,6 +100,23 @@ def _refuse_wrong_number(value: object, key: str | None) -> None:
     elif isinstance(value, _NotANumber):
         where = "" if key is None else f"{shorten(key)}: "
         raise JsonRefused(f"{where}{value.text} is not a JSON number", key)
+
+
+def _refuse_surrogates(value: object, key: str | None) -> None:
+    """Half a character in a string or key is text that UTF-8 cannot carry on, to an engine or back to its sender."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            where = "" if key is None else f"{shorten(key)}: "
+            raise JsonRefused(f"{where}text with a lone surrogate", key) from None
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_surrogates(each, key)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            _refuse_surrogates(name, name)
+            _refuse_surrogates(each, name)
 
 
 def shorten(value: object, characters_max: int = 80) -> str:

@@ -1,5 +1,6 @@
 """Chat messages, rebuilt as plain text messages: what the chat template sees here and in the engine alike."""
 
+import json
 from typing import Any, Final
 
 from core.errors import InvalidRequest
@@ -21,15 +22,29 @@ def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str
 
 
 def texts_of(messages: list[dict[str, Any]]) -> str:
-    """Every caller-written string of checked messages, to be searched for what must not be in any of them."""
+    """Every caller-written string of checked messages, to be searched for what must not be in any of them. Arguments
+    also as templates render them: an escape in their JSON hides nothing.
+    """
     parts: list[str] = []
     for message in messages:
         parts.append(message["content"])
         parts.append(message.get("name", ""))
         for call in message.get("tool_calls", ()):
-            parts += (call["id"], call["function"]["name"], call["function"]["arguments"])
+            arguments = call["function"]["arguments"]
+            parts += (call["id"], call["function"]["name"], arguments)
+            if "\\" in arguments:
+                parts.append(json.dumps(parsed_arguments(arguments), ensure_ascii=False))
         parts.append(message.get("tool_call_id", ""))
     return "\0".join(parts)
+
+
+def parsed_arguments(arguments: str) -> dict[str, Any]:
+    """What templates see of a call's arguments, here and in the engine: an empty object where they are none."""
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _check_message(where: str, message: Any) -> dict[str, Any]:
@@ -100,6 +115,16 @@ def _check_call(where: str, call: Any) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": text(f"{where}.function.name", function["name"], chars_max=64, empty=False),
-            "arguments": text(f"{where}.function.arguments", function["arguments"]),
+            "arguments": _check_arguments(f"{where}.function.arguments", function["arguments"]),
         },
     }
+
+
+def _check_arguments(where: str, value: Any) -> str:
+    """JSON of its own, as text, which engines parse: what it says must be text that can be rendered as well."""
+    arguments = text(where, value)
+    try:
+        text(where, json.dumps(parsed_arguments(arguments), ensure_ascii=False))
+    except RecursionError:
+        raise invalid(where, "JSON that nests less deep") from None
+    return arguments

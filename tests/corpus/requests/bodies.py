@@ -57,6 +57,13 @@ def _nested(depth: int) -> dict:
     return schema
 
 
+def _call(arguments: str) -> dict:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+_HALF = "\ud800"
+_SHOWN = "\\ud800"
+_ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "something"}}}
 _IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 _BIG_ENUM = {"type": "string", "enum": [str(i) for i in range(129)]}
@@ -233,7 +240,22 @@ BAD_BODIES = [
     ),
     *_row(
         "R34",
-        _messages("lone surrogate", [{"role": "user", "content": "\ud800"}], "messages[0].content"),
+        _messages("lone surrogate", [{"role": "user", "content": _HALF}], "content", "invalid_json"),
+        _field(_HALF, 1, "invalid_json", _SHOWN),
+        _raw("lone surrogate twice", b'{"model": "a", "\\ud800": 1, "\\ud800": 2}', _SHOWN),
+        _messages("lone surrogate in a key", [{"role": "user", "content": "", _HALF: ""}], _SHOWN, "invalid_json"),
+        _chat("lone surrogate in a tool", "invalid_json", _SHOWN, tools=[{**_TOOL, _HALF: 1}]),
+        *[
+            _chat("lone surrogate in a schema", "invalid_json", where, response_format={"schema": schema})
+            for schema, where in [({"enum": ["a", _HALF]}, "enum"), ({"properties": {_HALF: {}}}, _SHOWN)]
+        ],
+        *[
+            _messages(name, [{"role": "assistant", "tool_calls": [_call(arguments)]}], _ARGUMENTS)
+            for name, arguments in [
+                ("lone surrogate in arguments", '{"a": "\\udfff"}'),
+                ("lone surrogate in arguments' keys", '{"\\uD800": 1}'),
+            ]
+        ],
     ),
     *_row(
         "F",

@@ -43,6 +43,27 @@ def test_what_is_not_strict_is_refused_with_the_reason(text, why):
         parse(text, depth_max=2)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (rb'"\ud800"', None),
+        (rb'{"a": ["x", "\uDFFF"]}', "a"),
+        (rb'{"a": {"\ud800": 1}}', "\\ud800"),
+        (rb'{"\ud800": 1, "\ud800": 2}', "\\ud800"),
+        (rb'{"a": "\udc00\ud83d"}', "a"),
+    ],
+)
+def test_half_a_character_is_refused_and_named_in_text_that_can_be_sent(text, key):
+    with pytest.raises(JsonRefused) as refusal:
+        parse(text, depth_max=8)
+    assert refusal.value.key == key
+    str(refusal.value).encode()
+
+
+def test_whole_characters_may_be_escaped():
+    assert parse(rb'["\ud83d\ude00", "\\ud800"]', depth_max=8) == ["\N{GRINNING FACE}", "\\ud800"]
+
+
 def test_brackets_inside_strings_do_not_count_as_depth():
     assert parse(rb'["[[[[\"{{{{"]', depth_max=1) == ['[[[["{{{{']
 
