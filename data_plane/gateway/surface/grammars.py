@@ -6,11 +6,12 @@ Fails closed: without a verdict a request with a schema is not served. Bounds th
 import asyncio
 import contextlib
 import hashlib
+import math
 import re
 import struct
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,7 +32,8 @@ from data_plane.gateway.surface.grammar_process import FRAME_BYTES_MAX, Compile,
 _log = structlog.get_logger()
 _verdicts: Final = msgspec.msgpack.Decoder(Verdict)
 _SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
-_TIMEOUT_COST: Final = 0.25  # of a tenant's minute
+_TIMEOUT_COST: Final = 0.25  # of a tenant's minute, set aside before each attempt
+_TOO_LONG_KEPT_S: Final = 60  # a busy machine may have been the reason
 _TENANTS_MAX: Final = 10_000
 _ATTEMPTS: Final = 2
 
@@ -49,9 +51,11 @@ class Grammars:
         self._redis = redis
         self._settings = settings
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._trying: dict[bytes, asyncio.Task[_Refused | None]] = {}  # one for each schema, whoever asks
+        self._turns: dict[str, asyncio.Lock] = {}  # a tenant's, so that it stands for the common one only once
+        self._of_tenant: Counter[str] = Counter()
         self._child: _Child | None = None
-        self._kept: OrderedDict[bytes, _Refused | None] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[_Refused | None, float]] = OrderedDict()  # verdict, until when
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: share of its minute, when
 
     async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
@@ -59,32 +63,60 @@ class Grammars:
         for param, schema in schemas_of(call):
             encoded = msgspec.json.encode(schema)
             digest = hashlib.sha256(f"{base.id}\0{base.tokenizer_sha256}\0".encode() + encoded).digest()
-            if digest not in self._kept:
-                self._keep(digest, await self._try(tenant_id, base, encoded))
-            self._kept.move_to_end(digest)
-            if (refused := self._kept[digest]) is not None:
-                raise InvalidRequest(f"`{param}` cannot be used: {refused.reason}.", code=refused.code, param=param)
+            verdict, until = self._kept.get(digest, (None, 0.0))
+            if until > time.monotonic():
+                self._kept.move_to_end(digest)
+            else:
+                verdict = await asyncio.shield(
+                    self._trying.get(digest) or self._begin(tenant_id, base, digest, encoded)
+                )
+            if verdict is not None:
+                raise InvalidRequest(f"`{param}` cannot be used: {verdict.reason}.", code=verdict.code, param=param)
 
     async def close(self) -> None:
-        """End the child."""
+        """End the child and whoever waits for it."""
+        trying = list(self._trying.values())
+        for task in trying:
+            task.cancel()
+        await asyncio.gather(*trying, return_exceptions=True)
         if self._child is not None:
             await self._child.end()
 
-    def _keep(self, digest: bytes, verdict: _Refused | None) -> None:
-        self._kept[digest] = verdict
-        while len(self._kept) > self._settings.schemas_kept_max:
-            self._kept.popitem(last=False)
-
-    async def _try(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> _Refused | None:
-        self._charge(tenant_id, 1 / self._settings.schemas_per_minute)
-        if self._waiting >= self._settings.schema_waiting_max:
+    def _begin(
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes
+    ) -> "asyncio.Task[_Refused | None]":
+        """Try a schema that nobody is trying; it goes on without its caller, since others may wait for it too."""
+        if len(self._trying) >= self._settings.schema_waiting_max:
             raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
-        self._waiting += 1
+        refund = self._charge(tenant_id)
+        task = self._trying[digest] = asyncio.create_task(self._try(tenant_id, base, digest, schema, refund))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # callers may have gone
+        return task
+
+    async def _try(
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes, refund: float
+    ) -> _Refused | None:
+        own = self._turns.setdefault(tenant_id, asyncio.Lock())
+        self._of_tenant[tenant_id] += 1
+        spent = False
         try:
-            async with self._turn:
-                verdict = await self._in_turn(tenant_id, base, schema)
+            async with own, self._turn:
+                verdict = await self._in_turn(base, schema)
+            spent = verdict is None
+            refused = self._judge(verdict)
+            self._kept[digest] = refused, time.monotonic() + _TOO_LONG_KEPT_S if spent else math.inf
+            while len(self._kept) > self._settings.schemas_kept_max:
+                self._kept.popitem(last=False)
+            return refused
         finally:
-            self._waiting -= 1
+            if not spent:
+                self._give_back(tenant_id, refund)
+            del self._trying[digest]
+            self._of_tenant[tenant_id] -= 1
+            if not self._of_tenant[tenant_id]:
+                del self._of_tenant[tenant_id], self._turns[tenant_id]
+
+    def _judge(self, verdict: Verdict | None) -> _Refused | None:
         if verdict is None:
             return _Refused("schema_too_complex", "compiling it takes too much time or memory")
         if verdict.problem:
@@ -93,7 +125,7 @@ class Grammars:
             return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
         return None
 
-    async def _in_turn(self, tenant_id: str, base: BaseModelRoute, schema: bytes) -> Verdict | None:
+    async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> Verdict | None:
         """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
         try:
             for _ in range(_ATTEMPTS):
@@ -114,25 +146,33 @@ class Grammars:
         except BaseException:
             await self._lose()  # it may be in the middle of an answer
             raise
-        self._charge(tenant_id, _TIMEOUT_COST, always=True)
         await self._lose()
         return None
 
-    def _charge(self, tenant_id: str, share: float, *, always: bool = False) -> None:
-        """Take a share of the tenant's minute, which comes back evenly. Raises TooManyRequests where it is spent."""
-        now = time.monotonic()
+    def _charge(self, tenant_id: str) -> float:
+        """Take from the tenant's minute, which comes back evenly, what a schema costs that takes too long; returns how
+        much of it is given back for one that does not. Raises TooManyRequests where a good one could not be paid.
+        """
+        now, share = time.monotonic(), 1 / self._settings.schemas_per_minute
         used, at = self._used.pop(tenant_id, (0.0, now))
         used = max(0.0, used - (now - at) / 60)
-        spent = used + share > 1 and not always
-        self._used[tenant_id] = (used if spent else used + share, now)
+        spent, cost = used + share > 1, max(share, _TIMEOUT_COST)
+        self._used[tenant_id] = (used if spent else used + cost, now)
         while len(self._used) > _TENANTS_MAX:
             self._used.popitem(last=False)
         if spent:
             raise TooManyRequests(
-                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most; send known ones again.",
+                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most, a few of them at once; "
+                "send known ones again.",
                 code="schema_rate_limited",
                 retry_after_s=(used + share - 1) * 60,
             )
+        return cost - share
+
+    def _give_back(self, tenant_id: str, refund: float) -> None:
+        if tenant_id in self._used:
+            used, at = self._used[tenant_id]
+            self._used[tenant_id] = max(0.0, used - refund), at
 
     async def _ready_child(self, base: BaseModelRoute) -> "_Child":
         """A child that has this base model's tokenizer. Raises Unavailable."""

@@ -1,5 +1,6 @@
 """Schemas are compiled beside the gateway, as engines do it: what takes too long there costs nobody else anything."""
 
+import asyncio
 import json
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 import redis.asyncio
 from pydantic import SecretStr
 
-from core.errors import Unavailable
+from core.errors import InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.surface.body import BodyLimits, parse_call
 from data_plane.gateway.surface.grammars import Grammars
@@ -95,21 +96,52 @@ def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(sta
 
 
 async def test_without_a_compiler_or_a_tokenizer_nothing_is_served(stack):
-    secret, url = SecretStr("a secret of the tests"), stack.redis_url
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "response_format": schema_of(PERSON)}
-    call = parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
     absent = msgspec.structs.replace(tiny_route(), tokenizer_sha256="absent")
-    async with redis.asyncio.Redis.from_url(url) as client:
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
         for route, start_s in ((tiny_route(), 0.01), (absent, 30)):
-            grammars = Grammars(
-                client,
-                GatewaySettings(
-                    redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, schema_start_s=start_s
-                ),
-            )
+            grammars = compiler(client, stack.redis_url, schema_start_s=start_s)
             with pytest.raises(Unavailable, match="cannot be compiled now"):
-                await grammars.check("tn_a", route, call)
+                await grammars.check("tn_a", route, asks(PERSON))
             await grammars.close()
+
+
+def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> Grammars:
+    secret = SecretStr("a secret of the tests")
+    settings = GatewaySettings(redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
+    return Grammars(client, settings)
+
+
+def asks(schema: dict):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "response_format": schema_of(schema)}
+    return parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
+
+
+async def test_a_burst_of_bombs_holds_up_the_next_tenant_for_one_of_them(stack):
+    """Others go between one tenant's schemas, and what a bomb costs is set aside before it is tried."""
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        grammars = compiler(client, stack.redis_url, schema_compile_s=1)
+        await grammars.check("tn_a", tiny_route(), asks(PERSON))  # the compiler runs
+        bombs = [
+            asyncio.create_task(grammars.check("tn_a", tiny_route(), asks({**HUGE, "title": f"bomb {number}"})))
+            for number in range(16)
+        ]
+        await asyncio.sleep(0)
+        await grammars.check("tn_b", tiny_route(), asks({"type": "string", "maxLength": 5}))
+        ended = [task for task in bombs if task.done()]
+        refusals = await asyncio.gather(*bombs, return_exceptions=True)
+        await grammars.close()
+    tried = [refusal for refusal in refusals if isinstance(refusal, InvalidRequest)]
+    assert len(tried) <= 4
+    assert sum(isinstance(refusal, TooManyRequests) for refusal in refusals) == 16 - len(tried)
+    assert sum(isinstance(task.exception(), InvalidRequest) for task in ended) <= 1
+
+
+async def test_one_schema_is_compiled_once_however_many_ask_for_it_at_once(stack):
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        grammars = compiler(client, stack.redis_url, schemas_per_minute=1)
+        same = [grammars.check(tenant, tiny_route(), asks(PERSON)) for tenant in ["tn_a"] * 3 + ["tn_b"] * 3]
+        await asyncio.gather(*same)
+        await grammars.close()
 
 
 def test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not(stack):
