@@ -63,14 +63,18 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
 
 
 def describe(tables: Tables, tenant: TenantGrant) -> list[dict[str, object]]:
-    """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model."""
-    adapters = sorted(tables.adapters.get(tenant.tenant_id, {}).values(), key=lambda route: route.name)
+    """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model. Only what
+    ``resolve`` would find.
+    """
+    own = tables.adapters.get(tenant.tenant_id, {})
     bases = sorted(tables.base_models.values(), key=lambda route: route.id)
     return [
         _adapter_entry(tables, tenant, name, route)
-        for route in adapters
+        for route in sorted(own.values(), key=lambda route: route.name)
+        if route.base_model in tables.base_models
         for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
-    ] + [_base_entry(tenant, route) for route in bases]
+        if _find(tables, tenant.tenant_id, name)[2]
+    ] + [_base_entry(tenant, route) for route in bases if route.id not in own]
 
 
 def describe_one(tables: Tables, tenant: TenantGrant, model: str) -> dict[str, object]:

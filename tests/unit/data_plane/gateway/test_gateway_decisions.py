@@ -112,6 +112,19 @@ def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
     assert describe_one(built, built.tenants["tn_1"], "bot:canary")["id"] == "bot:canary"
 
 
+def test_only_what_can_be_called_is_listed():
+    built = tables(aliases={"canary": {"rev_1": 1}, "gone": {"rev_9": 1}})
+    listed = [str(entry["id"]) for entry in describe(built, built.tenants["tn_1"])]
+    assert listed == ["bot", "bot:canary", "tiny-chat"]
+    for model in listed:
+        assert named(built, "tn_1", model)
+    built = tables(aliases={"prod": {"rev_9": 1}})
+    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == ["tiny-chat"]
+    built = tables()
+    built.base_models.clear()
+    assert describe(built, built.tenants["tn_1"]) == []
+
+
 @pytest.mark.parametrize(
     "model", ["bot:", "bot:none", "bot@", "bot@rev_3", "bot@rev_1:prod", "bot:prod@rev_1", "@", ":"]
 )
