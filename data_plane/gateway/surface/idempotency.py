@@ -6,6 +6,7 @@ large is not run again. A gateway that dies between an answer's settlement and i
 """
 
 import asyncio
+import contextlib
 import hashlib
 import zlib
 from collections.abc import AsyncIterator
@@ -28,6 +29,7 @@ from data_plane.gateway.surface.client import Client, Recording
 _log = structlog.get_logger()
 _HEADER: Final = b"idempotency-key"
 _CHARS_MAX: Final = 255
+_AGAIN_S: Final = 1.0
 _OWN: Final = (b"x-ratelimit-", b"anthropic-ratelimit-", b"content-length", b"connection")
 """Headers of an answer that are not given again: they told of that moment."""
 
@@ -60,6 +62,7 @@ class Idempotency:
         self._settings = settings
         self._script = Script("idempotent")
         self._running: set[_Claim] = set()
+        self._undoing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def once(self, client: Client, caller: Caller, request_id: str) -> AsyncIterator[bool]:
@@ -94,9 +97,13 @@ class Idempotency:
 
     async def follow(self) -> None:
         """Renew the leases of keys in flight, for ever."""
-        while True:
-            await asyncio.sleep(self._settings.idempotency_lease_s / 3)
-            await asyncio.gather(*(self._change(claim, "renew") for claim in tuple(self._running)))
+        try:
+            while True:
+                await asyncio.sleep(self._settings.idempotency_lease_s / 3)
+                await asyncio.gather(*(self._change(claim, "renew") for claim in tuple(self._running)))
+        finally:
+            for task in self._undoing:
+                task.cancel()
 
     async def _claim(self, claim: "_Claim") -> Answer | None:
         """None where the key is ours now, or the answer that its request has had."""
@@ -105,6 +112,9 @@ class Idempotency:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
                 found = await self._line.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            task = asyncio.create_task(self._undo(claim))
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
             raise Unavailable(
                 "The Idempotency-Key cannot be remembered now, so the request was not run.",
                 code="idempotency_unavailable",
@@ -135,6 +145,18 @@ class Idempotency:
             )
         return first.answer
 
+    async def _undo(self, claim: "_Claim") -> None:
+        """The key may have been taken, or be taken yet, although no answer came: its caller, who was told to come
+        again, should not find it in work. Tried for as long as that would last.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.idempotency_lease_s):
+                while True:
+                    with contextlib.suppress(RedisError, OSError):
+                        await self._run(claim, "forget")
+                        return
+                    await asyncio.sleep(_AGAIN_S)
+
     async def _keep(self, claim: "_Claim", recorded: Recording) -> None:
         headers = [(name, value) for name, value in recorded.headers if not name.startswith(_OWN)]
         answer = (
@@ -149,18 +171,21 @@ class Idempotency:
 
     async def _change(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
         """False where Redis did not do it. The key is then left to its lease."""
-        settings = self._settings
-        life_ms = settings.idempotency_expires_s * 1000 if what == "keep" else int(settings.idempotency_lease_s * 1000)
         try:
-            async with asyncio.timeout(settings.idempotency_deadline_ms / 1000):
-                done = await self._script(
-                    self._line,
-                    (claim.key, keys.idempotent_answers(claim.tenant_id)),
-                    (what, claim.value, life_ms, record, settings.idempotency_kept_max),
-                )
+            async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
+                return await self._run(claim, what, record)
         except (RedisError, OSError) as error:
             _log.warning("an Idempotency-Key is left to its lease", wanted=what, error=repr(error))
             return False
+
+    async def _run(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
+        settings = self._settings
+        life_ms = settings.idempotency_expires_s * 1000 if what == "keep" else int(settings.idempotency_lease_s * 1000)
+        done = await self._script(
+            self._line,
+            (claim.key, keys.idempotent_answers(claim.tenant_id)),
+            (what, claim.value, life_ms, record, settings.idempotency_kept_max),
+        )
         return bool(done)
 
 

@@ -173,3 +173,14 @@ def test_without_redis_nothing_runs(post, stack, tenant):
 def test_a_key_that_is_no_key_is_refused(post, name):
     refused = post(name)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, stack, tenant):
+    """Redis ran the claim too late to be told, and nobody renews or answers for it."""
+    assert post("before").status_code == 200
+    stack.client.execute_command("CLIENT", "PAUSE", 1200, "WRITE")
+    refused = post("late")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
+    stack.client.set("the pause", "is over")  # waits for it, as the claim does
+    stack.client.delete("the pause")
+    wait_until(lambda: post("late").status_code == 200, timeout_s=2)  # the claim's own lease is longer
