@@ -127,6 +127,9 @@ class Ranking:
         return self.now + self.full + self.crowded
 
 
+NOWHERE: Final = Ranking([], [], [])
+
+
 def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, tried: Set[str] = _NOBODY) -> Ranking:
     """Order the replicas for one request: those of its base model that are ready, take its rank, can ever hold its
     pages and were not ``tried``.

@@ -19,7 +19,8 @@ from data_plane.gateway import metrics
 from data_plane.gateway.placing.demand import Demand
 from data_plane.gateway.placing.drain_rate import DrainRate
 from data_plane.gateway.placing.fair_queue import Bounds, Entry, FairQueue, QueueFull, service
-from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Ranking, Wish, rank
+from data_plane.gateway.placing.glance import Glance
+from data_plane.gateway.placing.placement import NOWHERE, Candidate, PlacementCosts, Ranking, Wish, rank
 from data_plane.gateway.placing.replica_load import Shares
 from data_plane.gateway.placing.replicas import Replicas
 from data_plane.gateway.placing.seat import Seat, take_seat
@@ -52,6 +53,7 @@ class Waiter:
     arrived: float
     passed_at: float | None = None
     claim: str = ""  # the replica that is kept for it once it is overdue
+    gone: bool = False  # its caller has hung up
 
 
 class _Room:
@@ -62,6 +64,7 @@ class _Room:
         self.drain = DrainRate()
         self.shares = Shares()
         self.poll: asyncio.Task[None] | None = None
+        self.waking = False  # at the next turn of the loop
 
 
 class WaitingRoom:
@@ -116,7 +119,7 @@ class WaitingRoom:
     async def turn(self, entry: Entry[Waiter]) -> Seat:
         """Wait until there seems to be room. Raises Unavailable ``overloaded`` when the request has waited too long."""
         waiter = entry.item
-        self.wake(waiter.demand.base_model)
+        self._seat_all(waiter.demand.base_model)
         try:
             async with asyncio.timeout_at(waiter.deadline):
                 seat = await waiter.seat
@@ -136,13 +139,18 @@ class WaitingRoom:
         seat.leave()
         waiter = entry.item
         waiter.seat = asyncio.get_running_loop().create_future()
+        if waiter.gone:
+            waiter.seat.set_exception(ClientGone())
         room = self._room(waiter.demand.base_model)
         room.queue.put_back(entry)
         room.drain.note(-entry.tokens, asyncio.get_running_loop().time())
         self._changed(waiter.demand.base_model, room)
 
     def hang_up(self, entry: Entry[Waiter]) -> None:
-        """Its caller has gone: whoever waits for its turn hears ClientGone. One that has a seat notices by itself."""
+        """Its caller has gone: whoever waits for its turn hears ClientGone, now or when it has to wait again. One that
+        gets a place notices by itself.
+        """
+        entry.item.gone = True
         if not entry.item.seat.done():
             entry.item.seat.set_exception(ClientGone())
 
@@ -165,8 +173,16 @@ class WaitingRoom:
                 self.wake(base_model)
 
     def wake(self, base_model: str) -> None:
+        """Something may have changed: look who can be seated, once for all that changes in this turn of the loop."""
+        room = self._room(base_model)
+        if room.queue.requests and not room.waking:
+            room.waking = True
+            asyncio.get_running_loop().call_soon(self._seat_all, base_model)
+
+    def _seat_all(self, base_model: str) -> None:
         """Give seats to those whose turn it is, for as long as there seems to be room."""
         room = self._room(base_model)
+        room.waking = False
         while room.queue.requests and self._seat_next(base_model, room):
             pass
 
@@ -174,6 +190,7 @@ class WaitingRoom:
         """Seat one request; False where nobody can be seated."""
         now = asyncio.get_running_loop().time()
         alive = self._replicas.alive(base_model)
+        glance = Glance(alive, self._costs)
         passed: list[tuple[Waiter, Wish]] = []
         blocked: set[str] = set()  # tenants whose oldest request lacks pages: their later ones do not pass it
         hopeless: set[tuple[str, bool]] = set()  # adapters that lack a slot
@@ -186,7 +203,11 @@ class WaitingRoom:
             wish = self._wish(waiter.demand, overdue=overdue)
             if entry.tenant_id in blocked or (not overdue and (wish.adapter, wish.headroom) in hopeless):
                 continue
-            ranking = rank(alive, wish, self._costs, tried=claimed[wish.headroom] - {waiter.claim})
+            lacks_slot = glance.lacks_slot(wish)
+            lacks_pages = not lacks_slot and glance.lacks_pages(wish)
+            ranking = NOWHERE
+            if not (lacks_slot or lacks_pages) or (overdue and not waiter.claim):
+                ranking = rank(alive, wish, self._costs, tried=claimed[wish.headroom] - {waiter.claim})
             if ranking.now:
                 self._grant(room, entry, ranking.now[0], now)
                 for other, others_wish in passed:
@@ -196,11 +217,11 @@ class WaitingRoom:
             passed.append((waiter, wish))
             if len(passed) >= _PASSED_MAX:
                 return False
-            if ranking.full or not wish.adapter:
+            if lacks_pages or ranking.full or not wish.adapter:
                 blocked.add(entry.tenant_id)
             else:
                 hopeless.add((wish.adapter, wish.headroom))
-            if overdue and ranking.able:
+            if overdue and (waiter.claim or ranking.able):
                 waiter.claim = waiter.claim or ranking.able[0].status.id
                 for headroom in (True, False) if wish.headroom else (False,):
                     claimed[headroom].add(waiter.claim)

@@ -15,7 +15,7 @@ from core.contracts import KeyGrant, ReplicaStatus, Residency, TenantGrant
 from core.errors import Unavailable
 from data_plane.gateway.placing.demand import Demand
 from data_plane.gateway.placing.fair_queue import Bounds
-from data_plane.gateway.placing.placement import PlacementCosts
+from data_plane.gateway.placing.placement import PlacementCosts, rank
 from data_plane.gateway.placing.replicas import Replicas
 from data_plane.gateway.placing.seat import Seat
 from data_plane.gateway.placing.waiting_room import Patience, WaitingRoom
@@ -76,6 +76,12 @@ def free(room: WaitingRoom, seat: Seat) -> None:
     room.wake("m")
 
 
+async def a_moment() -> None:
+    """Who can be seated is seated, and hears of it."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 async def waits(room: WaitingRoom, wanted: Demand) -> "asyncio.Task[Seat]":
     """A request that waits for its turn."""
     entry = room.enter(wanted)
@@ -104,14 +110,14 @@ async def test_a_large_request_is_not_passed_over_for_ever(room):
     large = await waits(room, demand("tn_large", pages=8))
     for _ in range(2):  # its turn comes, it does not fit, and small ones pass
         free(room, seats.pop())
-        await asyncio.sleep(0)
+        await a_moment()
     passed = [task for task in small if task.done()]
     assert len(passed) == 2
     seats += [await seated(task) for task in passed]
     await asyncio.sleep(1.5 * PASSED_OVER_S)
     for _ in range(4):  # now what becomes free is kept for it
         free(room, seats.pop())
-        await asyncio.sleep(0)
+        await a_moment()
     assert await seated(large)
     assert sum(task.done() for task in small) == 2, "none of them passed it again"
     for task in small:
@@ -133,7 +139,8 @@ async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(room):
     seats = [take(room, demand("tn_a")) for _ in range(5)]
     leaving = await waits(room, demand("tn_b"))
     staying = await waits(room, demand("tn_c"))
-    free(room, seats[0])  # tn_b's turn, which it has not heard of yet
+    free(room, seats[0])
+    await asyncio.sleep(0)  # tn_b's turn, which it has not heard of yet
     leaving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leaving
@@ -152,6 +159,42 @@ async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(room):
     assert room.is_empty("m")
     free(room, seats[0])
     assert seats[0].candidate.load.taken_pages == 8
+
+
+async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again(room):
+    entry = room.enter(demand("tn_b"))
+    seat = await room.turn(entry)
+    room.hang_up(entry)
+    room.put_back(entry, seat)
+    async with asyncio.timeout(1):
+        with pytest.raises(ClientGone):
+            await room.turn(entry)
+    assert room.is_empty("m")
+
+
+async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(room, monkeypatch):
+    ranked = 0
+
+    def counted(*arguments, **options):
+        nonlocal ranked
+        ranked += 1
+        return rank(*arguments, **options)
+
+    monkeypatch.setattr("data_plane.gateway.placing.waiting_room.rank", counted)
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    waiting = [await waits(room, demand(f"tn_{number}")) for number in range(6)]
+    ranked = 0
+    for _ in range(20):
+        room.wake("m")
+        room.wake_all()
+    await a_moment()
+    assert ranked == 0, "no replica has a page"
+    for seat in seats[:2]:
+        free(room, seat)
+    await a_moment()
+    assert sum(task.done() for task in waiting) == ranked == 2
+    for task in waiting:
+        task.cancel()
 
 
 async def test_who_is_pushed_out_hears_it_with_an_honest_time(room):

@@ -1,9 +1,12 @@
 """Placement: only replicas that may serve a request, and of them the one on which its first token comes soonest."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.contracts import ReplicaStatus, Residency
+from data_plane.gateway.placing.glance import Glance
 from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Resident, Wish, pages_max, rank
 from data_plane.gateway.placing.replica_load import Load
 
@@ -109,6 +112,26 @@ def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, t
     classes = [c.status.rank_max for c in ranking.now]
     if wanted.adapter and not wanted.overdue:
         assert classes == sorted(classes)
+
+
+@given(candidates=candidates_strategy, wanted=wishes, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
+def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
+    costs, wanted = replace(COSTS, headroom_share=headroom_share), replace(wanted, sequences=sequences)
+    glance, ranking = Glance(candidates, costs), rank(candidates, wanted, costs)
+    if glance.lacks_pages(wanted):
+        assert not ranking.now
+    if glance.lacks_slot(wanted):
+        assert ranking.able == ranking.crowded
+
+
+def test_a_glance_sees_that_pages_or_slots_are_gone():
+    full = [candidate("rep_1", held=95), candidate("rep_2", held=99, adapters=dict.fromkeys(OTHERS[:4], 1))]
+    assert Glance(full, COSTS).lacks_pages(wish())
+    assert Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80, headroom=False))
+    assert not Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80))
+    assert Glance(full[1:], COSTS).lacks_slot(wish())
+    assert not Glance(full[1:], COSTS).lacks_slot(wish(OTHERS[0]))
+    assert not Glance(full, COSTS).lacks_slot(wish())
 
 
 @given(candidates=candidates_strategy, wanted=wishes, seed=st.randoms())
