@@ -188,6 +188,7 @@ def _upstream(settings: GatewaySettings) -> Upstream:
         connect_s=settings.connect_s,
         keepalive_s=settings.replica_keepalive_s,
         connections_max=settings.replica_connections_max,
+        connections_spare=settings.replica_connections_spare,
         head_max_bytes=settings.replica_head_max_bytes,
         unread_max_bytes=settings.replica_unread_max_bytes,
     )

@@ -34,6 +34,13 @@ class HeadersTooLarge(AppError):
     default_code = "headers_too_large"
 
 
+class RequestTimeout(AppError):
+    """A request that takes too long to arrive."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
 class MethodNotAllowed(AppError):
     """The path exists, for another method."""
 

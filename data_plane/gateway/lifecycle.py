@@ -87,11 +87,14 @@ class Lifecycle:
                 cache_salt=self._salt(tenant.tenant_id),
             ))  # fmt: skip
         finally:
-            settlement = service.settlement()
+            settlement = None
             try:
+                settlement = service.settlement()
                 await self._settler.settle(settlement)
             finally:
-                self._admission.ended(demand, service.place, settlement.event)
+                if settlement is None:
+                    self._settler.let_go(service.place.hold)
+                self._admission.ended(demand, service.place, None if settlement is None else settlement.event)
         if target.adapter is not None:
             self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)

@@ -1,21 +1,25 @@
-"""uvicorn's HTTP/1.1 protocol with two bounds it lacks: how large a request's head may be, and how long it may take."""
+"""uvicorn's HTTP/1.1 protocol with bounds it lacks: on headers and trailers, on how long a head takes, on pipelining.
+
+What it refuses never reaches a route, and is told in the shape of any other refusal.
+"""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+from litestar.types import HTTPScope, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from core.errors import AppError, InvalidRequest, Unavailable
+from core.ids import new_id
+from data_plane.gateway import metrics
+from data_plane.gateway.errors import HeadersTooLarge, RequestTimeout, error_body, error_headers
+from data_plane.gateway.routes import client_of
 from data_plane.gateway.settings import GatewaySettings
 
-_REFUSED = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b"
-)
-_BODY = (
-    b'{"error":{"message":"Request line and headers are too large.","type":"invalid_request_error","param":null,'
-    b'"code":"headers_too_large"}}'
-)
+
+class _Refused(Exception):
+    """Ends the parsing of a connection that has been refused."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -24,12 +28,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:  # uvicorn's own signature
         super().__init__(config, *arguments, **options)
         settings: GatewaySettings = config.loaded_app.state.settings
-        self._head_max_bytes = settings.headers_max_bytes
+        self._kept_max_bytes = settings.headers_max_bytes
         self._head_s = settings.headers_s
+        self._connections_max = settings.gateway_connections_max
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._head_bytes = 0
+        self._kept_bytes = 0  # since the last of a body: of a head, of trailers, or between requests
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self._head_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -37,24 +42,44 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # Counted before it is parsed: the parser keeps an unfinished head of any size.
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._head_max_bytes and b"\r\n\r\n" not in data:
-                self.transport.write(_REFUSED % (len(_BODY), _BODY))
-                self.transport.close()
-                return
+        self._kept_bytes += len(data)
+        # A head is counted before it is parsed: the parser keeps an unfinished one of any size.
+        if self._head_timer is not None and self._kept_bytes > self._kept_max_bytes and b"\r\n\r\n" not in data:
+            self._refuse_size()
+            return
         super().data_received(data)
+        if self._head_timer is None and self._kept_bytes > self._kept_max_bytes:
+            self._refuse_size()  # trailers, which uvicorn would keep as well
 
     def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # uvicorn puts the next request in the place of the one that runs, which then never hears of a hang-up.
+            self._refuse(InvalidRequest("Wait for an answer before the next request.", code="pipelining_not_allowed"))
+            raise _Refused
         super().on_message_begin()
         if self._head_timer is None:
-            self._head_bytes = 0
             self._head_timer = self.loop.call_later(self._head_s, self._too_slow)
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self._kept_bytes = 0
+        full = len(self.connections) > self._connections_max
+        self.app = _overloaded if full else self.config.loaded_app
         super().on_headers_complete()
+        if full and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._kept_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its words are for nobody
+        """What uvicorn calls for anything that is not HTTP."""
+        self._refuse(InvalidRequest("This is not HTTP/1.1.", code="malformed_http"))
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -63,5 +88,42 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
+        if self._kept_bytes == 0 and not self.transport.is_closing():
+            self.transport.close()  # opened beforehand, and not used
+        else:
+            self._refuse(RequestTimeout(f"The headers did not arrive within {self._head_s:g} s.", retryable=True))
+
+    def _refuse_size(self) -> None:
+        self._refuse(HeadersTooLarge(f"At most {self._kept_max_bytes} bytes of headers are accepted."))
+
+    def _refuse(self, error: AppError) -> None:
+        """Answer, where no other answer has begun, and hang up. A request that runs is told that its caller is gone."""
+        if self.transport.is_closing():
+            return
+        metrics.refusals.labels(error.code).inc()
+        if (cycle := self.cycle) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        body = error_body(error)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            (b"x-request-id", new_id("req").encode()),
+            *error_headers(error),
+        ]
+        lines = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self.transport.close()
+
+
+async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers instead of the application while there are too many connections."""
+    client = client_of(cast("HTTPScope", scope), receive, send, new_id("req"))
+    metrics.refusals.labels("overloaded").inc()
+    await client.fail(
+        Unavailable("This gateway has too many connections now; try again.", code="overloaded", retry_after_s=1)
+    )

@@ -81,8 +81,7 @@ class Routes:
 
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         request_id = new_id("req")
-        speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
-        client = speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
+        client = client_of(scope, receive, send, request_id)
         # Tasks that are started for the request inherit this, so that all of its log lines carry the id.
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             await self._serve(client, request_id)
@@ -156,6 +155,12 @@ class Routes:
 
     async def _nothing(self, client: Client, _request_id: str) -> None:
         raise NotFound(f"There is nothing at {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
+
+
+def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -> Client:
+    """The caller's end of a request, in the words that its path speaks."""
+    speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
+    return speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
 
 
 def _wrong_method(method: str) -> Serve:

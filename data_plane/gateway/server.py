@@ -32,7 +32,6 @@ def serve(settings: GatewaySettings, *, workers: int) -> None:
         server_header=False,
         proxy_headers=False,
         backlog=settings.gateway_backlog,
-        limit_concurrency=settings.gateway_connections_max,
         timeout_keep_alive=settings.gateway_keepalive_s,
         timeout_graceful_shutdown=settings.gateway_drain_s,
     )

@@ -135,6 +135,8 @@ class Serving:
     def settlement(self) -> Settlement:
         """What to settle: the engine's counts, or nothing where no replica served the request."""
         relayed, hold = self._relayed, self._place.hold
+        if relayed is None and (counts := self._counts()).outputs:  # relaying ended with a defect: what came is charged
+            relayed = Relayed("replica_gone", counts)
         if relayed is None:
             return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
         event = self._event(relayed.outcome, relayed.counts, load=relayed.load)

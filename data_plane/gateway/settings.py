@@ -240,6 +240,9 @@ class GatewaySettings(
     replica_connections_max: int = Field(
         default=10_000, ge=1, description="Connections one process may hold to replicas."
     )
+    replica_connections_spare: int = Field(
+        default=64, ge=1, description="Connections beyond those, for aborts and for asking replicas for their health."
+    )
     replica_head_max_bytes: int = Field(
         default=65_536, ge=1024, description="Bytes of status line and headers of a replica's answer."
     )
@@ -259,7 +262,9 @@ class GatewaySettings(
         default=300, ge=10, description="How often an abort is repeated until the stream ends."
     )
     event_max_bytes: int = Field(default=1_048_576, ge=1024, description="Bytes of one event of a replica's stream.")
-    response_max_bytes: int = Field(default=16_777_216, ge=1024, description="Bytes of a replica's whole response.")
+    response_max_bytes: int = Field(
+        default=16_777_216, ge=1024, description="Bytes of a replica's whole response; a larger one is not passed on."
+    )
 
     heat_flush_s: float = Field(default=1, gt=0, le=60, description="How often last uses of adapters are written.")
     heat_names_max: int = Field(default=10_000, ge=1, description="Last uses gathered between two writes.")

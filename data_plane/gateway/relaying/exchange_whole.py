@@ -1,7 +1,13 @@
 """The exchange of an answer in one piece: nothing comes before everything, so the replica's other signs are watched."""
 
 import asyncio
+import json
+import re
+from typing import Final
 
+import msgspec
+
+from core.errors import Unprocessable
 from data_plane.gateway import metrics
 from data_plane.gateway.placing.replica_signs import ReplicaSigns
 from data_plane.gateway.relaying.engine_line import Answer
@@ -14,6 +20,11 @@ from data_plane.gateway.surface.body import ID_PREFIXES
 from data_plane.gateway.surface.client import Client
 from data_plane.gateway.surface.sse import StreamBroken
 
+_TAIL_BYTES: Final = 4096
+"""Of an answer that is too large, what is kept to find its usage in: vLLM 0.32 writes it behind all choices."""
+
+_USAGE: Final = re.compile(r'"usage"\s*:\s*(?=\{)')  # in a string of the answer its quotes would be escaped
+
 
 class WholeExchange(Exchange):
     """An answer in one piece."""
@@ -24,7 +35,9 @@ class WholeExchange(Exchange):
         super().__init__(upstream, limits, client, attempt)
         self._signs = signs
         self._raw = bytearray()
+        self._too_large = False
         self._answer: completion.Answer | None = None
+        self._oversized: Counts | None = None  # of an answer that is too large to be passed on
         self._load: AdapterLoad | None = None
 
     def _first_deadline(self) -> float:
@@ -52,10 +65,14 @@ class WholeExchange(Exchange):
         return self._load
 
     def counts(self) -> Counts:
+        if self._oversized is not None:
+            return self._oversized
         return Counts() if self._answer is None else completion.counts(self._answer, sequences=self._attempt.call.n)
 
     async def _exchange(self, answer: Answer) -> Relayed:
         await self._read_to_end(answer)
+        if self._oversized is not None:
+            return Relayed("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
         assert self._answer is not None
         if completion.is_aborted(self._answer):
             raise StreamBroken("the engine aborted the request")
@@ -75,9 +92,35 @@ class WholeExchange(Exchange):
         )
 
     async def _read_to_end(self, answer: Answer) -> None:
+        self._load = completion.load(answer.headers.get("x-tenora-load"))
         while data := await answer.some():
             self._raw += data
-            if len(self._raw) > self._limits.response_max_bytes:
-                raise StreamBroken(f"the answer is larger than {self._limits.response_max_bytes} bytes")
-        self._answer = completion.decode(bytes(self._raw))
-        self._load = completion.load(answer.headers.get("x-tenora-load"))
+            if self._too_large or len(self._raw) > self._limits.response_max_bytes:
+                self._too_large = True
+                del self._raw[:-_TAIL_BYTES]
+        if self._too_large:
+            self._oversized = counts_at_end(bytes(self._raw), sequences=self._attempt.call.n)
+        else:
+            self._answer = completion.decode(bytes(self._raw))
+
+
+def counts_at_end(tail: bytes, *, sequences: int) -> Counts:
+    """Tokens of an answer of which only the end is here, spread evenly over its sequences. Raises StreamBroken."""
+    text = tail.decode("latin-1")
+    try:
+        *_, found = _USAGE.finditer(text)
+        usage = msgspec.convert(json.JSONDecoder().raw_decode(text, found.end())[0], completion.Usage)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StreamBroken("an answer that is too large and does not end with its usage") from error
+    each, more = divmod(usage.completion_tokens, sequences)
+    outputs = [each + 1] * more + [each] * (sequences - more)
+    cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
+    return Counts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
+
+
+def _too_large(bytes_max: int) -> Unprocessable:
+    """The caller's doing and not the replica's: what it asked for has been generated, and is charged."""
+    return Unprocessable(
+        f"The answer is larger than {bytes_max} bytes; ask for fewer tokens, choices or logprobs, or stream it.",
+        code="answer_too_large",
+    )

@@ -12,13 +12,15 @@ from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.relaying.exchange_stream import StreamExchange
 from data_plane.gateway.relaying.exchange_whole import WholeExchange
 from data_plane.gateway.relaying.retry_budget import RetryBudget
-from data_plane.gateway.relaying.upstream import ReplicaFailed, Upstream
+from data_plane.gateway.relaying.upstream import LocalShortage, ReplicaFailed, Upstream
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.surface.client import Client
 
 
 class Relay:
-    """Relays attempts. Raises ReplicaFailed, AdapterLoading or InvalidRequest, and only before the first byte."""
+    """Relays attempts. Raises ReplicaFailed, AdapterLoading, LocalShortage or InvalidRequest, and only before the first
+    byte.
+    """
 
     def __init__(
         self,
@@ -45,6 +47,8 @@ class Relay:
         self._breakers.began(attempt.replica)
         try:
             relayed = await relaying.run()
+        except LocalShortage:
+            raise
         except AppError as error:
             self._report(attempt, failed=isinstance(error, ReplicaFailed) and not error.about_adapter)
             raise

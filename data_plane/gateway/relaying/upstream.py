@@ -12,7 +12,8 @@ import structlog
 
 from core.contracts import ReplicaStatus
 from core.errors import BadGateway, InvalidRequest, Unavailable
-from data_plane.gateway.relaying.engine_line import Answer, EngineLines, EngineLost
+from data_plane.gateway.relaying.engine_line import Answer, EngineLost
+from data_plane.gateway.relaying.engine_lines import EngineLines, LinesExhausted
 from data_plane.gateway.surface.body import ENGINE_PATHS, ID_PREFIXES, Kind
 
 _log = structlog.get_logger()
@@ -67,6 +68,12 @@ class AdapterLoading(Unavailable):
         self.eta_s = eta_s
 
 
+class LocalShortage(Unavailable):
+    """No connection is left in this process. It says nothing of the replica, and another would not help."""
+
+    default_code = "overloaded"
+
+
 class Upstream:
     """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
 
@@ -77,6 +84,7 @@ class Upstream:
         connect_s: float,
         keepalive_s: float,
         connections_max: int,
+        connections_spare: int,
         head_max_bytes: int,
         unread_max_bytes: int,
     ) -> None:
@@ -84,6 +92,7 @@ class Upstream:
             connect_s=connect_s,
             keepalive_s=keepalive_s,
             connections_max=connections_max,
+            spare=connections_spare,
             head_max_bytes=head_max_bytes,
             unread_max_bytes=unread_max_bytes,
         )
@@ -101,7 +110,7 @@ class Upstream:
     ) -> Answer:
         """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
         made resident first, in turn with other tenants' adapters. Raises ReplicaFailed (AdapterUnavailable where the
-        door says why), AdapterLoading or InvalidRequest.
+        door says why), AdapterLoading, LocalShortage or InvalidRequest.
         """
         headers = {
             "authorization": self._authorization,
@@ -112,6 +121,9 @@ class Upstream:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
             answer = await self._lines.request("POST", replica.url, ENGINE_PATHS[kind], headers, body)
+        except LinesExhausted as error:
+            _log.warning("no connection is left", error=str(error))
+            raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
         except OSError as error:
             _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
             raise ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).") from error
@@ -154,6 +166,7 @@ class Upstream:
                     "/inference/v1/abort_requests",
                     {"authorization": self._authorization, "content-type": "application/json"},
                     msgspec.json.encode({"request_ids": [external_id]}),
+                    spare=True,
                 )
                 try:
                     await answer.read(_ERROR_BYTES_MAX)
@@ -168,7 +181,7 @@ class Upstream:
         """Whether an engine says of itself that it is well, in time. Never raises."""
         try:
             async with asyncio.timeout(self._abort_s):
-                answer = await self._lines.request("GET", replica.url, "/health", {})
+                answer = await self._lines.request("GET", replica.url, "/health", {}, spare=True)
                 try:
                     await answer.read(_ERROR_BYTES_MAX)
                 finally:

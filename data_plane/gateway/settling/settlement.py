@@ -99,6 +99,11 @@ class Settler:
         self._live[hold.request_id] = hold
         metrics.running.set(len(self._live))
 
+    def let_go(self, hold: Hold) -> None:
+        """Renew a reservation no more that cannot be settled: its lease runs out, and its last checkpoint is charged."""
+        self._live.pop(hold.request_id, None)
+        metrics.running.set(len(self._live))
+
     async def settle(self, settlement: Settlement) -> None:
         """Settle now if Redis answers in time, else later. Goes on when the caller of this is cancelled."""
         task = asyncio.create_task(self._settle(settlement))

@@ -12,8 +12,15 @@ from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
 
-from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia
-from data_plane.gateway.errors import Headers, HeadersTooLarge, error_body, error_event, error_headers
+from core.errors import AppError, TooLarge, UnsupportedMedia
+from data_plane.gateway.errors import (
+    Headers,
+    HeadersTooLarge,
+    RequestTimeout,
+    error_body,
+    error_event,
+    error_headers,
+)
 
 CLIENT_GONE: Final = 499  # nginx's word, in our metrics, for a caller who left before there was a response
 
@@ -67,7 +74,7 @@ class Client:
             raise HeadersTooLarge(f"At most {count_max} headers and {bytes_max} bytes of them are accepted.")
 
     async def read_json_bytes(self, *, bytes_max: int, timeout_s: float) -> bytes:
-        """The whole body. Raises TooLarge, UnsupportedMedia, InvalidRequest or ClientGone."""
+        """The whole body. Raises TooLarge, UnsupportedMedia, RequestTimeout or ClientGone."""
         for name, value in self.request_headers:
             if name == b"content-length" and (not value.isdigit() or int(value) > bytes_max):
                 raise _too_large(bytes_max)
@@ -95,7 +102,7 @@ class Client:
                             self.body_sha256 = hashlib.sha256(body).digest()
                         return bytes(body)
         except TimeoutError:
-            raise InvalidRequest(f"The body did not arrive within {timeout_s:g} s.", code="request_timeout") from None
+            raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.", retryable=True) from None
 
     def watch(self, on_gone: Callable[[], None]) -> "asyncio.Task[None]":
         """Call ``on_gone`` when the caller hangs up. Cancel the task before the response's last byte."""
@@ -113,9 +120,15 @@ class Client:
         self.started, self.status = True, status
         if self.recording is not None:
             self.recording.status, self.recording.headers = status, headers
-        if not self.body_read and self.method not in ("GET", "HEAD"):
+        if not self.body_read and (self.method not in ("GET", "HEAD") or self._announces_body()):
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
+
+    def _announces_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.request_headers
+        )
 
     async def write(self, body: bytes, *, more: bool) -> None:
         """Send bytes of the body; waits while the caller reads slowly."""

@@ -1,6 +1,6 @@
 """An engine's whole (non-streamed) answer: its counts, and the answer rebuilt from known keys for the caller. Pure."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -13,10 +13,13 @@ _CHOICE_KEYS: Final = ("index", "message", "text", "logprobs", "finish_reason", 
 _MESSAGE_KEYS: Final = ("role", "content", "tool_calls", "reasoning")
 
 
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+
+
 class Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    total_tokens: Tokens
     prompt_tokens_details: dict[str, Any] | None = None
     completion_tokens_details: dict[str, Any] | None = None
 

@@ -12,13 +12,13 @@ import msgspec
 
 from data_plane.gateway.settling.meter import AdapterLoad, Counts
 from data_plane.gateway.surface.body import UsageShown
-from data_plane.gateway.surface.completion import SERVICE_TIER
+from data_plane.gateway.surface.completion import SERVICE_TIER, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
 # pydantic writes UsageInfo in this order (vLLM 0.32, entrypoints/serve/engine/protocol.py); null details may follow.
 _USAGE_TAIL: Final = re.compile(
-    rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)(?:,"[a-z_]+":null)*\}\}'
+    rb',"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d+,"completion_tokens":(\d{1,12})(?:,"[a-z_]+":null)*\}\}'
 )
 _ABORTED: Final = b'"finish_reason":"abort"'
 _LOAD_MARK: Final = b": tenora "
@@ -30,6 +30,18 @@ _USAGE_KEYS: Final = (
     "prompt_tokens_details",
     "completion_tokens_details",
 )
+
+
+_ODD: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""What reading an event of another form than an engine's may raise."""
 
 
 class StreamBroken(Exception):
@@ -78,6 +90,8 @@ class Rewriter:
             while (end := buffer.find(b"\n\n", start)) >= 0:
                 out.append(self._rewrite(buffer[start:end]))
                 start = end + 2
+        except _ODD as error:
+            raise StreamBroken("an event that no engine sends") from error
         finally:
             self._pending = buffer[start:]
         if len(self._pending) > self._event_max_bytes:
@@ -157,22 +171,24 @@ class Rewriter:
             self._head_out = b"data: " + msgspec.json.encode({**start, **self._shown})[:-1] + b',"choices":'
 
     def _note(self, usage: Any, choices: list[Any]) -> None:
-        if not isinstance(usage, dict):
+        if usage is None and choices:
             return
-        self._last_usage = None
-        self._prompt_tokens = int(usage.get("prompt_tokens") or 0)
-        completion = int(usage.get("completion_tokens") or 0)
+        counted = msgspec.convert(usage, Usage)  # whatever else is wrong, what was counted before stays
+        index = int(choices[0].get("index", 0)) if choices and self._sequences > 1 else 0
+        completion = counted.completion_tokens
+        self._last_usage, self._prompt_tokens = None, counted.prompt_tokens
         if choices:
-            self._outputs[choices[0].get("index", 0)] = completion  # a running count is its choice's own
+            self._outputs[index] = completion  # a running count is its choice's own
         elif self._sequences == 1:
             self._outputs = {0: completion}
         elif sum(self._outputs.values()) != completion:
             raise StreamBroken("the engine's running counts and its final count differ")
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict):
-            self._cached_tokens = int(details.get("cached_tokens") or 0)
+        if counted.prompt_tokens_details is not None:
+            self._cached_tokens = int(counted.prompt_tokens_details.get("cached_tokens") or 0)
 
-    def _shown_usage(self, usage: Any, *, final: bool) -> dict[str, Any]:
+    def _shown_usage(self, usage: Any, *, final: bool) -> dict[str, Any] | None:
+        if usage is None:
+            return None
         shown = {key: usage[key] for key in _USAGE_KEYS if usage.get(key) is not None}
         if final:
             shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}

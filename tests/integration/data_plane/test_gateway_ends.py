@@ -134,6 +134,16 @@ def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenan
     assert_settled(tenant, "replica_gone")
 
 
+@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}])
+@pytest.mark.parametrize("odd", ['{"choices":[1]}', '{"choices":[],"usage":7}', '{"choices":' + "[" * 100_000])
+def test_an_event_that_no_engine_sends_breaks_the_stream_and_not_the_bill(stack, tenant, odd, usage):
+    slowly(stack, error_after=5, error=odd)
+    with pytest.raises(openai.APIError):
+        list(chat(tenant.sdk(), stream=True, **usage))
+    event, _ = assert_settled(tenant, "replica_gone")
+    assert event.output_tokens == 5
+
+
 def test_a_stream_without_its_final_count_is_billed_by_the_running_one(stack, tenant):
     slowly(stack, final_usage=False, output_tokens=5)
     with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import errno
 
 import pytest
 
-from data_plane.gateway.relaying.engine_line import EngineLines, EngineLost
+from data_plane.gateway.relaying.engine_line import EngineLost
+from data_plane.gateway.relaying.engine_lines import EngineLines, LinesExhausted
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
 BOUNDS = {
-    "connect_s": 1, "keepalive_s": 5, "connections_max": 10, "head_max_bytes": 65_536, "unread_max_bytes": 262_144,
+    "connect_s": 1, "keepalive_s": 5, "connections_max": 10, "spare": 1,
+    "head_max_bytes": 65_536, "unread_max_bytes": 262_144,
 }  # fmt: skip
 
 
@@ -168,8 +171,11 @@ async def test_connections_that_idle_too_long_or_that_the_engine_ends_are_left()
 async def test_connections_are_bounded_and_idle_ones_make_room():
     async with engine(WHOLE) as (server, _), engine(WHOLE, connections_max=2) as (other, lines):
         first, second = await ask(lines, server), await ask(lines, server)
-        with pytest.raises(EngineLost, match="2 connections"):
+        with pytest.raises(LinesExhausted, match="2 connections"):
             await ask(lines, other)
+        spare = await lines.request("GET", other.origin, "/health", {}, spare=True)
+        assert await heard(spare) == b"hello"
+        assert other.connections == 1
         await heard(first)
         assert await heard(await ask(lines, other)) == b"hello"
         await heard(second)
@@ -179,7 +185,7 @@ async def test_connections_that_are_being_made_count_too():
     async with engine(WHOLE, connections_max=3) as (server, lines):
         answers = await asyncio.gather(*(ask(lines, server) for _ in range(8)), return_exceptions=True)
         assert server.connections == 3
-        assert sum(isinstance(answer, EngineLost) for answer in answers) == 5
+        assert sum(isinstance(answer, LinesExhausted) for answer in answers) == 5
 
 
 async def test_an_engine_waits_while_nobody_reads():
@@ -213,3 +219,50 @@ async def test_nobody_listening_is_an_error_of_the_system():
     lines = EngineLines(**BOUNDS)
     with pytest.raises(ConnectionRefusedError):
         await lines.request("GET", "http://127.0.0.1:1", "/", {})
+
+
+async def test_no_file_left_to_open_is_no_fault_of_the_engine(monkeypatch):
+    async with engine(WHOLE) as (server, lines):
+
+        async def full(*_arguments, **_options):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
+        with pytest.raises(LinesExhausted, match="Too many open files"):
+            await ask(lines, server)
+
+
+async def test_trailers_say_nothing_and_are_bounded():
+    trailing = CHUNKED[:-2] + b"content-type: evil/one\r\n"
+
+    async def endless(writer):
+        writer.write(trailing)
+        for _ in range(64):
+            writer.write(b"x: " + b"y" * 65_536 + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with engine(trailing + b"\r\n") as (server, lines):
+        answer = await ask(lines, server)
+        assert await heard(answer) == b"hello world"
+        assert "content-type" not in answer.headers
+    async with engine(endless) as (server, lines):
+        with pytest.raises(EngineLost, match="too large"):
+            await heard(await ask(lines, server))
+
+
+async def test_a_header_of_several_lines_takes_no_connection():
+    async with engine(WHOLE) as (server, lines):
+        await heard(await ask(lines, server))
+        with pytest.raises(AssertionError):
+            await ask(lines, server, odd="a\r\nb: c")
+        assert await heard(await ask(lines, server)) == b"hello"
+        assert server.connections == 1
+
+
+async def test_an_engine_that_is_not_asked_any_more_is_forgotten():
+    async with engine(WHOLE) as (server, lines):
+        await heard(await ask(lines, server))
+        answer = await ask(lines, server)
+        assert not lines._idle
+        answer.close()

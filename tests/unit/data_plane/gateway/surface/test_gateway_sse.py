@@ -133,12 +133,20 @@ def test_sequences_whose_counts_do_not_add_up_break_the_stream():
         b"data: nonsense\n\n",
         b"data: []\n\n",
         b"event: x\n\n",
-        b"data: " + b"a" * 5000,
+        b"data: " + b"a" * 7000,
         chunk("a", 1, reason="abort"),
+        event(**HEAD, choices=[1]),
+        event(**HEAD, choices=[]),
+        event(**HEAD, choices=[{}], usage=7),
+        event(**HEAD, choices=[{}], usage={"prompt_tokens": "x", "completion_tokens": 7, "total_tokens": 7}),
+        event(**HEAD, choices=[{}], usage={"prompt_tokens": 10**400, "completion_tokens": 7, "total_tokens": 7}),
+        chunk("a", 1).replace(b'"completion_tokens":1', b'"completion_tokens":' + b"1" * 5000),
+        b"data: " + b"[" * 4000 + b"\n\n",
     ],
 )
-def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken):
-    one = rewriter()
+@pytest.mark.parametrize("usage_shown", ["none", "final", "continuous"])
+def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken, usage_shown):
+    one = rewriter(usage_shown, event_max_bytes=6000)
     one.feed(chunk("", 0, role=True) + chunk("a", 1))
     with pytest.raises(StreamBroken):
         one.feed(broken)

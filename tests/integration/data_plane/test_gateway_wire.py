@@ -1,0 +1,158 @@
+"""What comes over the wire otherwise than it should: too much, too early, or when no connection is left."""
+
+import contextlib
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import wait_until
+from tests.corpus.requests.bodies import CHAT
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, chat
+from tests.integration.data_plane.test_gateway_ends import assert_settled, slowly
+
+RESET = b"\1\0\0\0\0\0\0\0"
+
+
+@pytest.fixture(scope="module")
+def narrow(module_stack):
+    """A gateway with a connection to replicas, two to callers, and little room for an answer."""
+    settings = {
+        **BRISK, "breaker_failures": 1, "replica_connections_max": 1, "gateway_connections_max": 4,
+        "response_max_bytes": 2048,
+    }  # fmt: skip
+    with processes.gateway(module_stack.folder, module_stack.redis_url, "narrow", **settings) as gateway:
+        yield gateway
+
+
+def connect(gateway) -> socket.socket:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def head_of(tenant, path: str = "/v1/chat/completions") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\ncontent-type: application/json\r\n"
+    ).encode()
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the gateway hangs up."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+@pytest.mark.parametrize("piece", [b"y" * 65_536, b"y\r\nx: " * 10_000], ids=["one", "many"])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_trailers_are_cut(stack, tenant, piece, keyed):
+    tenant.sdk()
+    head = head_of(tenant) if keyed else b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+    body = json.dumps(CHAT).encode()
+    with connect(stack.gateway) as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nx: " % (len(body), body))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(16):
+                connection.sendall(piece)
+        received = rest(connection)  # a gateway that went on listening would not end it
+    assert received == b"" or b" 431 " in received or (not keyed and b" 200 " in received)
+    assert tenant.events() == []
+
+
+def test_a_body_that_nobody_reads_ends_the_connection(stack):
+    with connect(stack.gateway) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
+        assert b"connection: close" in rest(connection)
+    with connect(stack.gateway) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            assert b"connection: close" not in connection.recv(65536)
+
+
+def test_a_second_request_does_not_hide_that_the_caller_of_the_first_has_gone(stack, tenant):
+    slowly(stack)
+    tenant.sdk()
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 400}).encode()
+    connection = connect(stack.gateway)
+    connection.sendall(head_of(tenant) + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert b"200 OK" in connection.recv(4096)
+    connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    connection.close()
+    left = time.monotonic()
+    event, _ = assert_settled(tenant, "client_gone")
+    assert time.monotonic() - left < 1.5  # 400 tokens would take eight seconds
+    assert event.output_tokens < 100
+
+
+def test_what_is_no_http_is_told_so_in_the_shape_of_any_error(stack):
+    with connect(stack.gateway) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"x-request-id: req_" in head
+    assert b"x-should-retry: false" in head
+    assert json.loads(body)["error"]["code"] == "malformed_http"
+
+
+def test_callers_beyond_the_connections_are_told_to_come_back(narrow):
+    with contextlib.ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(connect(narrow))
+        time.sleep(0.2)
+        response = httpx.get(narrow.url + "/v1/models")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+    assert response.headers["retry-after"] == "1"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert response.headers["connection"] == "close"
+    wait_until(lambda: httpx.get(narrow.url + "/v1/models").status_code == 401, what="connections to be free again")
+
+
+def test_a_replica_is_not_blamed_when_no_connection_is_left(stack, tenant, narrow):
+    slowly(stack)
+    client = tenant.sdk(narrow.url)
+    stream = chat(client, stream=True, max_tokens=400)
+    next(iter(stream))
+    before = len(stack.witness.received())
+    for streamed in (False, True):
+        with pytest.raises(openai.InternalServerError) as refused:
+            chat(client, stream=streamed, max_tokens=5)
+        assert (refused.value.status_code, refused.value.code) == (503, "overloaded")
+        assert refused.value.response.headers["retry-after"] == "1"
+    assert len(stack.witness.received()) == before
+    assert narrow.metric("tenora_gateway_breakers_open") == 0
+    stream.close()
+    assert_settled(tenant, "client_gone")  # the abort got through
+    assert chat(client, max_tokens=5).choices
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_too_large_to_pass_on_is_billed_and_not_tried_again(stack, tenant, narrow, n):
+    slowly(stack, token_interval_s=0)
+    client = tenant.sdk(narrow.url)
+    before = len(stack.witness.received())
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        chat(client, max_tokens=400, n=n)
+    assert refused.value.code == "answer_too_large"
+    event, _ = assert_settled(tenant, "done")
+    assert event.output_tokens == 400 * n
+    assert len(stack.witness.received()) == before + 1
+    assert narrow.metric("tenora_gateway_breakers_open") == 0
+    assert chat(client, max_tokens=5).choices
+
+
+def test_what_was_delivered_before_a_defect_is_billed(stack, tenant, narrow):
+    """An event that the translation to Anthropic's cannot take, and that nobody foresaw."""
+    slowly(stack, error_after=5, error='{"choices":[{"index":0,"delta":7,"finish_reason":null}]}')
+    tenant.sdk(narrow.url)
+    body = {"model": "tiny-chat", "max_tokens": 400, "stream": True, "messages": CHAT["messages"]}
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        httpx.post(narrow.url + "/v1/messages", json=body, headers={"x-api-key": tenant.key})
+    event, _ = assert_settled(tenant, "replica_gone")
+    assert event.output_tokens == 5
