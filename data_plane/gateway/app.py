@@ -38,6 +38,7 @@ from data_plane.gateway.settling.durability import Durability
 from data_plane.gateway.settling.settlement import Settler
 from data_plane.gateway.snapshot import Snapshot
 from data_plane.gateway.standing import Standing
+from data_plane.gateway.surface.fair_threads import FairThreads
 from data_plane.gateway.surface.grammars import Grammars
 from data_plane.gateway.surface.idempotency import Idempotency
 from data_plane.gateway.surface.tokenise import PromptCounters
@@ -71,7 +72,12 @@ class _Gateway:
         self._replicas = Replicas(
             redis, poll_ms=settings.replica_poll_ms, stale_s=settings.replica_stale_s, allows=self._breakers.allows
         )
-        self._counters = _counters(settings, redis)
+        self._threads = FairThreads(
+            settings.tokenise_threads,
+            waiting_max=settings.tokenise_waiting_max,
+            tenant_waiting_max=settings.tokenise_tenant_waiting_max,
+        )
+        self._counters = _counters(settings, redis, self._threads)
         self._line = line = _line(settings)
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
         gateway_id = new_id("gw")
@@ -89,7 +95,9 @@ class _Gateway:
         self._beat = Beat(
             redis, self._snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s
         )
-        self._preparation = Preparation(settings, self._snapshot, self._beat, self._counters, self._grammars)
+        self._preparation = Preparation(
+            settings, self._snapshot, self._beat, self._threads, self._counters, self._grammars
+        )
         self._lifecycle = Lifecycle(
             settings,
             self._preparation,
@@ -137,16 +145,15 @@ class _Gateway:
                 await _stop(followers)
                 await self._durability.close()
                 await self._beat.stop()
-                self._counters.close()
+                self._threads.close()
                 await self._grammars.close()
                 await self._line.close()
 
 
-def _counters(settings: GatewaySettings, redis: Redis) -> PromptCounters:
+def _counters(settings: GatewaySettings, redis: Redis, threads: FairThreads) -> PromptCounters:
     return PromptCounters(
         redis,
-        threads=settings.tokenise_threads,
-        waiting_max=settings.tokenise_waiting_max,
+        threads,
         inline_max_bytes=settings.tokenise_inline_max_bytes,
         kept_max=settings.tokenisers_max,
         load_s=settings.tokeniser_load_s,

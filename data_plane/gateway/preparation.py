@@ -4,8 +4,11 @@ All that can be refused without touching a limit is refused here. Fails closed w
 """
 
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from core.errors import Unavailable
+from core.errors import TooManyRequests, Unavailable
 from data_plane.gateway.authenticate import Caller, authenticate
 from data_plane.gateway.beat import Beat
 from data_plane.gateway.placing.stickiness import affinity_key, session_key
@@ -15,6 +18,7 @@ from data_plane.gateway.snapshot import Snapshot, Tables
 from data_plane.gateway.surface.body import BodyLimits, Kind, Parse, check_vocabulary, parse_call
 from data_plane.gateway.surface.catalog import resolve
 from data_plane.gateway.surface.client import Client
+from data_plane.gateway.surface.fair_threads import FairThreads
 from data_plane.gateway.surface.grammars import Grammars
 from data_plane.gateway.surface.tokenise import PromptCounters
 
@@ -23,14 +27,22 @@ class Preparation:
     """Reads requests over what is published."""
 
     def __init__(
-        self, settings: GatewaySettings, snapshot: Snapshot, beat: Beat, counters: PromptCounters, grammars: Grammars
+        self,
+        settings: GatewaySettings,
+        snapshot: Snapshot,
+        beat: Beat,
+        threads: FairThreads,
+        counters: PromptCounters,
+        grammars: Grammars,
     ) -> None:
         self._settings = settings
         self._snapshot = snapshot
         self._beat = beat
+        self._threads = threads
         self._counters = counters
         self._grammars = grammars
         self._pepper = settings.key_pepper.get_secret_value().encode()
+        self._preparing: Counter[str] = Counter()
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
 
     def identify(self, client: Client) -> tuple[Caller, Tables]:
@@ -44,17 +56,41 @@ class Preparation:
     async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> Prepared:
         """Authenticate, read, check, resolve, compile and count. Raises AppError or ClientGone."""
         caller, _ = self.identify(client)
+        with self._place(caller.tenant.tenant_id):
+            return await self._prepare(caller, kind, client, request_id, parse)
+
+    async def _prepare(self, caller: Caller, kind: Kind, client: Client, request_id: str, parse: Parse) -> Prepared:
+        tenant_id = caller.tenant.tenant_id
         raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
         read_at = time.monotonic()
-        call = parse(kind, raw, self._body_limits)
+        if len(raw) <= self._settings.parse_inline_max_bytes:
+            call = parse(kind, raw, self._body_limits)
+        else:
+            call = await self._threads.run(tenant_id, parse, kind, raw, self._body_limits)
         session = session_key(client.request_headers, call)
-        target = resolve(self._current(), caller.tenant.tenant_id, call.model, draw=session or request_id)
+        target = resolve(self._current(), tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
         if kind != "tokenize":
-            await self._grammars.check(caller.tenant.tenant_id, target.base, call)
-        prompt_tokens = await self._counters.count(target.base, call, len(raw))
-        affinity = affinity_key(caller.tenant.tenant_id, session, call)
+            await self._grammars.check(tenant_id, target.base, call)
+        prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
+        affinity = affinity_key(tenant_id, session, call)
         return Prepared(request_id, caller, call, target, prompt_tokens, read_at, affinity)
+
+    @contextmanager
+    def _place(self, tenant_id: str) -> Iterator[None]:
+        """One of the places that a tenant has for requests no limit has been asked about yet."""
+        most = self._settings.tenant_preparing_max
+        if self._preparing[tenant_id] >= most:
+            raise TooManyRequests(
+                f"At most {most} of your requests are read at a time.", code="too_many_unread_requests", retry_after_s=1
+            )
+        self._preparing[tenant_id] += 1
+        try:
+            yield
+        finally:
+            self._preparing[tenant_id] -= 1
+            if not self._preparing[tenant_id]:
+                del self._preparing[tenant_id]
 
     def _current(self) -> Tables:
         """What is published now, by which a request is decided: not what was when its body began to come."""

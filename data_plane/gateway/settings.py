@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr
 from core.contracts import CHECKPOINT_TOKENS_MAX
 from core.keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, Fragment, KeySettings, RedisSettings, TelemetrySettings
+from data_plane.gateway.preparation_settings import PreparationSettings
 
 
 class DurabilitySettings(Fragment):
@@ -81,6 +82,7 @@ class SliceSettings(Fragment):
 
 class GatewaySettings(
     RedisSettings,
+    PreparationSettings,
     KeySettings,
     EngineKeySettings,
     TelemetrySettings,
@@ -109,30 +111,6 @@ class GatewaySettings(
     headers_max: int = Field(default=100, ge=1, description="Headers a request may carry.")
     headers_max_bytes: int = Field(default=32_768, ge=1024, description="Bytes of request line and headers.")
     headers_s: float = Field(default=10, gt=0, description="How long the request line and headers may take to arrive.")
-    body_max_bytes: int = Field(default=1_048_576, ge=1024, description="Bytes a request body may have.")
-    body_s: float = Field(default=30, gt=0, description="How long a request body may take to arrive.")
-    json_depth_max: int = Field(default=24, ge=4, description="Nesting of a request body.")
-    messages_max: int = Field(default=256, ge=1, description="Messages in one chat request.")
-
-    tokenise_inline_max_bytes: int = Field(
-        default=4096, ge=0, description="Bodies up to here are counted without a thread."
-    )
-    tokeniser_load_s: float = Field(default=2, gt=0, description="How long reading a tokenizer from Redis may take.")
-    tokenise_threads: int = Field(default=2, ge=1, description="Threads that count long prompts.")
-    tokenise_waiting_max: int = Field(default=64, ge=1, description="Long prompts that may wait to be counted.")
-    tokenisers_max: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
-
-    schema_compile_s: float = Field(default=5, gt=0, le=60, description="How long compiling one JSON Schema may take.")
-    schema_start_s: float = Field(default=30, gt=0, description="How long the schema compiler may take to start.")
-    schema_memory_bytes: int = Field(
-        default=1 << 30, ge=256 << 20, description="Memory of the process that compiles schemas."
-    )
-    schema_compiled_max_bytes: int = Field(default=33_554_432, ge=1024, description="What one schema may compile to.")
-    schema_waiting_max: int = Field(default=64, ge=1, description="Requests whose new schemas may wait to be compiled.")
-    schemas_per_minute: int = Field(
-        default=120, ge=1, description="New schemas that one process compiles for a tenant in a minute."
-    )
-    schemas_kept_max: int = Field(default=4096, ge=1, description="Schemas whose verdict is remembered.")
 
     idempotency_answer_max_bytes: int = Field(
         default=262_144, ge=1024, description="The largest answer that is kept for an Idempotency-Key."

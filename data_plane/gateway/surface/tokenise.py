@@ -9,10 +9,8 @@ import contextlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -26,11 +24,11 @@ from core.contracts import BaseModelRoute
 from core.errors import AppError, InvalidRequest, Unavailable
 from data_plane.gateway.snapshot import Snapshot
 from data_plane.gateway.surface.body import Call
-from data_plane.gateway.surface.messages import texts_of
+from data_plane.gateway.surface.fair_threads import FairThreads
+from data_plane.gateway.surface.messages import parsed_arguments, texts_of
 
 _LOOK_S: Final = 0.5
-Arguments = TypeVarTuple("Arguments")
-Result = TypeVar("Result")
+_NOBODY: Final = ""  # whose the loading of tokenizers is
 
 
 class GenerationBlocks(jinja2.ext.Extension):
@@ -102,7 +100,7 @@ class PromptCounter:
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, jinja2.TemplateError) else "it cannot render them"
             raise InvalidRequest(
                 f"This model's chat template refuses the messages: {reason[:200]}",
@@ -132,35 +130,30 @@ def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call["function"]["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        arguments = {}
-    return {**call, "function": {**call["function"], "arguments": arguments if isinstance(arguments, dict) else {}}}
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": parsed_arguments(function["arguments"])}}
 
 
 class PromptCounters:
     """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
 
     def __init__(
-        self, redis: Redis, *, threads: int, waiting_max: int, inline_max_bytes: int, kept_max: int, load_s: float
+        self, redis: Redis, threads: FairThreads, *, inline_max_bytes: int, kept_max: int, load_s: float
     ) -> None:
         self._redis = redis
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
-        self._waiting = 0
-        self._waiting_max = waiting_max
+        self._threads = threads
         self._inline_max_bytes = inline_max_bytes
         self._kept_max = kept_max
         self._load_s = load_s
         self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
         self._loading = asyncio.Lock()
 
-    async def count(self, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
+    async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
         """Prompt tokens of a call to a base model; long prompts in a thread, so that streams do not wait for them."""
         counter = self._counters.get(route) or await self._load(route)
         if body_size_bytes <= self._inline_max_bytes:
             return counter.count(call)
-        return await self._in_thread(counter.count, call)
+        return await self._threads.run(tenant_id, counter.count, call)
 
     async def follow(self, snapshot: Snapshot) -> None:
         """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
@@ -171,19 +164,6 @@ class PromptCounters:
                     with contextlib.suppress(AppError):
                         await self._load(route)
             await asyncio.sleep(_LOOK_S)
-
-    def close(self) -> None:
-        """Let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        if self._waiting >= self._waiting_max:
-            raise Unavailable("Too many long prompts are being counted.", code="overloaded", retry_after_s=1)
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        finally:
-            self._waiting -= 1
 
     async def _load(self, route: BaseModelRoute) -> PromptCounter:
         async with self._loading:
@@ -200,7 +180,7 @@ class PromptCounters:
                     code="tokenizer_unavailable",
                     retry_after_s=2,
                 )
-            counter = await self._in_thread(PromptCounter, blob, route)
+            counter = await self._threads.run(_NOBODY, PromptCounter, blob, route)
             self._counters[route] = counter
             while len(self._counters) > self._kept_max:
                 self._counters.popitem(last=False)

@@ -8,6 +8,7 @@ import redis.asyncio
 
 from core import keys
 from data_plane.gateway.surface.body import BodyLimits, engine_body, parse_call
+from data_plane.gateway.surface.fair_threads import FairThreads
 from data_plane.gateway.surface.tokenise import PromptCounters
 from tests.fixtures.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
 
@@ -46,11 +47,12 @@ async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(
     counted = []
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         await client.set(keys.blob(route.tokenizer_sha256), tokenizer_json())
-        counters = PromptCounters(client, threads=2, waiting_max=8, inline_max_bytes=16_384, kept_max=2, load_s=2)
+        threads = FairThreads(2, waiting_max=8, tenant_waiting_max=8)
+        counters = PromptCounters(client, threads, inline_max_bytes=16_384, kept_max=2, load_s=2)
 
         async def serve() -> None:
             call = parse_call("chat", body, BodyLimits(24, 256))
-            counted.append(await counters.count(route, call, len(body)))
+            counted.append(await counters.count("tn_a", route, call, len(body)))
             engine_body(call, model=route.id, max_tokens=8, cache_salt="salt")
 
         try:
@@ -60,6 +62,6 @@ async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(
             while stalls[-1] > STALL_S and len(stalls) < TRIES_MAX:
                 stalls.append(await longest_stall(serve))
         finally:
-            counters.close()
+            threads.close()
     assert min(counted) >= TOKENS
     assert min(stalls) <= STALL_S, stalls

@@ -1,0 +1,48 @@
+"""Work that no quota counts: a tenant that floods the gateway with it is the one who waits."""
+
+import json
+import threading
+
+import httpx
+import pytest
+
+from tests.integration.data_plane.conftest import chat
+
+FLOODERS = 64
+LONG = json.dumps({"model": "tiny-chat", "prompt": "capital " * 120_000}).encode()
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"tenant_preparing_max": 24, "tokenise_tenant_waiting_max": 8}
+
+
+def test_a_flood_of_long_prompts_to_count_leaves_the_next_tenant_served(stack):
+    flooder, quiet = stack.tenant(), stack.tenant()
+    flooder.sdk()
+    client = quiet.sdk()
+    over = threading.Event()
+    told: list[int] = []
+
+    def flood() -> None:
+        headers = {"authorization": f"Bearer {flooder.key}", "content-type": "application/json"}
+        with httpx.Client(base_url=stack.gateway.url, headers=headers, timeout=60) as http:
+            while not over.is_set():
+                try:
+                    told.append(http.post("/v1/tokenize", content=LONG).status_code)
+                except httpx.TransportError:
+                    continue  # refused before its body was read: the connection ends on a caller who still writes
+
+    threads = [threading.Thread(target=flood) for _ in range(FLOODERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        while 200 not in told or 429 not in told:
+            over.wait(0.05)
+        for _ in range(3):
+            assert chat(client, "capital " * 1000, timeout=10).choices
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert set(told) == {200, 429}
