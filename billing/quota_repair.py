@@ -1,4 +1,5 @@
-"""When quotas are rebuilt without being asked: some seconds after Redis was found empty. How, ``rebuild_quotas`` knows.
+"""When quotas are rebuilt without being asked: some seconds after Redis was found empty, or without the mark that
+a rebuild leaves there. How, ``rebuild_quotas`` knows.
 
 Until then months begin with what gateways have counted since; of what was charged before them nothing is forgotten.
 """
@@ -14,7 +15,7 @@ from billing import metrics, rebuild_quotas
 from billing.metering import OUTAGES
 from core.errors import AppError
 
-_PAUSE_S_MAX: Final = 3600
+_PAUSE_S_MAX: Final = 60
 
 _log = structlog.get_logger()
 
@@ -37,6 +38,8 @@ class QuotaRepair:
 
     def step(self) -> None:
         """Rebuild if it is time to. Never raises for what may pass."""
+        if not self._wanted and rebuild_quotas.is_due(self._engine, self._redis):
+            self.redis_was_empty()
         if not self._wanted or time.monotonic() < self._due:
             return
         try:

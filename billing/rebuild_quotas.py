@@ -79,7 +79,22 @@ def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None 
         if grant.limits is not None and grant.tenant_id in tenants:
             limited[grant.tenant_id].append(grant.key_id)
     corrected = sum(_rebuild(engine, redis, part, limited) for part in _parts(tenants))
+    if tenant_id is None:
+        redis.set(keys.QUOTAS_REBUILT, 1)
     return Rebuilt(len(tenants), sum(map(len, limited.values())), corrected)
+
+
+def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
+    """Whether Redis lacks what was used, and nobody has given it back since. Where nothing was ever recorded there is
+    nothing to give, and that is noted too.
+    """
+    if redis.exists(keys.QUOTAS_REBUILT):
+        return False
+    with unit_of_work(engine) as session:
+        recorded = session.exec(select(UsageRecord.request_id).limit(1)).first() is not None
+    if not recorded:
+        redis.set(keys.QUOTAS_REBUILT, 1)
+    return recorded
 
 
 def _tenants(redis: redis_client.Redis, tenant_id: str | None) -> dict[str, TenantGrant]:
@@ -129,13 +144,15 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
     """One instant, by MULTI: a settlement counts and tells billing in one step, so it is in both or in neither."""
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
+        pipe.xrange(keys.USAGE_DEAD_LETTERS, count=UNREAD_EVENTS_MAX + 1)
         pipe.xrange(keys.USAGE_STREAM, count=UNREAD_EVENTS_MAX + 1)
         for quota in quotas:
             pipe.hmget(quota, ["month", *_COUNTS])
-        (seconds, _), entries, *stored = pipe.execute()
-    if len(entries) > UNREAD_EVENTS_MAX:
+        (seconds, _), set_aside, waiting, *stored = pipe.execute()
+    if max(len(set_aside), len(waiting)) > UNREAD_EVENTS_MAX:
         raise Unavailable(
-            f"More than {UNREAD_EVENTS_MAX} usage events wait; let `python -m billing worker` record them first."
+            f"More than {UNREAD_EVENTS_MAX} usage events wait; let `python -m billing worker` record them first, "
+            "or put dead letters back with `python -m billing redrive`."
         )
     month = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
     counts = {}
@@ -144,7 +161,7 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
         if at != month.encode():
             numbers["month_used"] = numbers["month_spent_nanos"] = 0
         counts[quota] = numbers
-    decoded = (decode(fields.get(b"event")) for _, fields in entries)
+    decoded = (decode(fields.get(b"event")) for _, fields in (*set_aside, *waiting))
     events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
     return _Seen(month, counts, events)
 

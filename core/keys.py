@@ -18,6 +18,7 @@ ENGINE_COUNTERS: Final = "tenora:engine_counters"  # hash: "<replica id>/<boot i
 USAGE_STREAM: Final = "tenora:usage"  # stream of UsageEvent in field "event"
 USAGE_GROUP: Final = "billing"
 USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
+QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # set by billing once Redis has all that was used; gone if Redis lost it
 
 # Between gateways.
 LEASED_TENANTS: Final = "tenora:leased"  # sorted set: tenant id by the Unix millisecond of its next expiry, or before

@@ -28,6 +28,7 @@ from data_plane.gateway.preparation import Preparation
 from data_plane.gateway.quota.quota_api import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.quota.slices import Slices
+from data_plane.gateway.quota.slices import lease_s as slice_lease_s
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.relaying.relay import Relay
 from data_plane.gateway.relaying.retry_budget import RetryBudget
@@ -91,7 +92,7 @@ class _Gateway:
             redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
         )
         self._slices = _slices(settings, line, settler)
-        self._quota = QuotaReader(line, reservations, deadline_s=settings.settlement_deadline_s)
+        self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
         self._beat = Beat(
             redis, self._snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s
         )
@@ -133,13 +134,14 @@ class _Gateway:
                 breakers=self._breakers.follow(),
                 signs=self._signs.follow(),
                 standing=self._standing.follow(),
-                slices=self._slices.follow(),
                 heat=self._heat.follow(),
                 idempotency=self._idempotency.follow(),
             )
+            slices = _start(slices=self._slices.follow())
             try:
                 yield
             finally:
+                await _stop(slices)  # else it takes again what is given back here
                 self._slices.close()
                 await self._durability.drain()
                 await _stop(followers)
@@ -202,8 +204,9 @@ def _upstream(settings: GatewaySettings) -> Upstream:
 
 
 def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> Slices:
-    long = Reservations(line, lease_s=settings.quota_slice_lease_s, settled_marker_s=settings.settled_marker_s)
-    return Slices(long, settler, settings)
+    long_s = slice_lease_s(beat_lease_s=settings.beat_lease_s, longest_s=settings.longest_ms / 1000)
+    long = Reservations(line, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
+    return Slices(long, settler, settings, lease_s=long_s)
 
 
 def _admission(

@@ -42,7 +42,7 @@ settlements_lost = Counter(
 journal_failures = Counter("tenora_gateway_journal_failures", "Writes that the journal's disk did not take.")
 journal_replays = Counter("tenora_gateway_journal_replays", "Settlements taken over from dead processes.")
 journal_stale = Counter(
-    "tenora_gateway_journal_stale", "Settlements of dead processes that were too old to settle; logged in full."
+    "tenora_gateway_journal_stale", "Settlements of dead processes so old that billing alone was told."
 )
 checkpoints = Counter("tenora_gateway_checkpoints", "Checkpoints of running usage written.")
 orphans = Counter("tenora_gateway_orphans", "Requests swept whose gateway was gone.")

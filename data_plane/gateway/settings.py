@@ -66,13 +66,13 @@ class SliceSettings(Fragment):
     """What is taken of quotas beforehand, for plans that are served while Redis does not answer."""
 
     quota_slice_requests: int = Field(
-        default=2, ge=0, le=100, description="Requests one gateway can admit for a caller without Redis."
+        default=2,
+        ge=0,
+        le=100,
+        description="Requests one gateway can admit for a caller while Redis is silent: for beat_lease_s.",
     )
     quota_slice_tokens: int = Field(
         default=2048, ge=16, le=1_000_000, description="Tokens each of them may take, prompt and completion together."
-    )
-    quota_slice_lease_s: float = Field(
-        default=3600, ge=60, le=86_400, description="How long slices outlive their gateway; longer than Redis is away."
     )
     quota_slice_idle_s: float = Field(
         default=120, gt=0, description="Slices of a caller who has asked for nothing this long are given back."

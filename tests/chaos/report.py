@@ -83,6 +83,8 @@ _LIMITS = """
 - Witness replicas run no model. What real engines do when they are killed is tested by `tests/e2e/test_survival.py`.
 - A request that dies before its first checkpoint (in a quarter of a second) is billed nothing, and has no record.
 - An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
+  Their own gateway then breaks them off with an error event, and bills what they used beyond it, by a record of its own
+  (`<request id>:rest`).
 - Whole (not streamed) answers have no checkpoints: where their gateway dies, nobody is billed for them.
 """
 

@@ -76,10 +76,16 @@ def quiet(platform: Platform, *, timeout_s: float = 30) -> None:
 
 
 def recorded(platform: Platform) -> dict[str, Mapping[str, object]]:
-    """Usage records by request id."""
+    """Usage records by request id; where an estimate was billed and then the rest of it, both together."""
     with platform.engine.connect() as connection:
         rows = connection.execute(sa.text("SELECT * FROM usage_records")).mappings().all()
-    return {row["request_id"]: row for row in rows}
+    found: dict[str, Mapping[str, object]] = {}
+    for row in sorted(rows, key=lambda row: row["request_id"].endswith(":rest")):
+        request_id = row["request_id"].removesuffix(":rest")
+        before = found.get(request_id)
+        summed = {name: row[name] + before[name] for name in ("input_tokens", "output_tokens")} if before else {}
+        found[request_id] = {**row, **summed}
+    return found
 
 
 def judge(

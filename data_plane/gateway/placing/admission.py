@@ -95,7 +95,7 @@ class Admission:
             try:
                 async with asyncio.timeout(self._deadline_s):
                     moved = await self._reservations.move(
-                        demand.request_id,
+                        place.hold.request_id,
                         seat.stay.pages,
                         tenant_id=demand.tenant_id,
                         old_replica_id=place.hold.replica_id,

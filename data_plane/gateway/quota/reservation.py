@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,13 @@ class Checkpoint:
 
     event: UsageEvent
     used: Used
+
+
+class Renewed(NamedTuple):
+    """How many reservations were not there any more, for whatever reason, and the requests whose leases had run out."""
+
+    missing: int
+    expired: list[str]
 
 
 class Reservations:
@@ -161,22 +168,28 @@ class Reservations:
             )
         )
 
-    async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> int:
+    async def bill(self, event: UsageEvent) -> None:
+        """Tell billing of a request whose marker may be gone; it knows what it has recorded. No quota counts it."""
+        await self._line.call("XADD", keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
+
+    async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> Renewed:
         """Extend leases, and note what their requests have used: by (tenant, replica), request ids with a checkpoint,
-        or None where the last one still says it all. Returns how many leases had run out.
+        or None where the last one still says it all.
         """
-        missing = await asyncio.gather(
+        replies = await asyncio.gather(
             *(
                 self._renew(
                     self._line,
                     (keys.tenant_leases(tenant_id), keys.replica_held(replica_id)),
-                    (self._lease_ms, keys.reservation(tenant_id, ""), *part),
+                    (self._lease_ms, keys.reservation(tenant_id, ""), keys.settled(tenant_id, ""), *part),
                 )
                 for (tenant_id, replica_id), requests in groups.items()
                 for part in _parts(requests)
             )
         )
-        return sum(missing)
+        return Renewed(
+            sum(missing for missing, _ in replies), [each.decode() for _, expired in replies for each in expired]
+        )
 
     async def sweep(self, tenant_id: str) -> int:
         """End a tenant's reservations whose leases ran out, each by its last checkpoint, and note in ``LEASED_TENANTS``

@@ -28,8 +28,9 @@ _log = structlog.get_logger()
 _NOWHERE: Final = "slices"  # no replica: pages are held of one only once a request goes there, and then by its engine
 _UNBOUNDED: Final = 1 << 50
 _LOOK_S: Final = 1.0
-_RENEW_AT: Final = 0.25  # of the lease's length: a slice older than that is renewed
-_SPEND_UNTIL: Final = 0.75  # and one older than that is not spent: it must not run out under its request
+_SPARE: Final = 4 / 3  # of what a request may need of a lease: within the rest a slice waits for its request
+_RENEW_AT: Final = 1 / 8  # of the lease's length: a slice older than that is renewed
+_SPEND_UNTIL: Final = 1 / 4  # and one older than that is not spent: it must not run out under its request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,12 @@ class _Caller:
 class Slices:
     """The slices of one gateway process."""
 
-    def __init__(self, reservations: Reservations, settler: Settler, settings: SliceSettings) -> None:
-        """``reservations`` with leases of ``quota_slice_lease_s``."""
+    def __init__(
+        self, reservations: Reservations, settler: Settler, settings: SliceSettings, *, lease_s: float
+    ) -> None:
+        """``reservations`` with leases of ``lease_s``."""
         self._reservations = reservations
+        self._lease_s = lease_s
         self._settler = settler
         self._settings = settings
         self._callers: dict[tuple[str, ...], _Caller] = {}
@@ -75,7 +79,7 @@ class Slices:
         caller = self._callers.get(_who(demand.allowance))
         if caller is None or demand.limits.when_quota_is_unavailable != "slice":
             return None
-        oldest = time.monotonic() - _SPEND_UNTIL * self._settings.quota_slice_lease_s
+        oldest = time.monotonic() - _SPEND_UNTIL * self._lease_s
         for each in caller.slices:
             granted = _granted(demand, each, block_tokens)
             if granted is not None and each.renewed_at >= oldest:
@@ -91,7 +95,7 @@ class Slices:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                async with asyncio.timeout(self._settings.quota_slice_lease_s * _RENEW_AT):
+                async with asyncio.timeout(_RENEW_AT * self._lease_s):
                     await self.look()
             except (RedisError, OSError) as error:
                 _log.info("slices cannot be looked after", callers=len(self._callers), error=repr(error))
@@ -139,10 +143,11 @@ class Slices:
     async def _renew(self, caller: _Caller) -> None:
         """Where one is gone, none of the caller's is known to be there: all are given back."""
         began = time.monotonic()
-        if all(began - each.renewed_at < _RENEW_AT * self._settings.quota_slice_lease_s for each in caller.slices):
+        if all(began - each.renewed_at < _RENEW_AT * self._lease_s for each in caller.slices):
             return
         ids = {each.request_id for each in caller.slices}
-        if await self._reservations.renew({(caller.allowance.tenant_id, _NOWHERE): dict.fromkeys(ids)}):
+        renewed = await self._reservations.renew({(caller.allowance.tenant_id, _NOWHERE): dict.fromkeys(ids)})
+        if renewed.missing:
             self._give_back(caller)
             return
         caller.slices = deque(
@@ -155,6 +160,13 @@ class Slices:
 
     def _return(self, tenant_id: str, request_id: str) -> None:
         self._settler.settle_later(Settlement(request_id=request_id, tenant_id=tenant_id, replica_id=_NOWHERE))
+
+
+def lease_s(*, beat_lease_s: float, longest_s: float) -> float:
+    """A lease that covers a slice's request: Redis may be silent for ``beat_lease_s`` before it comes, and then for
+    as long as it runs. No longer: a gateway that dies takes its callers' slices with it until then.
+    """
+    return _SPARE * (beat_lease_s + longest_s)
 
 
 def _who(allowance: Allowance) -> tuple[str, ...]:

@@ -6,16 +6,18 @@ Redis is away requests run on, and only their leases age.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 from redis.exceptions import RedisError
 
+from core.errors import Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations
-from data_plane.gateway.settling.settlement import Hold
+from data_plane.gateway.settling.settlement import Hold, Running
 
 _log = structlog.get_logger()
+_AT_ONCE_MAX = 200  # requests between two turns of the event loop, which all others wait for
 _LOOKS = 5  # at every request, in the time between two of its checkpoints
 
 
@@ -24,14 +26,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        live: Mapping[str, Hold],
+        held: Mapping[str, Hold],
         reservations: Reservations,
         *,
         every_s: float,
         tokens: int,
         renewal_s: float,
     ) -> None:
-        self._live = live
+        self._held = held
         self._reservations = reservations
         self._every_s = every_s
         self._tokens = tokens
@@ -47,41 +49,74 @@ class Checkpoints:
                 reachable = True
             except (RedisError, OSError) as error:
                 if reachable:
-                    _log.warning("leases cannot be renewed", live=len(self._live), error=repr(error))
+                    _log.warning("leases cannot be renewed", held=len(self._held), error=repr(error))
                 reachable = False
 
     async def write(self) -> None:
         """Write once what is due now. Raises redis.RedisError; what was not written stays due."""
+        holds = list(self._held.values())
+        for first in range(0, len(holds), _AT_ONCE_MAX):
+            await self._write(holds[first : first + _AT_ONCE_MAX])
+            await asyncio.sleep(0)
+
+    async def _write(self, holds: Sequence[Hold]) -> None:
         now = time.monotonic()
         due: list[tuple[Hold, Checkpoint | None]] = []
         groups: dict[tuple[str, str], dict[str, Checkpoint | None]] = {}
-        for hold in self._live.values():
+        for hold in holds:
             is_due, checkpoint = self._due(hold, now)
             if is_due:
                 due.append((hold, checkpoint))
                 groups.setdefault((hold.tenant_id, hold.replica_id), {})[hold.request_id] = checkpoint
         if not due:
             return
-        missing = await self._reservations.renew(groups)
+        renewed = await self._reservations.renew(groups)
         for hold, checkpoint in due:
             hold.renewed_at = now
             if checkpoint is not None:
                 hold.checkpoint_at = now
                 hold.checkpoint_tokens = checkpoint.event.input_tokens + checkpoint.event.output_tokens
                 metrics.checkpoints.inc()
-        if missing:
-            metrics.leases_missing.inc(missing)
-            _log.info("leases were gone when they were to be renewed: settled meanwhile, or run out", missing=missing)
+        if renewed.missing:
+            metrics.leases_missing.inc(renewed.missing)
+            _log.info(
+                "leases were gone when they were to be renewed: settled meanwhile, run out, or forgotten by Redis",
+                missing=renewed.missing,
+                run_out=renewed.expired,
+            )
+        for request_id in renewed.expired:
+            self._cut_off(request_id)
+
+    def _cut_off(self, request_id: str) -> None:
+        """End a request whose lease ran out: what it held may be another's by now."""
+        if (hold := self._held.get(request_id)) is not None and hold.running is not None:
+            metrics.cut_off.inc()
+            _log.warning("request is cut off: its lease ran out", request_id=request_id)
+            hold.running.cut_off(
+                Unavailable(
+                    "The answer was broken off: quotas could not be reached for too long. What came is billed.",
+                    code="reservation_lost",
+                    retry_after_s=1,
+                )
+            )
 
     def _due(self, hold: Hold, now: float) -> tuple[bool, Checkpoint | None]:
         """Whether something is to be written for a hold, and its checkpoint where that has grown."""
         renew = now - hold.renewed_at >= self._renewal_s
         if hold.running is None:
             return renew, None
-        tokens = hold.running.tokens()
+        try:
+            return self._grown(hold, hold.running, now) or (renew, None)
+        except Exception:  # noqa: BLE001 - whatever it is, other requests need their leases
+            if renew:  # told now and then, not at each look
+                _log.exception("a checkpoint cannot be made", request_id=hold.request_id)
+            return renew, None
+
+    def _grown(self, hold: Hold, running: Running, now: float) -> tuple[bool, Checkpoint | None] | None:
+        tokens = running.tokens()
         new = tokens - hold.checkpoint_tokens
         # One look before its time is up, so that it is never older than that.
         aged = now - hold.checkpoint_at >= self._every_s * (_LOOKS - 1) / _LOOKS
         if new <= 0 or not (aged or new >= self._tokens or hold.checkpoint_tokens == 0):
-            return renew, None
-        return True, hold.running.checkpoint()
+            return None
+        return True, running.checkpoint()

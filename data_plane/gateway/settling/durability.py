@@ -41,7 +41,7 @@ class Durability:
             self._journal, self.settler, every_s=settings.journal_takeover_s, marker_s=settings.settled_marker_s
         )
         self._checkpoints = Checkpoints(
-            self.settler.live,
+            self.settler.held,
             reservations,
             every_s=settings.checkpoint_s,
             tokens=settings.checkpoint_tokens,

@@ -89,12 +89,16 @@ def lock_file(folder: Path, name: str) -> Path:
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """One file. ``open_ids`` are the requests in it that are not done."""
+    """One file. ``open_ids`` are the requests in it that are not done. ``whole_bytes`` were written for certain; where
+    it is ``torn``, something lies behind them that was not.
+    """
 
     path: Path
     descriptor: int
     open_ids: set[str]
     size_bytes: int = 0
+    whole_bytes: int = 0
+    torn: bool = False
 
 
 class Journal:
@@ -232,14 +236,19 @@ class Journal:
 
 
 def _write(active: _Segment, chunks: list[bytes], emptied: list[_Segment], clear: bool) -> None:
-    """In the journal's thread. Raises OSError; a record that was written in part ends what is read of its segment."""
+    """In the journal's thread. Raises OSError; a record that was written in part is cut off before the next."""
     for segment in emptied:
         os.close(segment.descriptor)
         segment.path.unlink(missing_ok=True)
     if clear:
         os.ftruncate(active.descriptor, 0)
+        active.whole_bytes, active.torn = 0, False
         return
+    if active.torn:  # what followed would never be read
+        os.ftruncate(active.descriptor, active.whole_bytes)
     raw = b"".join(chunks)
+    whole_bytes, active.torn = active.whole_bytes + len(raw), True
     while raw:
         raw = raw[os.write(active.descriptor, raw) :]
     os.fdatasync(active.descriptor)
+    active.whole_bytes, active.torn = whole_bytes, False

@@ -1,7 +1,7 @@
 """Settles what dead gateway processes of this machine had journalled: at the start, and again as siblings die.
 
-A settlement that Redis has already changes nothing, for as long as its marker lives; an older one is logged in full
-instead, since nobody could tell any more whether it would be counted twice.
+A settlement that Redis has already changes nothing, for as long as its marker lives. Of an older one nobody could tell
+whether quotas would count it twice: billing alone is told of it, which knows every request that it has recorded.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
 
 from core import clock
@@ -62,13 +61,12 @@ class Takeover:
         for at_ms, settlement in left:
             if at_ms < oldest_ms:
                 metrics.journal_stale.inc()
-                _log.critical(
-                    "a journalled settlement is too old to settle; see whether its request has a usage record",
-                    request_id=settlement.request_id,
-                    settlement=msgspec.to_builtins(settlement.event),
-                )
+                _log.warning("a journalled settlement is old: no quota counts it", request_id=settlement.request_id)
+                if settlement.event is not None:
+                    await self._settler.bill(settlement.event)
                 continue
-            await self._settler.insist(settlement)
+            if not await self._settler.insist(settlement):
+                await self._settler.settle(settlement)  # into our own journal, to be tried again beside others
             metrics.journal_replays.inc()
         if left:
             _log.warning("took over the journal of a dead process", journal=name, settlements=len(left))

@@ -6,15 +6,16 @@ Redis does not answer. Meanwhile settlements wait in memory as well, up to a bou
 
 import asyncio
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 import structlog
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from core.contracts import UsageEvent
 from core.errors import AppError
 from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
@@ -87,12 +88,19 @@ class Settler:
         self._settled: deque[tuple[float, Settlement]] = deque()
         self._flushing = asyncio.Lock()
         self._live: dict[str, Hold] = {}
+        self._waiting: dict[str, Hold] = {}
+        self._held = ChainMap(self._live, self._waiting)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def live(self) -> Mapping[str, Hold]:
         """What running requests hold, by request id."""
         return MappingProxyType(self._live)
+
+    @property
+    def held(self) -> Mapping[str, Hold]:
+        """The same, and what ended requests hold whose settlement waits for Redis."""
+        return MappingProxyType(self._held)
 
     def hold(self, hold: Hold) -> None:
         """Keep a new reservation alive until it is settled."""
@@ -112,13 +120,18 @@ class Settler:
         await asyncio.shield(task)
 
     def settle_later(self, settlement: Settlement) -> None:
-        """Put a settlement into the backlog. At its bound it is logged, so that nothing is lost without a word."""
+        """Put a settlement into the backlog, and keep what its request holds until then. At the backlog's bound it is
+        logged, so that nothing is lost without a word.
+        """
         if settlement.event is None and len(self._backlog) >= self._backlog_max // 2:
             return  # nothing is billed by it, and its lease runs out by itself: leave the room to those that bill
         if len(self._backlog) >= self._backlog_max:
             self._lost("settlement dropped: backlog is full", settlement)
             return
         self._backlog.append(settlement)
+        if hold := self._live.get(settlement.request_id):
+            hold.running = None
+            self._waiting[settlement.request_id] = hold
         metrics.settlement_backlog.set(len(self._backlog))
 
     async def follow_backlog(self) -> None:
@@ -151,7 +164,7 @@ class Settler:
                 if not await self.attempt(self._backlog[0]):
                     self._backlog.rotate(-1)
                     return False
-                self._backlog.popleft()
+                self._waiting.pop(self._backlog.popleft().request_id, None)
                 metrics.settlement_backlog.set(len(self._backlog))
             return True
 
@@ -173,23 +186,37 @@ class Settler:
 
     async def attempt(self, settlement: Settlement) -> bool:
         """Settle in Redis once; False where it did not answer in time."""
+        return await self._error_of(settlement) is None
+
+    async def insist(self, settlement: Settlement) -> bool:
+        """Settle in Redis, however long it is away; False where it is there and refuses this one."""
+        while (error := await self._error_of(settlement)) is not None:
+            if isinstance(error, ResponseError):
+                return False
+            await asyncio.sleep(self._retry_s)
+        return True
+
+    async def bill(self, event: UsageEvent) -> None:
+        """Tell billing of a request that may have settled long ago, however long Redis is away; no quota counts it."""
+        while True:
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    return await self._reservations.bill(event)
+            except (RedisError, OSError) as error:
+                _log.warning("a bill waits for Redis", request_id=event.request_id, error=repr(error))
+            await asyncio.sleep(self._retry_s)
+
+    async def _error_of(self, settlement: Settlement) -> Exception | None:
         try:
             async with asyncio.timeout(self._deadline_s):
                 if not await self._reservations.settle(settlement):
                     _log.info("request had settled before", request_id=settlement.request_id)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             _log.warning("settlement waits for Redis", request_id=settlement.request_id, error=repr(error))
-            return False
+            return error
         if settlement.event is not None:
             self._settled.append((time.monotonic(), settlement))
-        return True
-
-    async def insist(self, settlement: Settlement) -> None:
-        """Settle in Redis, however long it is away."""
-        while True:
-            if await self.attempt(settlement):
-                return
-            await asyncio.sleep(self._retry_s)
+        return None
 
     async def _settle(self, settlement: Settlement) -> None:
         try:

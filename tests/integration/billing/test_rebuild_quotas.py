@@ -105,6 +105,19 @@ def test_what_is_rebuilt_is_what_was_counted(stage, platform):
     assert rebuild_quotas.rebuild(stage.engine, stage.redis).corrected == 0
 
 
+def test_what_was_set_aside_is_counted_too(stage, platform):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(tenant_id)
+    (entry,) = stage.stream.read(count=10, block_ms=None)
+    assert stage.stream.set_aside(entry, about={"code": "unstorable"}, dead_letters_max=10)
+    stage.stream.trim()
+    before = platform.counts()
+    platform.lose()
+    rebuild_quotas.rebuild(stage.engine, stage.redis)
+    assert platform.counts() == before
+
+
 def test_use_of_earlier_months_was_spent_but_is_not_this_months(stage, platform):
     tenant_id = platform.tenant()
     platform.publish()
@@ -168,6 +181,28 @@ def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgr
         stage.redis.flushall()
         platform.publish()
         wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
+
+
+def test_a_worker_that_was_not_there_when_redis_lost_everything_repairs_it(
+    stage, platform, postgres_settings, redis_settings, tmp_path
+):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(*[tenant_id] * 3)
+    stage.drain()
+    before = platform.counts()
+    stage.redis.flushall()
+    stage.stream.ensure_group()  # somebody else's start
+    platform.publish()
+    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
+        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
+        wait_until(lambda: stage.redis.exists(keys.QUOTAS_REBUILT), what="the mark")
+
+
+def test_where_nothing_was_recorded_there_is_nothing_to_rebuild(stage):
+    assert not rebuild_quotas.is_due(stage.engine, stage.redis)
+    assert stage.redis.exists(keys.QUOTAS_REBUILT)
 
 
 def test_the_command_says_what_it_did(stage, platform, redis_settings, postgres_settings):

@@ -68,9 +68,12 @@ async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_
         await away.settle(one)
     assert not await away.flush()
     assert not await away.flush()
+    assert set(away.held) == {late[0].request_id}  # what it holds is not another's while it waits
+    assert not away.live
     back, line = settler(redis_settings.redis_url)
     away._reservations = back._reservations  # the server is reachable again
     assert await away.flush()
+    assert not away.held
     await away.drain(1)
     assert billed(redis) == sorted(one.request_id for one in late)
     await line.close()
@@ -150,7 +153,7 @@ async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, red
         await line.close()
 
 
-async def test_what_is_older_than_its_marker_is_logged_and_not_settled(redis_settings, redis, tmp_path, capsys):
+async def test_what_is_older_than_its_marker_is_billed_and_not_counted(redis_settings, redis, tmp_path):
     old = settlement("tn_old")
     async with journal(tmp_path, "jr_old") as dying:
         dying.append(old)
@@ -159,9 +162,28 @@ async def test_what_is_older_than_its_marker_is_logged_and_not_settled(redis_set
         back, line = settler(redis_settings.redis_url, journal=own)
         assert await Takeover(own, back, every_s=60, marker_s=0).look() == 1
         await line.close()
-    assert billed(redis) == []
+    assert billed(redis) == [old.request_id]
+    assert not redis.exists(keys.tenant_quota("tn_old"))
     assert metrics.journal_stale._value.get() == before + 1
-    assert old.request_id in capsys.readouterr().out
+
+
+async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_stop_the_next(
+    redis_settings, redis, tmp_path
+):
+    refused, late = settlement("tn_dead"), settlement("tn_dead")
+    redis.hset(keys.settled("tn_dead", refused.request_id), "no", "marker")
+    async with journal(tmp_path, "jr_dead") as dying:
+        dying.append(refused)
+        dying.append(late)
+    async with journal(tmp_path, "jr_next") as own:
+        back, line = settler(redis_settings.redis_url, journal=own)
+        assert await Takeover(own, back, every_s=60, marker_s=60).look() == 2
+        assert billed(redis) == [late.request_id]
+        assert own.holds(refused.request_id)
+        redis.delete(keys.settled("tn_dead", refused.request_id))
+        assert await back.flush()
+        await line.close()
+    assert billed(redis) == sorted((refused.request_id, late.request_id))
 
 
 @pytest.mark.parametrize("reached_anew", [True, False], ids=["restarted", "emptied"])

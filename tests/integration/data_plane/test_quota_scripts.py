@@ -210,8 +210,8 @@ async def test_an_orphan_is_billed_once_by_its_last_checkpoint(server):
     for tokens in (5, 9):
         used = Used(output_tokens=tokens, cost_nanos=tokens * 400)
         said = Checkpoint(event=event(dead.request_id, allowed.tenant_id, tokens), used=used)
-        assert await quota.renew({group: {dead.request_id: said, silent.request_id: None}}) == 0
-    assert await quota.renew({group: {dead.request_id: None}}) == 0
+        assert await quota.renew({group: {dead.request_id: said, silent.request_id: None}}) == (0, [])
+    assert await quota.renew({group: {dead.request_id: None}}) == (0, [])
     assert await quota.sweep(allowed.tenant_id) == 0
     await redis.zadd(keys.tenant_leases(allowed.tenant_id), {dead.request_id: 1, silent.request_id: 1})
     assert await quota.sweep(allowed.tenant_id) == 2
@@ -221,9 +221,45 @@ async def test_an_orphan_is_billed_once_by_its_last_checkpoint(server):
         found = await stored(redis, level.quota)
         assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (9, 3600, 0, 0)
     assert await redis.zscore(keys.LEASED_TENANTS, allowed.tenant_id) is None
-    assert not await settle(quota, dead, allowed, output_tokens=50)
+    assert await quota.renew({group: {dead.request_id: None, silent.request_id: None, "req_none": None}}) == (
+        3, [dead.request_id, silent.request_id],
+    )  # fmt: skip
     assert await redis.hlen(keys.replica_held_pages("rep_one")) == 1  # its total
     assert await redis.hget(keys.replica_held_pages("rep_one"), "total") == b"0"
+
+
+async def test_of_an_orphan_that_was_alive_the_rest_is_billed_once_as_well(server):
+    redis, quota = server
+    allowed, alive, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
+    for each in (alive, silent):
+        assert not (await reserve(quota, each, allowed)).blocked_by
+    estimate = msgspec.structs.replace(event(alive.request_id, allowed.tenant_id, 5), kv_page_ms=70, estimated=True)
+    said = Checkpoint(event=estimate, used=Used(input_tokens=5, cost_nanos=2000))
+    await quota.renew({(allowed.tenant_id, "rep_one"): {alive.request_id: said}})
+    await redis.zadd(keys.tenant_leases(allowed.tenant_id), {alive.request_id: 1, silent.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 2
+    exact = msgspec.structs.replace(
+        event(alive.request_id, allowed.tenant_id, 9), output_tokens=40, kv_page_ms=100, first_token_ms=3
+    )
+    for settled in (True, False):
+        ending = Settlement(
+            request_id=alive.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one",
+            used=Used(input_tokens=9, output_tokens=40, cost_nanos=5000), event=exact,
+        )  # fmt: skip
+        assert await quota.settle(ending) == settled
+        assert await settle(quota, silent, allowed, output_tokens=1) == settled
+    first, rest, whole = [
+        msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in await redis.xrange(keys.USAGE_STREAM)
+    ]
+    assert first == estimate
+    assert rest == msgspec.structs.replace(
+        exact, request_id=f"{alive.request_id}:rest", input_tokens=4, output_tokens=40, kv_page_ms=30,
+        first_token_ms=None,
+    )  # fmt: skip
+    assert whole.request_id == silent.request_id
+    for level in allowed.levels:
+        found = await stored(redis, level.quota)
+        assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
 
 
 async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(server):
@@ -240,7 +276,7 @@ async def test_many_leases_are_renewed_in_runs_of_a_bounded_length(server):
     asks = [ask(1) for _ in range(450)]
     await asyncio.gather(*(reserve(quota, each, allowed) for each in asks))
     group = (allowed.tenant_id, "rep_one")
-    assert await quota.renew({group: {each.request_id: None for each in asks} | {new_id("req"): None}}) == 1
+    assert await quota.renew({group: {each.request_id: None for each in asks} | {new_id("req"): None}}) == (1, [])
 
 
 async def test_the_month_is_the_servers_in_utc(redis_settings):

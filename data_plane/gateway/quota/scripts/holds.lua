@@ -104,8 +104,21 @@ local function finish(leases, reservation, request_id, used, now)
 end
 
 local EXPIRED_AT_ONCE_MAX = 100
+local SETTLED = '1' -- a marker that says anything else says what a lease that ran out was billed for
+
+-- The marker of a request that was ended by its lease: tokens in, tokens out, nanodollars, and the estimate if there was one.
+local function marker_of(used, event)
+  return string.format('%.0f %.0f %.0f %s', used.input, used.output, used.nanos, event)
+end
+
+-- What such a marker says: use, and the estimate ('' for none).
+local function read_marker(marker)
+  local input, output, nanos, event = string.match(marker, '^(%d+) (%d+) (%d+) (.*)$')
+  return { input = tonumber(input), output = tonumber(output), nanos = tonumber(nanos) }, event
+end
 
 -- End a tenant's reservations whose leases ran out: each counts what its last checkpoint says, and is billed for that, once.
+-- The marker keeps what that was, so that a gateway that lives after all still settles the rest.
 -- Returns how many there were. `tenant` has its leases, reservation_prefix, settled_prefix, usage_stream, marker_ttl_s.
 local function expire_leases(tenant, now)
   local now_ms = math.floor(now / 1000)
@@ -114,8 +127,13 @@ local function expire_leases(tenant, now)
     local reservation = tenant.reservation_prefix .. request_id
     local said = redis.call('HMGET', reservation, 'checkpoint', 'checkpoint_input', 'checkpoint_output', 'checkpoint_nanos')
     local used = { input = 0, output = 0, nanos = 0 }
-    if said[1] and redis.call('SET', tenant.settled_prefix .. request_id, 1, 'NX', 'EX', tenant.marker_ttl_s) then
+    if said[1] then
       used = { input = tonumber(said[2]), output = tonumber(said[3]), nanos = tonumber(said[4]) }
+    end
+    local marker = marker_of(used, said[1] or '')
+    if not redis.call('SET', tenant.settled_prefix .. request_id, marker, 'NX', 'EX', tenant.marker_ttl_s) then
+      used = { input = 0, output = 0, nanos = 0 }
+    elseif said[1] then
       redis.call('XADD', tenant.usage_stream, '*', 'event', said[1])
     end
     finish(tenant.leases, reservation, request_id, used, now)

@@ -1,12 +1,13 @@
 -- Extend the leases of one tenant's requests on one replica, and note what they have used so far. A lease that ran out
--- before is not brought back: what it held may be another's by now, and its settlement still counts.
+-- before is not brought back: what it held may be another's by now.
 -- KEYS leases, replica_held
--- ARGV lease_ms, reservation_prefix, then for each request: request_id, checkpoint ('' for none newer), its input, output, nanos
--- Returns how many of them had run out.
+-- ARGV lease_ms, reservation_prefix, settled_prefix, then for each request: request_id, checkpoint ('' for none newer), its
+--      input, output, nanos
+-- Returns how many are not there (settled, run out, or forgotten by Redis), and the ids of those that had run out.
 
 local expires_ms = math.floor(now_us() / 1000) + tonumber(ARGV[1])
-local missing = 0
-for index = 3, #ARGV, 5 do
+local missing, expired = 0, {}
+for index = 4, #ARGV, 5 do
   local request_id = ARGV[index]
   if redis.call('ZSCORE', KEYS[1], request_id) then
     redis.call('ZADD', KEYS[1], 'XX', expires_ms, request_id)
@@ -17,6 +18,9 @@ for index = 3, #ARGV, 5 do
     end
   else
     missing = missing + 1
+    if (redis.call('GET', ARGV[3] .. request_id) or SETTLED) ~= SETTLED then
+      expired[#expired + 1] = request_id
+    end
   end
 end
-return missing
+return { missing, expired }

@@ -158,6 +158,29 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
         assert found == [kept, later]
 
 
+async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_be_made(tmp_path, monkeypatch):
+    async with journal(tmp_path) as journaling:
+        kept, lost, later = settlement(), settlement(), settlement()
+        journaling.append(kept)
+        await journaling.flush()
+        with monkeypatch.context() as failing:
+
+            def half(descriptor: int, raw: bytes) -> int:
+                os.pwrite(descriptor, raw[:5], os.fstat(descriptor).st_size)
+                raise OSError(28, "no space left on device")
+
+            def none(*_: object) -> int:
+                raise OSError(24, "too many open files")
+
+            failing.setattr(os, "write", half)
+            failing.setattr(os, "open", none)
+            journaling.append(lost)
+            await journaling.flush()
+        journaling.append(later)
+        await journaling.flush()
+        assert [line.settlement for line in on_disk(tmp_path)] == [kept, later]
+
+
 def test_only_one_process_can_hold_a_journal(tmp_path):
     held = lock(lock_file(tmp_path, "jr_1"))
     assert held is not None

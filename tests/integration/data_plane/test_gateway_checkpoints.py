@@ -1,0 +1,78 @@
+"""Leases renewed over a real Redis, and what becomes of a request whose lease ran out."""
+
+import pytest
+
+from core import keys
+from core.errors import AppError
+from data_plane.gateway.authenticate import Caller
+from data_plane.gateway.quota.reservation import Checkpoint, Reservations
+from data_plane.gateway.settling.checkpoints import Checkpoints
+from data_plane.gateway.settling.settlement import Hold
+from tests.fixtures.quota_levels import ask, connected, granted, scripts
+
+
+class Request:
+    """One that runs, and whose checkpoints may be broken."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.produced = tokens
+        self.error: AppError | None = None
+
+    @property
+    def caller(self) -> Caller:
+        raise NotImplementedError
+
+    def cut_off(self, error: AppError) -> None:
+        self.error = error
+
+    def tokens(self) -> int:
+        if self.produced is None:
+            raise ValueError("a defect")
+        return self.produced
+
+    def checkpoint(self) -> Checkpoint | None:
+        return None
+
+
+@pytest.fixture
+async def server(redis_settings):
+    async with connected(redis_settings.redis_url) as (redis, line):
+        yield redis, scripts(line)
+
+
+async def held(quota: Reservations, allowed, tokens: int | None) -> Hold:
+    wanted = ask(5)
+    assert not (await quota.reserve(wanted, allowed, replica_id="rep_one", replica_pages_max=10**6)).blocked_by
+    hold = Hold(wanted.request_id, allowed.tenant_id, "rep_one", 1)
+    hold.renewed_at -= 100
+    hold.running = Request(tokens)
+    return hold
+
+
+def checkpoints(quota: Reservations, *holds: Hold) -> Checkpoints:
+    return Checkpoints({each.request_id: each for each in holds}, quota, every_s=1, tokens=64, renewal_s=5)
+
+
+async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, capsys):
+    redis, quota = server
+    allowed = granted()
+    broken, well = await held(quota, allowed, None), await held(quota, allowed, 3)
+    leases = keys.tenant_leases(allowed.tenant_id)
+    await redis.zadd(leases, {broken.request_id: 1, well.request_id: 1})
+    await checkpoints(quota, broken, well).write()
+    assert await redis.zcount(leases, 2, "+inf") == 2
+    assert "a checkpoint cannot be made" in capsys.readouterr().out
+
+
+async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgot_is_not(server):
+    redis, quota = server
+    allowed, other = granted(), granted()
+    late, forgotten = await held(quota, allowed, 3), await held(quota, other, 3)
+    await redis.zadd(keys.tenant_leases(allowed.tenant_id), {late.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 1
+    await redis.delete(keys.tenant_leases(other.tenant_id), keys.reservation(other.tenant_id, forgotten.request_id))
+    waiting = Hold("req_waiting", allowed.tenant_id, "rep_one", 1)
+    waiting.renewed_at -= 100
+    await checkpoints(quota, late, forgotten, waiting).write()
+    assert late.running.error.code == "reservation_lost"
+    assert forgotten.running.error is None
