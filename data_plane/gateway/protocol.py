@@ -79,7 +79,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its words are for nobody
         """What uvicorn calls for anything that is not HTTP."""
-        self._refuse(InvalidRequest("This is not HTTP/1.1.", code="malformed_http"))
+        self._refuse(InvalidRequest("The request is not valid HTTP.", code="malformed_http"))
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
