@@ -63,20 +63,20 @@ def customer(platform):
 )
 def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model, name):
     tenant_id, key = customer
-    assert ask(platform, key, model)
+
+    def answers():
+        try:
+            return bool(ask(platform, key, model))
+        except openai.APIStatusError:
+            return False  # the gateway has not seen the heartbeat of a replica that has just come back
+
+    wait_until(answers, timeout_s=20, what="an answer, whatever the test before has killed")
     victim = pid_of(platform, name)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not lives(victim), what=f"the end of {name}")
     wait_until(lambda: _is_back(platform, name, victim), timeout_s=60, what=f"the return of {name}")
     wait_until_ready(platform, timeout_s=60)
-
-    def answers_again():
-        try:
-            return bool(ask(platform, key, model))
-        except openai.APIStatusError:
-            return False  # the gateway has not seen the new replica's heartbeat yet
-
-    wait_until(answers_again, timeout_s=20, what="an answer")
+    wait_until(answers, timeout_s=20, what="an answer")
     with platform.admin() as admin:
         assert admin.get(f"/api/v1/admin/tenants/{tenant_id}").json()["id"] == tenant_id
 
