@@ -108,7 +108,7 @@ class Settler:
         metrics.running.set(len(self._live))
 
     def let_go(self, hold: Hold) -> None:
-        """Renew a reservation no more that cannot be settled: its lease runs out, and its last checkpoint is charged."""
+        """Renew what cannot be settled no more: its lease runs out, and its last checkpoint is charged."""
         self._live.pop(hold.request_id, None)
         metrics.running.set(len(self._live))
 
