@@ -35,7 +35,7 @@ BRISK = {
     "journal_takeover_s": 0.5, "replica_silent_s": 2, "replica_signs_poll_ms": 100, "breaker_open_s": 1,
     "reserve_deadline_ms": 2000, "standing_s": 0.5,
 }  # fmt: skip
-BILLING = {"RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300"}
+BILLING = {"RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300", "QUOTA_REPAIR_S": "3"}
 
 
 @dataclass

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
+from redis.exceptions import RedisError
 
 from core import keys
 from core.contracts import UsageEvent
@@ -56,6 +57,10 @@ class Checkpoint:
     used: Used
 
 
+class QuotasForgotten(RedisError):
+    """Redis is there, but does not know what was used this month. Callers fail as if it were away."""
+
+
 class Renewed(NamedTuple):
     """How many reservations were not there any more, for whatever reason, and the requests whose leases had run out."""
 
@@ -78,7 +83,7 @@ class Reservations:
 
     async def reserve(self, ask: Ask, allowance: Allowance, *, replica_id: str, replica_pages_max: int) -> Verdict:
         """Take what ``ask`` names at every level, or nothing. ``replica_pages_max`` of -1 only asks whether the caller
-        may. The same request again gives back first what it took before.
+        may. The same request again gives back first what it took before. Raises QuotasForgotten.
         """
         tenant_id, costs = allowance.tenant_id, allowance.costs
         reply = await self._reserve(
@@ -91,6 +96,7 @@ class Reservations:
                 keys.USAGE_STREAM,
                 keys.replica_held(replica_id),
                 keys.replica_held_pages(replica_id),
+                keys.QUOTAS_REBUILT,
                 *(level.quota for level in allowance.levels),
             ),
             (
@@ -113,6 +119,8 @@ class Reservations:
             ),
         )
         verdict, number, *rest = reply
+        if verdict == b"forgotten":
+            raise QuotasForgotten("Redis lost what was used; billing has yet to give it back")
         return Verdict(verdict.decode(), allowance.levels[number - 1].name if number else "", *rest)
 
     async def move(

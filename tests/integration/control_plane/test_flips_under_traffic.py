@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import openai
 import pytest
+from redis import Redis
 
 from core import keys
 from core.contracts import UsageEvent
@@ -57,6 +58,7 @@ def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
     revisions = dict(ready_revision(engine, adapter_id) for _ in range(4))
     redis_url = settings.redis.redis_url
     with contextlib.ExitStack() as up:
+        up.enter_context(Redis.from_url(redis_url)).set(keys.QUOTAS_REBUILT, 1)  # no billing worker runs here
         up.enter_context(running_worker(settings))
         witnesses = [up.enter_context(processes.witness(tmp_path, redis_url, f"rep_{n}")) for n in range(2)]
         for witness in witnesses:

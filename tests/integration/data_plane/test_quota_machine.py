@@ -133,6 +133,7 @@ class QuotaMachine(RuleBasedStateMachine):
         self.connection = connected(self.url)
         self.redis, self.line = self.run(self.connection.__aenter__())
         self.run(self.redis.flushall())
+        self.run(self.redis.set(keys.QUOTAS_REBUILT, 1))
         self.scripts = scripts(self.line)
 
     def run(self, coroutine):

@@ -13,7 +13,7 @@ from core.contracts import KeyLimits, Prices, UsageEvent
 from core.ids import new_id
 from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
 from data_plane.gateway.quota.limits import Verdict
-from data_plane.gateway.quota.reservation import Ask, Checkpoint, Reservations, Settlement
+from data_plane.gateway.quota.reservation import Ask, Checkpoint, QuotasForgotten, Reservations, Settlement
 from data_plane.gateway.quota.script import Script
 from data_plane.gateway.quota.used import Used
 from tests.fixtures.quota_levels import ask, connected, event, granted, scripts, stored
@@ -260,6 +260,17 @@ async def test_of_an_orphan_that_was_alive_the_rest_is_billed_once_as_well(serve
     for level in allowed.levels:
         found = await stored(redis, level.quota)
         assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
+
+
+async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_admitted(server):
+    redis, quota = server
+    await redis.delete(keys.QUOTAS_REBUILT)
+    limited, free = granted(), granted(tokens_per_month=-1)
+    with pytest.raises(QuotasForgotten):
+        await reserve(quota, ask(1), limited)
+    assert not (await reserve(quota, ask(1), free)).blocked_by
+    await redis.set(keys.QUOTAS_REBUILT, 1)
+    assert not (await reserve(quota, ask(1), limited)).blocked_by
 
 
 async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(server):

@@ -1,5 +1,6 @@
 -- All or nothing: take one request, its tokens, KV pages and cost from every level, and its pages from the replica.
--- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, then each level's hash
+-- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, quotas_rebuilt, then each
+--      level's hash
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
 --      sequences, prompt_tokens, max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
 --      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
@@ -7,11 +8,11 @@
 -- Returns {verdict, level, wait_us, limit, remaining, fits, max_tokens, pages, requests_limit, requests_remaining,
 --          requests_reset_us, tokens_limit, tokens_remaining, tokens_reset_us, replica_pages_held}
 -- The verdict is '' or the first limit in the way, of the level with that number; wait_us < 0 means never, and fits is the
--- max_tokens that would fit now. Where max_tokens do not fit but min_tokens do, as many as fit are granted.
+-- max_tokens that would fit now. It is 'forgotten' where a level has a limit on what was ever used, and Redis lost that. Where max_tokens do not fit but min_tokens do, as many as fit are granted.
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 8, 16, 10
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 16, 10
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
 local NANOS_MAX = 9007199254740991 -- what a Lua number counts exactly; more is held by nobody
 local RATES = { 'requests', 'tokens', 'input', 'output' }
@@ -204,6 +205,13 @@ expire_leases({
 expire_replica(replica_held, replica_pages, now_ms)
 for index = FIRST_LEVEL, #KEYS do
   levels[#levels + 1] = read_level(index)
+end
+if redis.call('EXISTS', KEYS[8]) == 0 then
+  for number, level in ipairs(levels) do
+    if level.month_limit >= 0 or level.spend_ceiling >= 0 or level.month_nanos >= 0 then
+      return answer('forgotten', number, -1, 0, 0, 0, 0, 0)
+    end
+  end
 end
 replica_total = tonumber(redis.call('HGET', replica_pages, 'total')) or 0
 
