@@ -39,7 +39,7 @@ def _table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[s
 def _settings() -> str:
     rows: dict[str, tuple[str, ...]] = {}
     for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("settings.py")):
+        for path in sorted((_ROOT / package).rglob("*settings.py")):
             module = importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
             for kind in vars(module).values():
                 if isinstance(kind, type) and issubclass(kind, Fragment) and kind.__module__ == module.__name__:

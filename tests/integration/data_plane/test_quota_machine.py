@@ -64,9 +64,8 @@ class Model:
 
     live: dict[str, Held] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)  # of the live ones, where no script has looked yet
-    swept: list[Held] = field(default_factory=list)  # without a checkpoint, so their settlement may still come
+    swept: list[Held] = field(default_factory=list)  # ended by their leases, so their settlement may still come
     ended: list[tuple[str, str, str]] = field(default_factory=list)
-    estimated: list[Held] = field(default_factory=list)  # ended by their checkpoint, so the rest may still come
     used: dict[str, Counter[str]] = field(default_factory=dict)
     events: int = 0
 
@@ -149,12 +148,11 @@ class QuotaMachine(RuleBasedStateMachine):
         for held in due:
             del self.model.live[held.request_id]
             self.model.overdue.discard(held.request_id)
-            if held.checkpoint is None:
-                self.model.swept.append(held)
-            else:
+            if held.checkpoint is not None:
                 self.model.use(held, held.checkpoint)
                 self.model.events += 1
-                self.model.estimated.append(held)
+            if held.checkpoint is None or held.checkpoint.input_tokens + held.checkpoint.output_tokens > 0:
+                self.model.swept.append(held)
         return len(due)
 
     @rule(
@@ -273,20 +271,10 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.swept)
     @rule(number=st.integers(0, 99))
     def settle_after_the_lease_ran_out(self, number):
-        """Nobody knew of any use, and nothing is held any more: settled as unused, it ends once all the same."""
+        """Nothing is held any more: settled as unused, or as its checkpoint said, it ends once all the same."""
         held = self.model.swept.pop(number % len(self.model.swept))
-        assert self.settle_now(held, Used())
+        assert self.settle_now(held, held.checkpoint or Used())
         self.model.ended.append((held.request_id, held.allowance.tenant_id, held.replica))
-
-    @precondition(lambda self: self.model.estimated)
-    @rule(number=st.integers(0, 99))
-    def settle_as_estimated(self, number):
-        """Its gateway lives after all, and says no more than its checkpoint: nothing is counted or billed again."""
-        held = self.model.estimated.pop(number % len(self.model.estimated))
-        assert not self.settle_now(held, Used())
-        if held.checkpoint.input_tokens + held.checkpoint.output_tokens > 0:
-            assert self.settle_now(held, held.checkpoint)
-            self.model.ended.append((held.request_id, held.allowance.tenant_id, held.replica))
 
     @precondition(lambda self: self.model.live)
     @rule(number=st.integers(0, 99), percent=st.integers(1, 100), grown=st.booleans())
