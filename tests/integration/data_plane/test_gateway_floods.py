@@ -6,6 +6,7 @@ import threading
 import httpx
 import pytest
 
+from tests.conftest import wait_until
 from tests.integration.data_plane.conftest import chat
 
 FLOODERS = 64
@@ -37,8 +38,7 @@ def test_a_flood_of_long_prompts_to_count_leaves_the_next_tenant_served(stack):
     for thread in threads:
         thread.start()
     try:
-        while 200 not in told or 429 not in told:
-            over.wait(0.05)
+        wait_until(lambda: {200, 429} <= set(told), what="more than the gateway counts at a time")
         for _ in range(3):
             assert chat(client, "capital " * 1000, timeout=10).choices
     finally:
