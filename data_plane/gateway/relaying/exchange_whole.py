@@ -121,6 +121,7 @@ def counts_at_end(tail: bytes, *, sequences: int) -> Counts:
 def _too_large(bytes_max: int) -> Unprocessable:
     """The caller's doing and not the replica's: what it asked for has been generated, and is charged."""
     return Unprocessable(
-        f"The answer is larger than {bytes_max} bytes; ask for fewer tokens, choices or logprobs, or stream it.",
+        f"The answer is larger than {bytes_max} bytes; ask for fewer tokens, choices or logprobs, or stream it. "
+        "What was generated is billed.",
         code="answer_too_large",
     )
