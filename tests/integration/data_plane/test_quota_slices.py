@@ -2,11 +2,13 @@
 
 import contextlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 import redis
 
+from core import keys
 from core.contracts import Prices
 from tenora import servers
 from tenora.program import free_port
@@ -93,3 +95,32 @@ def test_slices_never_pass_a_limit_and_are_given_back_to_others(own):
         valkey.send_signal(signal.SIGCONT)
         assert served == 3
         wait_until(lambda: len(tenant.events()) == 5, what="the settlements")
+
+
+def test_a_slice_whose_replica_fails_moves_to_another_and_leaves_nothing_there(own):
+    stack, valkey, _ = own
+    tenant = stack.tenant(when_quota_is_unavailable="slice")
+    client = tenant.sdk()
+    with processes.witness(stack.folder, stack.redis_url, "rep_two") as second, ThreadPoolExecutor(1) as pool:
+        witnesses = {"rep_one": stack.witness, "rep_two": second}
+        chat(client, max_tokens=1)
+        wait_until(lambda: slices_held(tenant), what="slices")
+        for witness in witnesses.values():
+            witness.faults(hang=True)
+        before = {name: len(witness.lines()) for name, witness in witnesses.items()}
+        valkey.send_signal(signal.SIGSTOP)
+        answer = pool.submit(chat, client, max_tokens=1)
+        hanging = wait_until(
+            lambda: {name for name, witness in witnesses.items() if len(witness.lines()) > before[name]},
+            what="the request on a replica",
+        )
+        (other,) = set(witnesses) - hanging
+        witnesses[other].faults()
+        valkey.send_signal(signal.SIGCONT)
+        assert stack.client.ping()
+        witnesses[hanging.pop()].process.kill()
+        assert answer.result(20).usage.completion_tokens == 1
+        assert any("received" in line for line in witnesses[other].lines()[before[other] :])
+        wait_until(lambda: len(tenant.events()) == 2, what="the settlement")
+        for name in witnesses:
+            assert int(stack.client.hget(keys.replica_held_pages(name), "total") or 0) == 0
