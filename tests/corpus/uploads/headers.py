@@ -73,6 +73,7 @@ def texts() -> Iterator[Item]:
         "metadata that is no text": b'{"__metadata__":{"a":1}}',
         "metadata that is a list": b'{"__metadata__":[]}',
         "half a surrogate in the metadata": b'{"__metadata__":{"a":"\\ud800"}}',
+        "half a surrogate in a name": json.dumps({"a\ud800": _TWO}).encode(),
         "an entry with one more field": json.dumps({"a": {**_TWO, "more": 1}}).encode(),
         "an entry without offsets": b'{"a":{"dtype":"F32","shape":[2]}}',
     }.items():
@@ -169,7 +170,6 @@ def tensors() -> Iterator[Item]:
         "a newline": "a\nb",
         "a homoglyph": _HOMOGLYPH,
         "text that runs backwards": "a\u202eb",
-        "half a surrogate": "a\ud800",
         "a dot at the end": "a.",
         "257 characters": "x" * 257,
     }.items():
