@@ -88,7 +88,7 @@ def ended(threads: list[Asked]) -> list[float]:
 def test_a_better_tier_goes_first_and_a_newcomer_does_not_wait_behind_a_backlog(stack):
     flood, quiet, best = stack.tenant(), stack.tenant(), stack.tenant(tier=0)
     flooding, asking, first = flood.sdk(), quiet.sdk(), best.sdk()
-    streams = fill(flooding)
+    streams = fill(flooding, 1, max_tokens=17) + fill(flooding, 1)  # the places become free one by one
     backlog = queued(stack, flood, flooding, 2)
     newcomer = queued(stack, quiet, asking, 1)
     favourite = queued(stack, best, first, 1)
