@@ -179,7 +179,7 @@ class Grammars:
         unavailable = Unavailable("Schemas cannot be compiled now.", code="schemas_unavailable", retry_after_s=2)
         child = self._child
         try:
-            async with asyncio.timeout(self._settings.schema_start_s):
+            async with asyncio.timeout(self._settings.schema_start_s) as limit:
                 if child is None:
                     child = self._child = await _Child.start(self._settings.schema_memory_bytes)
                 if base.tokenizer_sha256 not in child.loaded:
@@ -188,6 +188,8 @@ class Grammars:
                         raise unavailable  # it is not there
                     await child.ask(Load(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
                     child.loaded.add(base.tokenizer_sha256)
+            if limit.expired():
+                raise TimeoutError  # redis-py may swallow a cancellation
         except RedisError as error:
             raise unavailable from error
         except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
