@@ -1,6 +1,7 @@
 """One gateway, one witness and their Redis for each file; every test is a tenant of its own."""
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import redis
 
 from core import keys
 from core.contracts import UsageEvent
+from tenora import servers
+from tenora.program import Program, free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher
@@ -43,6 +46,21 @@ class Stack:
     def events(self) -> list[UsageEvent]:
         entries = self.client.xrange(keys.USAGE_STREAM)
         return [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
+
+
+@contextlib.contextmanager
+def stack_of_its_own(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
+    """A stack whose Valkey can be stopped, with that and what starts it anew."""
+    server = servers.valkey(folder / "valkey", folder, port=free_port(), password="own")
+    with contextlib.ExitStack() as up:
+        valkey = up.enter_context(processes.running(server.program))
+        client = up.enter_context(redis.Redis.from_url(server.url))
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        witness = up.enter_context(processes.witness(folder, server.url))
+        gateway = up.enter_context(processes.gateway(folder, server.url, **settings))
+        opened = up.enter_context(contextlib.ExitStack())
+        yield Stack(client, publisher, witness, gateway, folder, server.url, opened), valkey, server.program
 
 
 @dataclass

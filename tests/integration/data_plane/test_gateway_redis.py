@@ -16,23 +16,15 @@ from tenora.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher
-from tests.integration.data_plane.conftest import BRISK, Stack, chat
+from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
 
 
 @pytest.fixture
 def own(tmp_path):
-    """A stack whose Valkey can be stopped. Defaults for the snapshot's timing: what is promised is promised of them."""
-    server = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="own")
-    with contextlib.ExitStack() as up:
-        valkey = up.enter_context(processes.running(server.program))
-        client = up.enter_context(redis.Redis.from_url(server.url))
-        publisher = Publisher(client, processes.PEPPER)
-        publisher.base_model()
-        witness = up.enter_context(processes.witness(tmp_path, server.url))
-        settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
-        gateway = up.enter_context(processes.gateway(tmp_path, server.url, **settings))
-        opened = up.enter_context(contextlib.ExitStack())
-        yield Stack(client, publisher, witness, gateway, tmp_path, server.url, opened), valkey, server.program
+    """Defaults for the snapshot's timing: what is promised is promised of them."""
+    settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
+    with stack_of_its_own(tmp_path, **settings) as running:
+        yield running
 
 
 def status_of(client: openai.OpenAI) -> int:

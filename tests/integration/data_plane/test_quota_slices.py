@@ -6,16 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-import redis
 
 from core import keys
 from core.contracts import Prices
-from tenora import servers
-from tenora.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.published import Publisher
-from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat
+from tests.integration.data_plane.conftest import BRISK, Tenant, chat, stack_of_its_own
 
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=0)
 # For as long as its last heartbeat and the replicas' hold, a gateway serves without Redis.
@@ -24,17 +20,8 @@ PATIENT = {**BRISK, "reserve_deadline_ms": 250, "beat_lease_s": 60, "replica_sta
 
 @pytest.fixture
 def own(tmp_path):
-    """A stack whose Valkey can be stopped."""
-    server = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="own")
-    with contextlib.ExitStack() as up:
-        valkey = up.enter_context(processes.running(server.program))
-        client = up.enter_context(redis.Redis.from_url(server.url))
-        publisher = Publisher(client, processes.PEPPER)
-        publisher.base_model()
-        witness = up.enter_context(processes.witness(tmp_path, server.url))
-        gateway = up.enter_context(processes.gateway(tmp_path, server.url, **PATIENT))
-        opened = up.enter_context(contextlib.ExitStack())
-        yield Stack(client, publisher, witness, gateway, tmp_path, server.url, opened), valkey, server.program
+    with stack_of_its_own(tmp_path, **PATIENT) as running:
+        yield running
 
 
 def slices_held(tenant: Tenant) -> bool:

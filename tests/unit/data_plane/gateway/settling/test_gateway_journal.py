@@ -136,17 +136,18 @@ async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, capsys):
     assert "the journal cannot be written" in capsys.readouterr().out
 
 
+def half(descriptor: int, raw: bytes) -> int:
+    """``os.write`` of a disk that is full after five bytes."""
+    os.pwrite(descriptor, raw[:5], os.fstat(descriptor).st_size)
+    raise OSError(28, "no space left on device")
+
+
 async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monkeypatch):
     async with journal(tmp_path) as journaling:
         kept, lost, later = settlement(), settlement(), settlement()
         journaling.append(kept)
         await journaling.flush()
         with monkeypatch.context() as failing:
-
-            def half(descriptor: int, raw: bytes) -> int:
-                os.pwrite(descriptor, raw[:5], os.fstat(descriptor).st_size)
-                raise OSError(28, "no space left on device")
-
             failing.setattr(os, "write", half)
             flushed = journaling.append(lost)
             await journaling.flush()
@@ -164,10 +165,6 @@ async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_
         journaling.append(kept)
         await journaling.flush()
         with monkeypatch.context() as failing:
-
-            def half(descriptor: int, raw: bytes) -> int:
-                os.pwrite(descriptor, raw[:5], os.fstat(descriptor).st_size)
-                raise OSError(28, "no space left on device")
 
             def none(*_: object) -> int:
                 raise OSError(24, "too many open files")
