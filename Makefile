@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 export TENORA_FLAVOUR ?= cpu
 BIN := .venv/bin
+ALONE = $(shell grep -rlE --include='test_*.py' 'mark\.(quiet|gpu|clients)' tests)
 
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,8 +14,9 @@ setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOUR=cpu|gpu); quick
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
 	@$(BIN)/tenora demo
 
-test: setup ## every test, a real replica among them: two lanes side by side, then what needs an engine
-	@$(BIN)/python -m tests.lanes
+test: setup ## every test, a real replica among them: three files at a time, then alone what needs a quiet machine
+	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ALONE:%=--ignore=%); together=$$?; \
+	  $(BIN)/python -m pytest $(ALONE) && exit $$together
 
 test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
 	@sh requirements/clients.sh && $(BIN)/python -m pytest -m clients
@@ -22,7 +24,7 @@ test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)
 
-chaos: setup ## break a whole data plane in every way and write docs/RELIABILITY.md (CHAOS_INSTANTS=40 kills of each process)
+chaos: setup ## break a whole data plane in every way and write docs/RELIABILITY.md (25 minutes; CHAOS_INSTANTS=40 kills of each process)
 	@$(BIN)/python -m tests.chaos --instants $(or $(CHAOS_INSTANTS),40) --out docs/RELIABILITY.md
 
 up: setup ## the whole platform on this machine, until Ctrl-C
@@ -31,12 +33,17 @@ up: setup ## the whole platform on this machine, until Ctrl-C
 down: ## stop what `tenora up --detach` started
 	@$(BIN)/tenora down
 
-bench: setup ## what adapters cost, and what a replica does with 1,000 of them (25 minutes on 2 quiet cores)
-	@mkdir -p .tenora/benchmarks
-	@$(BIN)/python -m benchmarks.lora_tax --json .tenora/benchmarks/lora_tax.json; \
-	  tax=$$?; $(BIN)/python -m benchmarks.multilora --out .tenora/benchmarks/multilora; \
-	  many=$$?; $(BIN)/python -m benchmarks.multilora --witness --out .tenora/benchmarks/multilora_witness; \
-	  exit $$(( tax || many || $$? ))
+bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement (75 minutes, 2 quiet cores)
+	@mkdir -p .tenora/benchmarks; missed=0; run() { $(BIN)/python -m "benchmarks.$$@" || missed=1; }; \
+	  run lora_tax --json .tenora/benchmarks/lora_tax.json; \
+	  run multilora --out .tenora/benchmarks/multilora; \
+	  run multilora --witness --out .tenora/benchmarks/multilora_witness; \
+	  run gateway --json .tenora/benchmarks/gateway.json; \
+	  run streams --json .tenora/benchmarks/streams.json; \
+	  run fairness --json .tenora/benchmarks/fairness.json; \
+	  run fairness --gateways 2 --json .tenora/benchmarks/fairness_of_two.json; \
+	  run placement_sim --out .tenora/benchmarks/placement_sim.json; \
+	  exit $$missed
 
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

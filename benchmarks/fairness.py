@@ -1,17 +1,17 @@
-"""What one tenant's flood does to another, and what overload does to all: a real gateway before a witness replica that
-has a fixed number of KV pages and a fixed pace. Its steps do not slow down as a batch grows, so this shows admission
-alone.
+"""What one tenant's flood does to another, and what overload does to all: a real gateway, or several, before a witness
+replica that has a fixed number of KV pages and a fixed pace. Its steps do not slow down as a batch grows, so this shows
+admission alone.
 
-Run: ``python -m benchmarks.fairness``. Prints a table and writes JSON; each goal stands beside its figure.
+Run: ``python -m benchmarks.fairness [--gateways 2 [--apart]]``. Prints a table and writes JSON; each goal stands beside
+its figure, and one that is missed ends it with status 1.
 """
 
 import asyncio
 import contextlib
 import json
-import secrets
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,6 @@ import redis
 
 from benchmarks.fairness_load import Answer, Load, Party, tokens_per_s
 from benchmarks.load import quantile
-from tenora import servers
-from tenora.program import free_port
 from tests.fixtures import processes
 from tests.fixtures.published import AMPLE, Publisher
 
@@ -36,6 +34,7 @@ SECONDS_OF_ONE: Final = FIRST_TOKEN_S + TOKENS * INTERVAL_S
 CAPACITY_PER_S: Final = PAGES / REQUEST_PAGES / SECONDS_OF_ONE
 GOALS: Final = {
     "quiet tenant's TTFT p99 beside a flood of 32 times its rate, to alone": ("<=", 1.25),
+    "its requests that were refused there": ("<=", 0.0),
     "two equal backlogged tenants, tokens of the one to the other": ("<=", 1.10),
     "weights 3 to 1, tokens of the one to three times the other's": ("<=", 1.10),
     "tokens of one tenant alone, to those of eight": (">=", 0.95),
@@ -46,36 +45,46 @@ GOALS: Final = {
 
 @dataclass
 class Stage:
-    """A gateway, its witness and its tenants."""
+    """Gateways, their witness and their tenants. ``apart`` sends all of a tenant's requests to one gateway."""
 
     publisher: Publisher
-    url: str
+    urls: list[str]
+    apart: bool = False
+    parties: int = 0
 
     def party(self, name: str, **traffic: float) -> Party:
         """A tenant with ample limits; ``weight`` and ``tier`` are its plan's."""
         limits = {field: int(traffic.pop(field)) for field in ("weight", "tier") if field in traffic}
         tenant_id = self.publisher.tenant(AMPLE, **limits)
-        return Party(name=name, key=self.publisher.key(tenant_id), **traffic)  # type: ignore[arg-type]  # by field
+        gateway = self.parties if self.apart else None
+        self.parties += 1
+        key = self.publisher.key(tenant_id)
+        return Party(name=name, key=key, gateway=gateway, **traffic)  # type: ignore[arg-type]  # by field
 
     def run(self, *parties: Party, seconds: float) -> list[Answer]:
         """One load, from its start to its last answer."""
-        load = Load(self.url, prompt=PROMPT, max_tokens=MAX_TOKENS)
+        load = Load(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
         return asyncio.run(load.run(parties, seconds=seconds))
 
 
 @contextlib.contextmanager
-def stage(folder: Path, redis_url: str, *, pages: int = PAGES, **settings: object) -> Iterator[Stage]:
-    """One gateway before one witness of so many pages, over an emptied Redis."""
-    with redis.Redis.from_url(redis_url) as client:
+def stage(
+    folder: Path, redis_url: str, *, pages: int = PAGES, gateways: int = 1, apart: bool = False, **settings: object
+) -> Iterator[Stage]:
+    """Gateways before one witness of so many pages, over an emptied Redis."""
+    with redis.Redis.from_url(redis_url) as client, contextlib.ExitStack() as running:
         client.flushall()
         publisher = Publisher(client, processes.PEPPER)
         publisher.base_model()
         options = {"pages": pages, "token_interval_s": INTERVAL_S, "first_token_s": FIRST_TOKEN_S}
-        with (
-            processes.witness(folder, redis_url, **options),
-            processes.gateway(folder, redis_url, admission_wait_s=3, **settings) as gateway,
-        ):
-            yield Stage(publisher, gateway.url)
+        running.enter_context(processes.witness(folder, redis_url, **options))
+        urls = [
+            running.enter_context(
+                processes.gateway(folder, redis_url, f"gateway_{number}", admission_wait_s=3, **settings)
+            ).url
+            for number in range(gateways)
+        ]
+        yield Stage(publisher, urls, apart)
 
 
 def quiet_beside_a_flood(on: Stage, *, seconds: float, quiet_per_s: float = 2.0) -> dict[str, Any]:
@@ -122,7 +131,7 @@ def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple
     rows = {}
     for factor in factors:
         per_s = factor * capacity_per_s / len(parties)
-        answers = on.run(*(Party(name=p.name, key=p.key, per_s=per_s) for p in parties), seconds=seconds)
+        answers = on.run(*(replace(party, per_s=per_s) for party in parties), seconds=seconds)
         # The first seconds, in which all connect at once and nothing is known of the pace, are not steady overload.
         refused = [a.total_s for a in answers if a.status != 200 and a.sent_s >= 2 * SECONDS_OF_ONE]
         rows[factor] = {
@@ -143,8 +152,9 @@ def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple
 def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Each goal beside what was seen."""
     seen = (
-        result["quiet"]["ratio"], result["equal"]["ratio"], result["weighted"]["ratio"], result["idle"]["ratio"],
-        result["overload"]["ratio"], result["overload"]["refused_p99_ms"],
+        result["quiet"]["ratio"], result["quiet"]["quiet_refused"], result["equal"]["ratio"],
+        result["weighted"]["ratio"], result["idle"]["ratio"], result["overload"]["ratio"],
+        result["overload"]["refused_p99_ms"],
     )  # fmt: skip
     return {
         goal: {"seen": round(value, 3), "goal": bound, "met": value <= bound if sign == "<=" else value >= bound}
@@ -152,37 +162,41 @@ def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(folder: Path, redis_url: str, seconds: float) -> dict[str, Any]:
+def measure(folder: Path, redis_url: str, seconds: float, **on_stage: Any) -> dict[str, Any]:
     """Every scenario in turn, the overload on a replica of a quarter of the size, since ten times its load is made
     here.
     """
     many = 2 * PAGES // REQUEST_PAGES
-    with stage(folder, redis_url) as on:
+    with stage(folder, redis_url, **on_stage) as on:
         result = {
             "quiet": quiet_beside_a_flood(on, seconds=seconds),
             "equal": backlogged(on, seconds=seconds, at_once=many // 2),
             "weighted": backlogged(on, seconds=seconds, at_once=many, weight=3),
             "idle": idle_share(on, seconds=seconds, at_once=many),
         }
-    with stage(folder, redis_url, pages=PAGES // 4) as on:
+    with stage(folder, redis_url, pages=PAGES // 4, **on_stage) as on:
         result["overload"] = overload(on, seconds=seconds, capacity_per_s=CAPACITY_PER_S / 4, factors=(0.5, 1, 3, 10))
     return result
 
 
 @click.command()
 @click.option("--seconds", default=20.0, help="Length of each load.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("fairness.json"), help="Where to write the JSON.")
-def main(seconds: float, out: Path) -> None:
+@click.option("--gateways", default=1, help="Gateway processes; connections lead to them at random.")
+@click.option("--apart", is_flag=True, help="All connections of a tenant lead to one of them.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Also write everything here.")
+def main(seconds: float, gateways: int, apart: bool, out: Path | None) -> None:
     """Measure fairness and overload, print the goals, write everything."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        server = servers.valkey(folder / "valkey", folder, port=free_port(), password=secrets.token_hex(8))
-        with processes.running(server.program):
-            result = measure(folder, server.url, seconds)
+        with processes.valkey(folder) as server:
+            result = measure(folder, server.url, seconds, gateways=gateways, apart=apart)
     result["goals"] = judged(result)
-    out.write_text(json.dumps(result, indent=1))
+    if out:
+        out.write_text(json.dumps(result, indent=1))
     for goal, row in result["goals"].items():
         click.echo(f"{'met   ' if row['met'] else 'MISSED'} {row['seen']:>8} ({row['goal']})  {goal}")
+    if not all(row["met"] for row in result["goals"].values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

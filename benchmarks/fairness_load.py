@@ -5,7 +5,7 @@ refusals as well; what they say about fairness is ``fairness``'s.
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -15,12 +15,16 @@ _BUSY_PAUSE_S = 0.5  # of a closed loop whose request was refused
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """One tenant's traffic: ``per_s`` requests at even gaps, or else ``at_once`` always in work."""
+    """One tenant's traffic: ``per_s`` requests at even gaps, or else ``at_once`` always in work. Its connections lead
+    to gateways at random, or all to the one of this number.
+    """
 
     name: str
     key: str
+    gateway: int | None = None
     per_s: float = 0.0
     at_once: int = 0
+    model: str = "tiny-chat"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +46,11 @@ class Answer:
 
 
 class Load:
-    """Parties at one gateway for a while."""
+    """Parties at one gateway or several for a while."""
 
-    def __init__(self, url: str, *, prompt: str, max_tokens: int) -> None:
-        self._url = url + "/v1/completions"
-        self._body = {"model": "tiny-chat", "max_tokens": max_tokens, "stream": True}
+    def __init__(self, urls: Sequence[str], *, prompt: str, max_tokens: int) -> None:
+        self._urls = [url + "/v1/completions" for url in urls]
+        self._body = {"max_tokens": max_tokens, "stream": True}
         self._prompt = prompt
         self.answers: list[Answer] = []
 
@@ -68,21 +72,26 @@ class Load:
         async with asyncio.TaskGroup() as requests:
             for number in range(int(seconds * party.per_s)):
                 await asyncio.sleep(began + number / party.per_s - time.perf_counter())
-                requests.create_task(self._ask(session, party, began))
+                requests.create_task(self._ask(session, party, began, self._url(party)))
 
     async def _closed_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
+        url = self._url(party)  # as a connection that is kept
         while time.perf_counter() - began < seconds:
-            if (await self._ask(session, party, began)).status != 200:
+            if (await self._ask(session, party, began, url)).status != 200:
                 await asyncio.sleep(_BUSY_PAUSE_S)
 
-    async def _ask(self, session: aiohttp.ClientSession, party: Party, began: float) -> Answer:
+    def _url(self, party: Party) -> str:
+        return random.choice(self._urls) if party.gateway is None else self._urls[party.gateway % len(self._urls)]
+
+    async def _ask(self, session: aiohttp.ClientSession, party: Party, began: float, url: str) -> Answer:
         sent, first, tokens = time.perf_counter(), 0.0, 0
         headers = {"Authorization": f"Bearer {party.key}"}
         body = {
             **self._body,
+            "model": party.model,
             "prompt": f"{self._prompt} {random.randrange(1000)}",
         }  # the witness's answers follow from it
-        async with session.post(self._url, json=body, headers=headers) as response:
+        async with session.post(url, json=body, headers=headers) as response:
             if response.status == 200:
                 async for line in response.content:
                     if line.startswith(b"data: {"):

@@ -41,6 +41,7 @@ class Plan:
     seconds: float
     warm_s: float
     seed: int
+    rate: float | None
     home: Path
     peers: bool
     quick: bool
@@ -71,7 +72,7 @@ class Bench:
         self._pace(*_PACE)
         paced = self._measure(number, contender, "paced", at_once=contender.concurrency, longer=longer)
         if contender is not self._upstream and paced.per_s:
-            rate = paced.per_s / 2
+            rate = self._plan.rate or paced.per_s / 2
             self._measure(number, contender, "half", rate=rate, longer=longer)
             self._measure(number, self._upstream, "half_direct", rate=rate, longer=longer, named=contender.name)
 
@@ -198,6 +199,7 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
 @click.option("--seconds", default=3.0, show_default=True, help="Of each load; slow contenders get three times that.")
 @click.option("--warm-s", default=0.7, show_default=True, help="Before each load's window.")
 @click.option("--seed", default=4, show_default=True, help="Of the rounds' orders.")
+@click.option("--rate", type=float, help="Requests a second for the latencies, instead of half of what each gave.")
 @click.option(
     "--home", type=click.Path(path_type=Path), default=Path(".tenora/peers"), help="Where peers are installed."
 )
@@ -213,9 +215,14 @@ def main(quick: bool, json_path: Path | None, **options: Any) -> None:
     if json_path:
         json_path.write_text(json.dumps(result, indent=1))
     click.echo(table(result["rows"]))
+    if options["rate"]:
+        click.echo(f"half load stands for {options['rate']:g} requests a second, whoever was asked")
     for goal in result["goals"]:
         verdict = {True: "met", False: "missed", None: "not measured"}[goal["met"]]
         click.echo(f"{goal['goal']}: {goal['seen']} ({goal['bound']}: {verdict})")
+    for row in result["rows"]:
+        if (gap_ms := row["added_event_gap_p99_ms"]) is not None:
+            click.echo(f"{row['contender']}: added gap p99 but for the one before [DONE] {gap_ms} ms")
     for row in result["by_cpu"]:
         kinds = f"whole {row['whole']}, unpaced {row['burst']}, paced {row['paced']}"
         click.echo(f"answers per CPU second, to {row['to']}: {kinds}")

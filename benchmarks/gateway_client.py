@@ -3,7 +3,9 @@ open loop at a rate. Every answer is checked whole; one that is not as sent coun
 """
 
 import asyncio
+import itertools
 import json
+import random
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -12,6 +14,7 @@ from typing import Any, Final, Literal
 import click
 import uvloop
 
+from benchmarks.alarm import Alarm
 from benchmarks.gateway_channel import Channel, Exchange
 from benchmarks.gateway_exchange import check_stream, check_whole, post, request_body
 from benchmarks.load import quantile
@@ -22,8 +25,8 @@ _ERRORS_SHOWN: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What to send. With ``rate_per_s`` requests come evenly spaced, whether or not earlier ones are done; without, as
-    many as ``concurrency`` are always in work.
+    """What to send. With ``rate_per_s`` requests come as often as that, each at any instant of its share of a second
+    and whether or not earlier ones are done; without, as many as ``concurrency`` are always in work.
     """
 
     port: int
@@ -39,6 +42,7 @@ class Load:
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What came back. ``served`` counts all that were answered, warm-up included; the rest is of the window alone.
+    ``gap_ms`` is of all gaps, ``event_gap_ms`` of all but the one before [DONE], which waits for the settlement.
     ``busy`` is this process's own share of a core while it sent, ``cpu_s`` what that took. Times in milliseconds, as
     [p50, p99].
     """
@@ -51,6 +55,7 @@ class Seen:
     events: dict[int, int]
     first_ms: list[float]
     gap_ms: list[float]
+    event_gap_ms: list[float]
     total_ms: list[float]
     late_ms: list[float]
     busy: float
@@ -97,10 +102,14 @@ class Session:
         return self._seen(busy, cpu_s)
 
     async def _send_at(self, rate_per_s: float, started: float) -> None:
-        sent = 0
-        while (due := started + sent / rate_per_s) < self._end:
-            if (wait_s := due - time.monotonic()) > 0:
-                await asyncio.sleep(wait_s)
+        rung = asyncio.Event()
+        alarm, dice, sent = Alarm(lambda _times: rung.set()), random.Random(rate_per_s), 0
+        # Evenly spaced ones would all come at the same instant of the upstream's ticks.
+        while (due := started + (sent + dice.random()) / rate_per_s) < self._end:
+            if due > time.monotonic():
+                rung.clear()
+                alarm.at(due)
+                await rung.wait()
             await self._ask(due)
             sent += 1
 
@@ -147,7 +156,7 @@ class Session:
     def _seen(self, busy: float, cpu_s: float) -> Seen:
         timed = [each for each in self._exchanges if self._begin <= each.sent < self._end]
         completed = sum(self._begin <= each.ended < self._end for each in self._exchanges)
-        gaps = [late - early for each in timed for early, late in zip(each.events_at, each.events_at[1:], strict=False)]
+        gaps = [[late - early for early, late in itertools.pairwise(each.events_at)] for each in timed]
         return Seen(
             served=self._served,
             completed=completed,
@@ -156,7 +165,8 @@ class Session:
             per_s=completed / self._load.seconds,
             events=dict(self._events),
             first_ms=_quantiles_ms([each.events_at[0] - each.sent for each in timed if each.events_at]),
-            gap_ms=_quantiles_ms(gaps),
+            gap_ms=_quantiles_ms([gap for each in gaps for gap in each]),
+            event_gap_ms=_quantiles_ms([gap for each in gaps for gap in each[:-1]]),
             total_ms=_quantiles_ms([each.ended - each.sent for each in timed]),
             late_ms=_quantiles_ms([each.sent - each.due for each in timed]),
             busy=busy,

@@ -4,7 +4,6 @@ Valkey, the bare relay, and the peers. Who is measured how is ``gateway``'s.
 
 import contextlib
 import os
-import secrets
 import sys
 import threading
 import time
@@ -22,9 +21,8 @@ from core import keys
 from core.contracts import ReplicaStatus
 from data_plane.gateway.surface.body import BodyLimits, parse_call
 from data_plane.gateway.surface.tokenise import PromptCounter
-from tenora import servers
 from tenora.program import Program, accepts_connections, answers, free_port
-from tests.fixtures.processes import ENGINE_KEY, PEPPER, ROOT, SALT_SECRET, gateway, running
+from tests.fixtures.processes import ENGINE_KEY, PEPPER, ROOT, SALT_SECRET, gateway, running, valkey
 from tests.fixtures.published import AMPLE, Publisher
 from tests.fixtures.tiny_tokenizer import tiny_route, tokenizer_json
 
@@ -114,13 +112,12 @@ class Store:
 @contextlib.contextmanager
 def store(folder: Path, upstream_port: int) -> Iterator[Store]:
     """Valkey with its append-only file, one tenant whose limits are never met, and the upstream as its replica."""
-    server = servers.valkey(folder / "valkey", folder, port=free_port(), password=secrets.token_hex(8))
-    with running(server.program) as process, redis.Redis.from_url(server.url) as client:
-        publisher = Publisher(client, PEPPER)
+    with valkey(folder) as server:
+        publisher = Publisher(server.client, PEPPER)
         publisher.base_model()
         key = publisher.key(publisher.tenant(LIMITS))
-        with _beating(client, f"http://127.0.0.1:{upstream_port}"):
-            yield Store(client=client, url=server.url, pid=process.pid, key=key)
+        with _beating(server.client, f"http://127.0.0.1:{upstream_port}"):
+            yield Store(client=server.client, url=server.url, pid=server.process.pid, key=key)
 
 
 @contextlib.contextmanager
@@ -187,7 +184,7 @@ def _module(name: str, module: str, folder: Path, port: int, *arguments: str) ->
 
 @contextlib.contextmanager
 def _beating(client: "redis.Redis", url: str) -> Iterator[None]:
-    """An agent's heartbeats for a replica with room for everything."""
+    """An agent's heartbeats for a replica with room for everything, and billing's word that it has recorded all."""
     stopped = threading.Event()
 
     def beat() -> None:
@@ -199,6 +196,9 @@ def _beating(client: "redis.Redis", url: str) -> Iterator[None]:
             )  # fmt: skip
             client.set(keys.replica(status.id), msgspec.json.encode(status), px=10_000)
             client.zadd(keys.REPLICAS, {status.id: status.heartbeat_ms})
+            for entry, _ in client.xrevrange(keys.USAGE_STREAM, count=1) or ():
+                assert isinstance(entry, bytes)
+                client.set(keys.USAGE_RECORDED, entry)
             if stopped.wait(_BEAT_S):
                 return
 

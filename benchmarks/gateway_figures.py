@@ -80,6 +80,7 @@ def rows(rounds: Rounds) -> list[dict[str, Any]]:
             "paced_streams_per_s": _rounded(rounds.median(name, "paced", _per_s), 1),
             "added_first_ms": [_rounded(rounds.added_ms(name, first(share)), 3) for share in (0, 1)],
             "added_gap_ms": [_rounded(rounds.added_ms(name, gap(share)), 3) for share in (0, 1)],
+            "added_event_gap_p99_ms": _rounded(rounds.added_ms(name, lambda seen: seen.event_gap_ms[1]), 3),
             "cpu_us_per_request": _rounded(rounds.median(name, "whole", _cpu_us), 0),
             "cpu_us_per_stream": _rounded(rounds.median(name, "half", _cpu_us), 0),
             "cpu_us_per_event": _rounded(rounds.median(name, "half", lambda each: each.cpu_us / EVENTS), 1),

@@ -4,6 +4,7 @@ repeated without asking Redis again, and nothing is journalled. Keys, counting, 
 For benchmarks alone: such a gateway enforces no limit and bills nobody.
 """
 
+import math
 from typing import Any
 
 import uvicorn
@@ -23,10 +24,10 @@ class RepeatingLine(RedisLine):
         super().__init__(url, connect_s=connect_s, stalled_s=stalled_s, pending_max=pending_max)
         self._answers: dict[Argument, Any] = {}  # by the script's digest
 
-    async def call(self, *command: Argument) -> Any:  # a reply is whatever the server said
+    async def call(self, *command: Argument, due: float = math.inf) -> Any:  # a reply is whatever the server said
         """The first reply to this script, for ever. Raises redis.RedisError until there is one."""
         if command[0] != "EVALSHA":
-            return await super().call(*command)
+            return await super().call(*command, due=due)
         if command[1] not in self._answers:
             self._answers[command[1]] = await super().call(*command)
         return self._answers[command[1]]

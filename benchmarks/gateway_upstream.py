@@ -1,18 +1,18 @@
 """The upstream of the gateway's benchmarks: one process that speaks an engine's HTTP and costs as little as Python can.
-Its bytes are encoded beforehand, and one timer paces all streams. What it says is in ``gateway_exchange``.
+Its bytes are encoded beforehand, and one alarm paces all streams. What it says is in ``gateway_exchange``.
 
 Paces: ``PUT /pace?first_ms=10&gap_ms=1``; with both 0 a stream leaves in one piece.
 """
 
 import asyncio
 import re
-import time
 from collections import defaultdict
 from typing import Final, cast
 
 import click
 import uvloop
 
+from benchmarks.alarm import Alarm
 from benchmarks.gateway_exchange import DONE, MODEL, PIECES, Script, head, understood
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -32,42 +32,39 @@ class Upstream:
         self.tails = {continuous: script.tails(continuous=continuous) for continuous in (False, True)}
         self.whole = script.whole()
         self.first_ms, self.gap_ms = 0, 0
-        self._loop = asyncio.get_running_loop()
-        self._wheel: dict[int, list[Stream]] = defaultdict(list)  # by the millisecond in which they are due
-        self._next_ms = 0
+        self._wheel: dict[int, list[Stream]] = defaultdict(list)  # by the tick at which they are due
+        self.ticks = 0
+        self._alarm = Alarm(self._tick)
         self._ticking = False
 
-    def schedule(self, stream: "Stream", due_ms: int) -> None:
-        """Have a stream write its next event at a time."""
+    def schedule(self, stream: "Stream", due: int) -> None:
+        """Have a stream write its next event at a tick; ticks are milliseconds, and come while anything is due."""
         if not self._ticking:
-            self._ticking, self._next_ms = True, _now_ms()
-            self._loop.call_later(0.001, self._tick)
-        self._wheel[max(due_ms, self._next_ms)].append(stream)
+            self._ticking = True
+            self._alarm.every(0.001)
+        self._wheel[due].append(stream)
 
-    def _tick(self) -> None:
+    def _tick(self, times: int) -> None:
         """Whatever is due by now. A stream keeps to its own times, also where a tick comes late."""
-        now_ms = _now_ms()
-        while self._next_ms <= now_ms:
-            due = self._wheel.pop(self._next_ms, ())
-            self._next_ms += 1
-            for stream in due:
+        for _ in range(times):
+            self.ticks += 1
+            for stream in self._wheel.pop(self.ticks, ()):
                 stream.write_next()
-        if self._wheel:
-            self._loop.call_later(0.001, self._tick)
-        else:
+        if not self._wheel:
             self._ticking = False
+            self._alarm.every(0)
 
 
 class Stream:
     """One paced answer."""
 
-    __slots__ = ("_due_ms", "_head", "_index", "_line", "_tails", "_upstream")
+    __slots__ = ("_due", "_head", "_index", "_line", "_tails", "_upstream")
 
     def __init__(self, upstream: Upstream, line: "Line", head: bytes, tails: list[bytes]) -> None:
         self._upstream, self._line, self._head, self._tails = upstream, line, head, tails
         self._index = 0
-        self._due_ms = _now_ms() + upstream.first_ms
-        upstream.schedule(self, self._due_ms)
+        self._due = upstream.ticks + 1 + upstream.first_ms
+        upstream.schedule(self, self._due)
 
     def write_next(self) -> None:
         """Write one event, and come again for the next. [DONE] follows the usage by itself, a gap later."""
@@ -78,8 +75,8 @@ class Stream:
             return
         self._line.write(_chunk(self._head + self._tails[self._index]))
         self._index += 1
-        self._due_ms += self._upstream.gap_ms
-        self._upstream.schedule(self, self._due_ms)
+        self._due += max(1, self._upstream.gap_ms)
+        self._upstream.schedule(self, self._due)
 
 
 class Line(asyncio.Protocol):
@@ -147,10 +144,6 @@ class Line(asyncio.Protocol):
             Stream(upstream, self, start, tails)
         else:
             self.write(_STREAM_HEAD + b"".join([_chunk(start + tail) for tail in tails]) + _LAST_CHUNKS)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def _chunk(data: bytes) -> bytes:

@@ -3,7 +3,7 @@ beside it. Costs of loading and of steps are modelled; what placement sees of a 
 gateway.
 
 Run: ``python -m benchmarks.placement_sim``; ``--trace FILE`` replays a recorded one, JSON lines of ``{"at_s",
-"adapter", "prompt_tokens", "output_tokens"}``.
+"adapter", "prompt_tokens", "output_tokens"}``. A goal that is missed ends it with status 1.
 """
 
 import json
@@ -25,6 +25,11 @@ COSTS: Final = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
 )  # fmt: skip
 PASSED_OVER_S: Final = 2.0
+GOALS: Final = {
+    "TTFT p50, to the best of the simpler rules": 1.10,
+    "TTFT p99, to the best of the simpler rules": 1.05,
+    "requests of the busiest replica, to the mean": 2.0,
+}
 Rule = Callable[[Fleet, Request], SimReplica | None]
 
 
@@ -99,6 +104,20 @@ def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -
     }
 
 
+def judged(rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each goal, a ratio that is not to be exceeded, beside what was seen."""
+    ours, others = rules["tenora"], [row for name, row in rules.items() if name != "tenora"]
+    p50, p99 = (
+        ours["first_token_s"][quantile] / min(row["first_token_s"][quantile] for row in others)
+        for quantile in ("p50", "p99")
+    )
+    seen = (p50, p99, ours["busiest_to_mean"])
+    return {
+        goal: {"seen": round(value, 3), "goal": bound, "met": value <= bound}
+        for (goal, bound), value in zip(GOALS.items(), seen, strict=True)
+    }
+
+
 def recorded(path: Path) -> list[Arrival]:
     """A trace that was written down."""
     return [msgspec.json.decode(line, type=Arrival) for line in path.read_bytes().splitlines() if line]
@@ -135,7 +154,13 @@ def main(replicas: int, slots: int, trace: Path | None, out: Path, **shape: Any)
             f"{name:16}{row['hit_rate']['slot']:>10.3f}{row['hit_rate']['store']:>8.3f}{first['p50']:>9.3f}s"
             f"{first['p99']:>8.3f}s{row['swaps']:>8}{row['stall_share']:>8.3f}{row['busiest_to_mean']:>8.2f}"
         )
-    out.write_text(json.dumps({"replicas": replicas, "slots": slots, "shape": shape, "rules": results}, indent=1))
+    goals = judged(results)
+    written = {"replicas": replicas, "slots": slots, "shape": shape, "rules": results, "goals": goals}
+    out.write_text(json.dumps(written, indent=1))
+    for goal, row in goals.items():
+        click.echo(f"{'met   ' if row['met'] else 'MISSED'} {row['seen']:>8} ({row['goal']})  {goal}")
+    if not all(row["met"] for row in goals.values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

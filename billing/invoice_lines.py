@@ -15,7 +15,7 @@ from core.money import round_to_cents
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the records of one model at one price version. ``input_tokens`` excludes the cached ones here.
 
-    The ``…_requests`` count the records in which the quantity is not zero.
+    The ``…_requests`` count the requests of which the quantity is not zero.
     """
 
     base_model: str

@@ -141,11 +141,12 @@ def _totals(session: Session, invoice_id: str) -> list[UsageTotal]:
         "output_requests": col(UsageRecord.output_tokens),
         "kv_requests": col(UsageRecord.kv_page_ms),
     }
+    request = sa.func.split_part(col(UsageRecord.request_id), ":", 1)  # that of a rest, without its mark
     statement = (
         sa.select(
             *keys,
             *(sa.cast(sa.func.sum(column), sa.BigInteger).label(name) for name, column in sums.items()),
-            *(sa.func.count().filter(column > 0).label(name) for name, column in counts.items()),
+            *(sa.func.count(sa.distinct(request)).filter(column > 0).label(name) for name, column in counts.items()),
         )
         .where(col(UsageRecord.invoice_id) == invoice_id)
         .group_by(*keys)

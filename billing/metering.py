@@ -35,6 +35,12 @@ class Meter:
         self._engine = engine
         self._stream = stream
         self._settings = settings
+        self._active: set[str] = set()
+
+    def take_active(self) -> set[str]:
+        """Tenants of whom usage has come since this was last asked."""
+        taken, self._active = self._active, set()
+        return taken
 
     def process(self, entries: Sequence[Entry]) -> None:
         """Record and acknowledge what can be recorded; leave or set aside the rest. Raises one of ``OUTAGES``."""
@@ -53,6 +59,7 @@ class Meter:
         self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
         metrics.RECORDS.inc(len(recording.recorded))
         metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
+        self._active.update(arrival.event.tenant_id for arrival in arrivals)
         metrics.DUPLICATES.inc(len(recording.duplicates))
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)

@@ -10,7 +10,13 @@ DEAD_LETTERS = Counter("tenora_billing_dead_letters_total", "Events given up on 
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
 QUOTAS_REBUILT = Counter(
-    "tenora_billing_quotas_rebuilt_total", "Counts corrected after Redis was found empty. Alert on any."
+    "tenora_billing_quotas_rebuilt_total", "Counts corrected after Redis was found empty or started anew. Alert on any."
+)
+QUOTA_DRIFTS = Counter(
+    "tenora_billing_quota_drifts_total", "Tenants whose quota differed from the ledger, and was mended. Alert on any."
+)
+QUOTA_DRIFT_TOKENS = Gauge(
+    "tenora_billing_quota_drift_tokens", "Tokens by which quotas differed from the ledger at the last look."
 )
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the stream that nobody has read.")

@@ -90,7 +90,9 @@ class Entry(SQLModel, table=True):
 
 
 class UsageRecord(SQLModel, table=True):
-    """What one request used and what it costs. Only ``invoice_id`` changes, once, from NULL to the invoice."""
+    """What one request used and what it costs; of one that was estimated, the rest is a record beside it, whose id ends
+    in ``:rest``. Only ``invoice_id`` changes, once, from NULL to the invoice.
+    """
 
     __tablename__ = "usage_records"
     __table_args__ = (
@@ -187,10 +189,11 @@ class InvoiceLine(SQLModel, table=True):
             "kind = 'kv_page_seconds' OR amount_nanos = quantity::numeric * unit_price_nanos",
             name="amount_is_quantity_times_price",
         ),
-        # Each record truncates its own share below one nanodollar, so the sum lies less than one a record below.
+        # Each record truncates its own share below one nanodollar, so the sum lies less than one a record below. A
+        # request has two at most: its estimate, and the rest.
         sa.CheckConstraint(
             "kind <> 'kv_page_seconds' OR amount_nanos::numeric * 1000 BETWEEN"
-            " quantity::numeric * unit_price_nanos - 999 * request_count::numeric"
+            " quantity::numeric * unit_price_nanos - 1998 * request_count::numeric"
             " AND quantity::numeric * unit_price_nanos",
             name="kv_amount_is_truncated_product",
         ),

@@ -16,7 +16,8 @@ from billing.models import PlanAssignment, PriceVersion
 from billing.periods import EPOCH, aware
 from billing.settings import PRICE_NANOS_MAX
 from billing.views import PriceView
-from core.contracts import Prices
+from core import clock
+from core.contracts import Prices, UsageEvent
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 
@@ -30,6 +31,17 @@ class PriceBook:
         """Both sequences in the order of ``effective_from``."""
         self._assignments = assignments
         self._versions = versions
+        self._by_id = {version.id: version for held in versions.values() for version in held}
+
+    def of(self, event: UsageEvent) -> PriceView | None:
+        """The version that the event names, where that is of a plan the tenant has or had: by it the request was
+        admitted, and its cost held. Else the one in force when it settled.
+        """
+        named = self._by_id.get(event.price_version_id or "")
+        plans = {each.plan_id for each in self._assignments.get(event.tenant_id, ())}
+        if named is not None and named.plan_id in plans:
+            return named
+        return self.in_force(event.tenant_id, clock.from_ms(event.settled_at_ms))
 
     def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
         """Of the plan the tenant had ``at`` that instant, the version in force then. None when there is neither."""

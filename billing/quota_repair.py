@@ -1,5 +1,5 @@
-"""When quotas are rebuilt without being asked: some seconds after Redis was found empty, or without the mark that
-a rebuild leaves there. How, ``rebuild_quotas`` knows.
+"""When quotas are rebuilt without being asked: some seconds after Redis was found empty, started anew, or without the
+mark that a rebuild leaves there. How, ``rebuild_quotas`` knows.
 
 Until then months begin with what gateways have counted since; of what was charged before them nothing is forgotten.
 """
@@ -31,6 +31,11 @@ class QuotaRepair:
         self._due = time.monotonic()
         self._pause_s = delay_s
 
+    @property
+    def wanted(self) -> bool:
+        """Whether quotas are known to be wrong, and wait to be rebuilt."""
+        return self._wanted
+
     def redis_was_empty(self) -> None:
         """Rebuild once gateways have settled again what they still knew of, so that it is not counted twice."""
         self._wanted, self._pause_s = True, self._delay_s
@@ -51,4 +56,4 @@ class QuotaRepair:
             return
         self._wanted = False
         metrics.QUOTAS_REBUILT.inc(rebuilt.corrected)
-        _log.info("quotas rebuilt for a Redis that was empty", tenants=rebuilt.tenants, corrected=rebuilt.corrected)
+        _log.info("quotas rebuilt for a Redis that began anew", tenants=rebuilt.tenants, corrected=rebuilt.corrected)

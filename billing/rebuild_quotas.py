@@ -5,7 +5,7 @@ one instant is added. Fails closed: while too much usage waits unread, or nothin
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final, NamedTuple, cast
@@ -13,10 +13,9 @@ from typing import Final, NamedTuple, cast
 import msgspec
 import redis as redis_client
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Session, col, select
 
-from billing import prices
+from billing import prices, recording
 from billing.events import decode
 from billing.models import UsageRecord
 from billing.periods import month as month_period
@@ -30,6 +29,7 @@ from core.rating import rate
 TENANTS_AT_ONCE_MAX: Final = 200
 UNREAD_EVENTS_MAX: Final = 100_000
 _COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
+_ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest, each rounded alone
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
 _KEY: Final = msgspec.json.Decoder(KeyGrant)
 
@@ -62,6 +62,13 @@ class Rebuilt(NamedTuple):
     corrected: int
 
 
+class Drift(NamedTuple):
+    """How much more a quota's month has than the ledger's; below zero where it has less."""
+
+    tokens: int
+    nanos: int
+
+
 class _Seen(NamedTuple):
     """Redis at one instant: the month by its clock, what it has by level, and the events that wait for billing."""
 
@@ -72,6 +79,7 @@ class _Seen(NamedTuple):
 
 def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None = None) -> Rebuilt:
     """Rebuild one tenant, or all that are published. Raises NotFound and Unavailable; what is done by then stays."""
+    run_id = _run_id(redis)
     tenants = _tenants(redis, tenant_id)
     limited: dict[str, list[str]] = defaultdict(list)
     for value in cast("list[bytes]", redis.hvals(keys.snapshot("keys"))):
@@ -80,21 +88,48 @@ def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None 
             limited[grant.tenant_id].append(grant.key_id)
     corrected = sum(_rebuild(engine, redis, part, limited) for part in _parts(tenants))
     if tenant_id is None:
-        redis.set(keys.QUOTAS_REBUILT, 1)
+        redis.set(keys.QUOTAS_REBUILT, run_id)
     return Rebuilt(len(tenants), sum(map(len, limited.values())), corrected)
 
 
 def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
-    """Whether Redis lacks what was used, and nobody has given it back since. Where nothing was ever recorded there is
-    nothing to give, and that is noted too.
+    """Whether Redis may lack what was used: nobody has given it back since this server started, perhaps from an old
+    copy, or since it was emptied. Where nothing was ever recorded there is nothing to give, and that is noted too.
     """
-    if redis.exists(keys.QUOTAS_REBUILT):
+    run_id = _run_id(redis)
+    if redis.get(keys.QUOTAS_REBUILT) == run_id:
         return False
     with unit_of_work(engine) as session:
         recorded = session.exec(select(UsageRecord.request_id).limit(1)).first() is not None
     if not recorded:
-        redis.set(keys.QUOTAS_REBUILT, 1)
+        redis.set(keys.QUOTAS_REBUILT, run_id)
     return recorded
+
+
+def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> dict[str, Drift]:
+    """By how much Redis's month lies beside the ledger's, for those of these tenants of whom it does. Nothing waits
+    for this look, so it may be wrong where another worker records meanwhile, and at the turn of a month.
+    """
+    ids = list(tenant_ids)
+    grants = cast("list[bytes | None]", redis.hmget(keys.snapshot("tenants"), ids)) if ids else []
+    tenants = {each: _TENANT.decode(value) for each, value in zip(ids, grants, strict=True) if value is not None}
+    quotas = {keys.tenant_quota(tenant_id): tenant_id for tenant_id in tenants}
+    seen = _look(redis, list(quotas), tenants)
+    with unit_of_work(engine) as session:
+        truth = _recorded(session, tenants, seen.month, only_month=True)
+        _add_unrecorded(session, truth, tenants, seen)
+    found = {}
+    for quota, tenant_id in quotas.items():
+        has, should_have = seen.counts[quota], truth[tenant_id, ""]
+        one = Drift(*(has[name] - should_have[name] for name in ("month_used", "month_spent_nanos")))
+        if one.tokens != 0 or abs(one.nanos) >= _ROUNDING_NANOS_MAX:
+            found[tenant_id] = one
+    return found
+
+
+def _run_id(redis: redis_client.Redis) -> bytes:
+    """Which run of the server this is: another one may have begun from an older copy."""
+    return str(redis.info("server")["run_id"]).encode()
 
 
 def _tenants(redis: redis_client.Redis, tenant_id: str | None) -> dict[str, TenantGrant]:
@@ -127,16 +162,17 @@ def _rebuild(
     with unit_of_work(engine) as session:
         # Until this transaction ends, billing records nothing: what it has and what waits for it is then the whole. It
         # is the one place that asks Redis within a transaction; billing, not a gateway, waits for the answer.
-        session.connection().execute(sa.text("LOCK TABLE usage_records IN SHARE MODE"))
+        # Until it ends no other rebuild looks either: two that saw the same difference would both add it.
+        session.connection().execute(sa.text("LOCK TABLE usage_records IN SHARE ROW EXCLUSIVE MODE"))
         seen = _look(redis, list(levels), tenants)
         truth = _recorded(session, tenants, seen.month)
         _add_unrecorded(session, truth, tenants, seen)
-    corrected = 0
-    for quota, owner in levels.items():
-        missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
-        if any(missing.values()):
-            redis.eval(_ADD, 1, quota, seen.month, *missing.values())
-            corrected += 1
+        corrected = 0
+        for quota, owner in levels.items():
+            missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
+            if any(missing.values()):
+                redis.eval(_ADD, 1, quota, seen.month, *missing.values())
+                corrected += 1
     return corrected
 
 
@@ -167,9 +203,11 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
 
 
 def _recorded(
-    session: Session, tenants: Mapping[str, TenantGrant], month: str
+    session: Session, tenants: Mapping[str, TenantGrant], month: str, *, only_month: bool = False
 ) -> defaultdict[tuple[str, str], Counter[str]]:
-    """What usage records say, by (tenant, key), and by (tenant, "") for the whole of it."""
+    """What usage records say, by (tenant, key), and by (tenant, "") for the whole of it. With ``only_month`` nothing
+    is said of what was ever spent.
+    """
     period = month_period(month)
     within = (col(UsageRecord.settled_at) >= period.start) & (col(UsageRecord.settled_at) < period.end)
     statement = (
@@ -182,7 +220,7 @@ def _recorded(
             sa.func.coalesce(sa.func.sum(col(UsageRecord.amount_nanos)).filter(within), 0),
             sa.func.sum(col(UsageRecord.amount_nanos)),
         )
-        .where(col(UsageRecord.tenant_id).in_(tenants))
+        .where(col(UsageRecord.tenant_id).in_(tenants), within if only_month else sa.true())
         .group_by(col(UsageRecord.tenant_id), col(UsageRecord.key_id))
     )
     truth: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -198,22 +236,18 @@ def _add_unrecorded(
     tenants: Mapping[str, TenantGrant],
     seen: _Seen,
 ) -> None:
-    """Add the events that billing has yet to record, each once, at the price it will be recorded with."""
-    events = {event.request_id: event for event in seen.events}
-    ids = sa.any_(sa.cast(list(events), ARRAY(sa.Text)))  # one parameter, however many there are
-    known = set(session.exec(select(UsageRecord.request_id).where(col(UsageRecord.request_id) == ids)).all())
-    book = prices.load(session, {event.tenant_id for event in events.values()})
+    """Add what billing has yet to record, each request once, at the price it will be recorded with."""
+    book = prices.load(session, {event.tenant_id for event in seen.events})
     period = month_period(seen.month)
-    for event in events.values():
-        if event.request_id not in known:
-            now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
-            nanos = _cost(event, book)
-            counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
-            _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
+    for event in recording.unrecorded(session, seen.events):
+        now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
+        nanos = _cost(event, book)
+        counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
+        _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
 
 
 def _cost(event: UsageEvent, book: PriceBook) -> int:
-    price = book.in_force(event.tenant_id, clock.from_ms(event.settled_at_ms))
+    price = book.of(event)
     return 0 if price is None else rate(event, price.prices).amount_nanos
 
 

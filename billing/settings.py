@@ -48,6 +48,15 @@ class BillingSettings(Fragment):
         le=3600,
         description="After Redis lost its data, quotas are rebuilt this much later: once gateways have settled again.",
     )
+    billing_quota_drift_s: int = Field(
+        default=30,
+        ge=1,
+        le=3600,
+        description="How often quotas of tenants that used something are compared with the ledger, and mended.",
+    )
+    billing_quota_drift_tenants_max: int = Field(
+        default=50, ge=1, le=1_000, description="Tenants compared at a time; each month of theirs is added up."
+    )
     billing_clock_skew_s_max: int = Field(
         default=300, ge=1, le=86_400, description="How far ahead of Postgres a gateway's clock may be."
     )

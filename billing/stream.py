@@ -14,6 +14,7 @@ import redis as redis_client
 from core import keys
 
 FIELD: Final = b"event"
+_GROUP: Final = keys.USAGE_GROUP.encode()
 
 # Both steps or neither, and once only, also when two workers give up on the same entry.
 _SET_ASIDE: Final = """
@@ -45,8 +46,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """Events not yet read, read but not yet acknowledged, and set aside."""
+    """Events not yet read, read but not yet acknowledged, and set aside; ``length`` counts also what is in the ledger
+    and still lies in the stream.
+    """
 
+    length: int
     unread: int
     pending: int
     dead_letters: int
@@ -128,16 +132,22 @@ class UsageStream:
 
     def trim(self) -> int:
         """Drop the acknowledged entries from the front of the stream; how many. Does nothing while another group reads.
+        Gateways are told up to where entries are in the ledger: they keep what is not.
 
         The last delivered id is read before the pending ones: entries delivered in between lie behind it and stay.
         """
         groups = read_groups(self._redis)
+        delivered = next((group["last-delivered-id"] for group in groups if group["name"] == _GROUP), None)
+        if delivered is None:
+            return 0
+        pending = self._redis.xpending(keys.USAGE_STREAM, keys.USAGE_GROUP)
+        oldest_needed, recorded_below = delivered, _after(delivered)
+        if pending["pending"]:
+            oldest_needed = min(delivered, pending["min"], key=_order)
+            recorded_below = min(recorded_below, pending["min"], key=_order)
+        self._redis.set(keys.USAGE_RECORDED, recorded_below)
         if len(groups) != 1:
             return 0
-        oldest_needed = groups[0]["last-delivered-id"]
-        pending = self._redis.xpending(keys.USAGE_STREAM, keys.USAGE_GROUP)
-        if pending["pending"]:
-            oldest_needed = min(oldest_needed, pending["min"], key=_order)
         return self._redis.xtrim(keys.USAGE_STREAM, minid=oldest_needed, approximate=False)
 
 
@@ -155,8 +165,9 @@ def read_backlog(redis: redis_client.Redis) -> Backlog:
         name = group["name"]
         if (name.decode() if isinstance(name, bytes) else name) == keys.USAGE_GROUP:
             unread = group["lag"] if group["lag"] is not None else _count_after(redis, group["last-delivered-id"])
-            return Backlog(unread=unread, pending=group["pending"], dead_letters=dead_letters)
-    return Backlog(unread=length, pending=0, dead_letters=dead_letters)  # no group yet: nothing was read
+            return Backlog(length=length, unread=unread, pending=group["pending"], dead_letters=dead_letters)
+    # no group yet: nothing was read
+    return Backlog(length=length, unread=length, pending=0, dead_letters=dead_letters)
 
 
 def _count_after(redis: redis_client.Redis, last_id: bytes | str) -> int:
@@ -177,3 +188,8 @@ def _entry(entry_id: bytes, fields: Mapping[bytes, bytes] | None) -> Entry:
 def _order(entry_id: bytes) -> tuple[int, int]:
     milliseconds, _, sequence = entry_id.partition(b"-")
     return int(milliseconds), int(sequence)
+
+
+def _after(entry_id: bytes) -> bytes:
+    milliseconds, sequence = _order(entry_id)
+    return b"%d-%d" % (milliseconds, sequence + 1)

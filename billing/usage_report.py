@@ -13,7 +13,7 @@ from billing.models import UsageRecord
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
 from billing.views import Bucket, GroupBy, Service, UsageBucket
-from core.contracts import Outcome, Tier
+from core.contracts import REST, Outcome, Tier
 from core.errors import InvalidRequest
 
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
@@ -51,7 +51,7 @@ def usage(
     statement = (
         sa.select(
             *keys,
-            sa.func.count().label("requests"),
+            sa.func.count().filter(_is_request()).label("requests"),
             sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
             _total(UsageRecord.input_tokens).label("input_tokens"),
             _total(UsageRecord.cached_tokens).label("cached_tokens"),
@@ -126,7 +126,10 @@ def _service_columns() -> list[sa.Label[Any]]:  # columns of several types
         ("outcomes", UsageRecord.outcome, _OUTCOMES),
         ("tiers", UsageRecord.adapter_tier, _TIERS),
     ):
-        columns += [sa.func.count().filter(col(column) == value).label(f"service.{field}.{value}") for value in values]
+        columns += [
+            sa.func.count().filter(col(column) == value, _is_request()).label(f"service.{field}.{value}")
+            for value in values
+        ]
     return columns
 
 
@@ -144,6 +147,11 @@ def _bucket(row: dict[str, Any]) -> UsageBucket:  # columns of several types
             **{name: value for name, value in said.items() if name.rpartition("_")[2] in _PERCENTILES},
         ),
     )
+
+
+def _is_request() -> sa.ColumnElement[bool]:
+    """Whether a record is its request's first: not the rest of one that was estimated."""
+    return ~col(UsageRecord.request_id).endswith(REST)
 
 
 def _total(column: int) -> sa.ColumnElement[int]:

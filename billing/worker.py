@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.metering import OUTAGES, Meter
+from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.settings import BillingSettings
 from billing.stream import Entry, UsageStream, read_backlog
@@ -53,6 +54,7 @@ class BillingWorker:
         stream: UsageStream,
         meter: Meter,
         quotas: QuotaRepair,
+        drift: QuotaDrift,
         settings: BillingSettings,
         stop: StopRequest,
     ) -> None:
@@ -60,6 +62,7 @@ class BillingWorker:
         self._stream = stream
         self._meter = meter
         self._quotas = quotas
+        self._drift = drift
         self._settings = settings
         self._stop = stop
         self._reclaim_from = _START
@@ -107,6 +110,9 @@ class BillingWorker:
             metrics.PENDING.set(backlog.pending)
             metrics.DEAD_LETTERS_HELD.set(backlog.dead_letters)
             self._quotas.step()
+            self._drift.note(self._meter.take_active())
+            if not self._quotas.wanted:
+                self._drift.step(backlog)
 
     def _ensure_group(self) -> None:
         if self._stream.ensure_group():
@@ -154,5 +160,11 @@ def run() -> None:
     with connect_redis(RedisSettings(), settings) as redis:
         stream = UsageStream(redis, settings.billing_consumer)
         quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s)
-        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, settings, stop).run()
+        drift = QuotaDrift(
+            engine,
+            redis,
+            every_s=settings.billing_quota_drift_s,
+            tenants_max=settings.billing_quota_drift_tenants_max,
+        )
+        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run()
     engine.dispose()

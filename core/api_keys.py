@@ -5,7 +5,6 @@ typo or a truncated paste is refused by arithmetic alone, and secret scanners ca
 """
 
 import binascii
-import hashlib
 import hmac
 import re
 import secrets
@@ -47,7 +46,7 @@ def is_well_formed(key: str) -> bool:
 
 def hash_key(key: str, pepper: bytes) -> str:
     """HMAC-SHA256 in hex: what is stored, published to gateways and looked up."""
-    return hmac.new(pepper, key.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(pepper, key.encode(), "sha256").hex()
 
 
 def redact(key: str) -> str:

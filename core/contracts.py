@@ -66,13 +66,15 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway knows of a tenant; published under its id. ``charged_nanos`` was charged before the present month,
-    and ``spend_ceiling_nanos`` is what may have been charged in all by its end; None is no ceiling.
+    and ``spend_ceiling_nanos`` is what may have been charged in all by its end; None is no ceiling. ``prices`` are
+    those of ``price_version_id`` in billing's price book.
     """
 
     tenant_id: str
     status: Literal["active", "suspended"]
     limits: Limits
     prices: Prices | None = None
+    price_version_id: str | None = None
     spend_ceiling_nanos: int | None = None
     charged_nanos: int = 0
 
@@ -261,13 +263,18 @@ second's where an engine is faster than that.
 """
 
 
+REST: Final = ":rest"
+"""Ends the id of what a request used beyond the estimate that was billed of it: no request of its own."""
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What one request used, by the engine's own counts. The same request id twice is one charge.
 
     ``adapter_tier`` is where its adapter lay when it came (None for a base model), ``adapter_load_ms`` how long the
     request waited for it, ``stall_ms`` for how long its loading held up the step that every running request shares.
-    An ``estimated`` event is the last checkpoint of a request whose gateway died: no more than it used, and never a
-    contradiction of an exact one.
+    An ``estimated`` event is the last checkpoint of a request whose gateway died: no more than it used, all its prompt
+    cached unless the engine had said otherwise, and never a contradiction of an exact one. ``price_version_id`` is by
+    which prices it was admitted, and so is charged.
     """
 
     request_id: str
@@ -290,3 +297,4 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     adapter_load_ms: int = 0
     stall_ms: int = 0
     estimated: bool = False
+    price_version_id: str | None = None

@@ -4,8 +4,8 @@ The body is a ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford
 in lower case so that the id is also a valid file name, S3 key and DNS label.
 """
 
+import os
 import re
-import secrets
 import time
 from typing import Final, Literal
 
@@ -14,14 +14,15 @@ Kind = Literal[
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _BODY: Final = r"[0-9a-hjkmnp-tv-z]{26}"
 _ANY_ID: Final = re.compile(rf"(?P<kind>[a-z]+)_{_BODY}")
 
 
 def new_id(kind: Kind) -> str:
     """A fresh id such as ``tn_01jd3kq5...``: 26 characters after the prefix."""
-    number = (time.time_ns() // 1_000_000 << 80) | secrets.randbits(80)
-    return f"{kind}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+    number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10))
+    return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
 
 
 def is_id(text: str, kind: Kind) -> bool:

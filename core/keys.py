@@ -18,7 +18,9 @@ ENGINE_COUNTERS: Final = "tenora:engine_counters"  # hash: "<replica id>/<boot i
 USAGE_STREAM: Final = "tenora:usage"  # stream of UsageEvent in field "event"
 USAGE_GROUP: Final = "billing"
 USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
-QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # set by billing once Redis has all that was used; gone if Redis lost it
+# Set by billing: all of the stream before this entry is in the ledger, or among the dead letters.
+USAGE_RECORDED: Final = "tenora:usage:recorded"
+QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # run id of the server to which billing gave all that was used
 
 # Between gateways.
 LEASED_TENANTS: Final = "tenora:leased"  # sorted set: tenant id by the Unix millisecond of its next expiry, or before
@@ -112,6 +114,11 @@ def replica_residency(replica_id: str) -> str:
 def gateway(gateway_id: str) -> str:
     """GatewayStatus, expiring when the gateway stops."""
     return f"tenora:gateway:{gateway_id}"
+
+
+def gateway_backlog(gateway_id: str, base_model: str) -> str:
+    """Backlog of a gateway on the replicas of a base model, for the other gateways; it expires soon."""
+    return f"tenora:gateway:{gateway_id}:backlog:{base_model}"
 
 
 def gateway_mark(gateway_id: str) -> str:

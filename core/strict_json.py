@@ -40,13 +40,7 @@ def parse(text: bytes, *, depth_max: int) -> object:
     if text.count(b"{") + text.count(b"[") > depth_max:
         _bound_depth(text, depth_max)
     try:
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_constant=_NotANumber,
-            parse_float=_float,
-            parse_int=_integer if b"-0" in text else None,
-        )
+        value = (_MINUS_ZERO_DECODER if b"-0" in text else _DECODER).decode(text.decode("utf-8"))
         _refuse_wrong_number(value, None)
         if _SURROGATE.search(text):
             _refuse_surrogates(value, None)
@@ -90,6 +84,12 @@ def _float(digits: str) -> float | _NotANumber:
 def _integer(digits: str) -> int | float:
     """Minus zero is no integer, to other readers of JSON as well."""
     return -0.0 if digits == "-0" else int(digits)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_NotANumber, parse_float=_float)
+_MINUS_ZERO_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_NotANumber, parse_float=_float, parse_int=_integer
+)
 
 
 def _refuse_wrong_number(value: object, key: str | None) -> None:

@@ -100,8 +100,9 @@ def upload(
     url = control_url or f"http://127.0.0.1:{StackSettings().control_port}"
     try:
         ready = run_upload(
-            folder, adapter=adapter, base_model=base_model, url=url, key=key, timeout_s=timeout_s, console=console
-        )
+            folder, adapter=adapter, base_model=base_model, url=url, key=key, timeout_s=timeout_s,
+            console=Console(stderr=True),  # as wide as the terminal is now
+        )  # fmt: skip
     except UploadFailed as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
+from xdist.scheduler import LoadFileScheduling
 
 from core import db
 from core.settings import PostgresSettings, RedisSettings, S3Settings
@@ -30,6 +31,17 @@ _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 _without_gpu = pytest.StashKey[int]()
 CLIENTS = Path(__file__).parent.parent / ".clients"
 _without_clients = pytest.StashKey[int]()
+
+
+class BySharedServers(LoadFileScheduling):
+    """With ``pytest -n`` one worker runs a whole file, whose tests share servers, and all of tests/e2e, an engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> BySharedServers:
+    return BySharedServers(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -90,4 +90,5 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     limits: Limits
     prices: Prices
+    price_version_id: str
     created_at: datetime

@@ -123,5 +123,6 @@ def _view(plan: Plan, version: PlanVersion) -> PlanView:
         version=version.number,
         limits=Limits(**version.limits),
         prices=Prices(**version.prices),
+        price_version_id=version.price_version_id,
         created_at=plan.created_at,
     )

@@ -179,6 +179,7 @@ def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
         status=cast("Status", tenant.status),
         limits=limits,
         prices=plan.prices,
+        price_version_id=plan.price_version_id,
         spend_ceiling_nanos=None if spend is None else charged_nanos + spend,
         charged_nanos=charged_nanos,
     )

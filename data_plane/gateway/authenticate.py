@@ -1,7 +1,8 @@
 """From the Authorization header to the tenant it speaks for. Fails closed; decided from headers and snapshot alone."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from core import api_keys
 from core.contracts import KeyGrant, TenantGrant
@@ -9,8 +10,7 @@ from core.errors import Forbidden, Unauthenticated
 from data_plane.gateway.snapshot import Tables
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """A good key and its active tenant."""
 
     key: KeyGrant

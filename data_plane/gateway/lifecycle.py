@@ -4,14 +4,15 @@ Each step is a file of its own. Whatever ends a request, what it held is settled
 """
 
 import asyncio
-import contextlib
-import hashlib
 import hmac
 import time
+from functools import lru_cache, partial
+from typing import Final
 
 from core.contracts import BaseModelRoute, Limits
-from core.errors import InvalidRequest
+from core.errors import Conflict, InvalidRequest, Unprocessable
 from data_plane.gateway import metrics
+from data_plane.gateway.errors import QuotaExceeded
 from data_plane.gateway.placing.admission import Admission
 from data_plane.gateway.placing.demand import Demand
 from data_plane.gateway.placing.heat import AdapterHeat
@@ -25,6 +26,8 @@ from data_plane.gateway.settling.settlement import Settler
 from data_plane.gateway.surface.body import Call, Kind, Parse, engine_body, parse_call
 from data_plane.gateway.surface.client import CLIENT_GONE, Client
 from data_plane.gateway.surface.idempotency import Idempotency
+
+_SALTS_KEPT_MAX: Final = 4096
 
 
 class Lifecycle:
@@ -47,7 +50,7 @@ class Lifecycle:
         self._admission = admission
         self._settler = settler
         self._relay = relay
-        self._salt_secret = settings.salt_secret.get_secret_value().encode()
+        self._salt = lru_cache(_SALTS_KEPT_MAX)(partial(_salt, settings.salt_secret.get_secret_value().encode()))
         self._platform = platform_limits(settings)
         self._longest_ms = settings.longest_ms
 
@@ -55,9 +58,13 @@ class Lifecycle:
         """Serve one completion. Raises AppError for what could be told before the response began."""
         arrived = time.monotonic()
         prepared = await self._preparation.prepare(kind, client, request_id, parse)
-        async with self._idempotency.once(client, prepared.caller, request_id) as first:
-            if first:
-                await self._run(client, prepared, arrived)
+        try:
+            async with self._idempotency.once(client, prepared.caller, request_id) as first:
+                if first:
+                    await self._run(client, prepared, arrived)
+        except (QuotaExceeded, InvalidRequest, Conflict, Unprocessable):
+            self._preparation.unpaid.charge(prepared.caller.tenant.tenant_id)
+            raise
 
     async def _run(self, client: Client, prepared: Prepared, arrived: float) -> None:
         """Admit, relay, settle, and tell the caller how it ended."""
@@ -95,6 +102,7 @@ class Lifecycle:
                 if settlement is None:
                     self._settler.let_go(service.place.hold)
                 self._admission.ended(demand, service.place, None if settlement is None else settlement.event)
+                service.close()
         if target.adapter is not None:
             self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
         metrics.request_seconds.observe(time.monotonic() - arrived)
@@ -107,14 +115,20 @@ class Lifecycle:
             return
         if relayed.error is not None and not client.started:
             raise relayed.error
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.last_write_s):
+        patience_s = self._settings.last_write_s
+        try:
+            async with asyncio.timeout(None if client.reads else patience_s):
                 if relayed.error is not None:
                     await client.break_off(relayed.error)
                 elif call.stream:
-                    await client.write(relayed.ending, more=False)
+                    await client.finish(relayed.ending)
                 else:
                     await client.deliver(relayed.ending, service.headers)
+            if not client.reads:
+                async with asyncio.timeout(patience_s + len(relayed.ending) / self._settings.client_least_bytes_per_s):
+                    await client.drained()
+        except TimeoutError:
+            client.cut()  # else what it does not read stays in memory for as long as it likes
 
     def _least(self, call: Call, max_tokens: int) -> int:
         """The fewest tokens to be content with: what was asked for is given whole or refused, since an answer cut short
@@ -122,9 +136,10 @@ class Lifecycle:
         """
         return max_tokens if call.max_tokens is not None else min(max_tokens, self._settings.min_completion_tokens)
 
-    def _salt(self, tenant_id: str) -> str:
-        """One tenant's prefix cache is closed to every other: same tenant, same salt, guessable by nobody."""
-        return hmac.new(self._salt_secret, tenant_id.encode(), hashlib.sha256).hexdigest()
+
+def _salt(secret: bytes, tenant_id: str) -> str:
+    """One tenant's prefix cache is closed to every other: same tenant, same salt, guessable by nobody."""
+    return hmac.digest(secret, tenant_id.encode(), "sha256").hex()
 
 
 def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:

@@ -19,6 +19,9 @@ queue_refusals = Counter(
     "(for a tenant with less there) or aged.",
     ("reason",),
 )
+gave_way = Counter(
+    "tenora_gateway_gave_way", "Waiting requests that left their turn to tenants who wait behind another gateway."
+)
 reserve_seconds = Histogram("tenora_gateway_reserve_seconds", "Time of one reservation.", buckets=_SECONDS)
 first_byte_seconds = Histogram(
     "tenora_gateway_first_byte_seconds", "Arrival of a request to its first byte out.", buckets=_SECONDS
@@ -36,18 +39,22 @@ prompt_count_differences = Counter(
 )
 incomplete_counts = Counter("tenora_gateway_incomplete_counts", "Requests whose replica never reported a final count.")
 settlement_backlog = Gauge("tenora_gateway_settlement_backlog", "Settlements waiting for Redis.")
+settlements_kept = Gauge(
+    "tenora_gateway_settlements_kept", "Settlements that Redis has and billing has not recorded, or not long ago."
+)
 settlements_lost = Counter(
     "tenora_gateway_settlements_lost", "Settlements dropped at the backlog's bound; logged in full."
 )
 journal_failures = Counter("tenora_gateway_journal_failures", "Writes that the journal's disk did not take.")
 journal_replays = Counter("tenora_gateway_journal_replays", "Settlements taken over from dead processes.")
 journal_stale = Counter(
-    "tenora_gateway_journal_stale", "Settlements of dead processes so old that billing alone was told."
+    "tenora_gateway_journal_stale", "Settlements repeated so late that billing alone was told of them."
 )
 checkpoints = Counter("tenora_gateway_checkpoints", "Checkpoints of running usage written.")
 orphans = Counter("tenora_gateway_orphans", "Requests swept whose gateway was gone.")
 slices_spent = Counter("tenora_gateway_slices_spent", "Requests admitted by a share of quota taken beforehand.")
 leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
+holds_restored = Counter("tenora_gateway_holds_restored", "Running requests whose holds Redis had lost, and has again.")
 adapter_requests = Counter(
     "tenora_gateway_adapter_requests", "Requests of adapters, by the tier in which the adapter lay.", ("tier",)
 )

@@ -20,6 +20,13 @@ class PreparationSettings(Fragment):
     tenant_preparing_max: int = Field(
         default=256, ge=1, description="Requests of one tenant that may be read, checked and counted at a time."
     )
+    tenant_unpaid_per_second: float = Field(
+        default=200,
+        gt=0,
+        le=1_000_000,
+        description="Requests of one tenant that take from no limit (refused ones, counts, listings) which one process "
+        "answers in a second; five seconds' worth at once.",
+    )
     messages_max: int = Field(default=256, ge=1, description="Messages in one chat request.")
 
     tokenise_inline_max_bytes: int = Field(
@@ -30,6 +37,11 @@ class PreparationSettings(Fragment):
     tokenise_waiting_max: int = Field(default=256, ge=1, description="Long bodies and prompts that may wait for them.")
     tokenise_tenant_waiting_max: int = Field(
         default=64, ge=1, description="Long bodies and prompts of one tenant that may wait for them."
+    )
+    tokenise_kept_max_bytes: int = Field(
+        default=16_777_216,
+        ge=0,
+        description="Memory for messages whose token counts are remembered, for each tokenizer.",
     )
     tokenisers_max: int = Field(default=16, ge=1, description="Tokenizers kept in memory.")
 

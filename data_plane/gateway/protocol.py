@@ -1,9 +1,11 @@
-"""uvicorn's HTTP/1.1 protocol with bounds it lacks: on headers and trailers, on how long a head takes, on pipelining.
+"""uvicorn's HTTP/1.1 protocol with bounds it lacks: on headers and trailers, on how long a head takes, on pipelining;
+and with what a stream needs of its connection beyond ASGI.
 
 What it refuses never reaches a route, and is told in the shape of any other refusal.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from litestar.types import HTTPScope, Receive, Scope, Send
@@ -13,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from core.errors import AppError, InvalidRequest, Unavailable
 from core.ids import new_id
 from data_plane.gateway import metrics
-from data_plane.gateway.errors import HeadersTooLarge, RequestTimeout, error_body, error_headers
+from data_plane.gateway.errors import Headers, HeadersTooLarge, RequestTimeout, error_body, error_headers
 from data_plane.gateway.routes import client_of
 from data_plane.gateway.settings import GatewaySettings
 
@@ -30,16 +32,21 @@ class GatewayProtocol(HttpToolsProtocol):
         settings: GatewaySettings = config.loaded_app.state.settings
         self._kept_max_bytes = settings.headers_max_bytes
         self._head_s = settings.headers_s
+        self._unsent_max_bytes = settings.client_unsent_max_bytes
         self._connections_max = settings.gateway_connections_max
+        self._handle = config.loaded_app.state.handle  # the framework has one route, and finding it takes 40 us
+        self._on_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._unsent_max_bytes)
         self._kept_bytes = 0  # since the last of a body: of a head, of trailers, or between requests
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self._head_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._tell_gone()
 
     def data_received(self, data: bytes) -> None:
         self._kept_bytes += len(data)
@@ -57,6 +64,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(InvalidRequest("Wait for an answer before the next request.", code="pipelining_not_allowed"))
             raise _Refused
         super().on_message_begin()
+        self.scope["state"]["connection"] = self
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self._head_s, self._too_slow)
 
@@ -64,7 +72,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._kept_bytes = 0
         full = len(self.connections) > self._connections_max
-        self.app = _overloaded if full else self.config.loaded_app
+        self.app = _overloaded if full else self._handle
         super().on_headers_complete()
         if full and self.cycle is not None:
             self.cycle.keep_alive = False
@@ -76,6 +84,61 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._kept_bytes = 0
         super().on_message_complete()
+
+    def whole_body(self) -> bytes | None:
+        """The body of the request that runs where all of it has come, and nobody has read any."""
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        self.flow.resume_reading()
+        return body
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None calls nobody any more."""
+        self._on_gone = on_gone
+        if on_gone is None:
+            return
+        self.flow.resume_reading()  # a long body had stopped it, and who does not read hears of no hang-up
+        if self.cycle is not None and self.cycle.disconnected:
+            self.loop.call_soon(self._tell_gone)
+
+    def begin(self, headers: Headers, data: bytes) -> bool:
+        """Begin a chunked response of status 200 with its first piece, else as ``push``; headers' names are in lower
+        case, and nothing in them a caller's.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.disconnected:
+            cycle.response_started = cycle.chunked_encoding = True
+            cycle.waiting_for_100_continue = False
+            closing = () if cycle.keep_alive else ((b"connection", b"close"),)
+            head = _lines([*self.server_state.default_headers, *headers, *closing, (b"transfer-encoding", b"chunked")])
+            self.transport.write(STATUS_LINE[200] + head + _chunk(data))
+        return not self.flow.write_paused
+
+    @property
+    def reads(self) -> bool:
+        """Whether what is sent now goes out without waiting for the caller to read what was sent before."""
+        return not self.flow.write_paused
+
+    def push(self, data: bytes) -> bool:
+        """Send a piece of the chunked response that runs; false where ``drained`` should be awaited before more."""
+        if self.cycle is not None and not self.cycle.disconnected:
+            self.transport.write(_chunk(data))
+        return not self.flow.write_paused
+
+    async def drained(self) -> None:
+        """Return once the caller has read enough for more, or is gone."""
+        await self.flow.drain()
+
+    def cut(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+        self.transport.abort()
+
+    def _tell_gone(self) -> None:
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its words are for nobody
         """What uvicorn calls for anything that is not HTTP."""
@@ -104,6 +167,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if (cycle := self.cycle) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+            self._tell_gone()
             if cycle.response_started:
                 self.transport.abort()
                 return
@@ -115,9 +179,18 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"x-request-id", new_id("req").encode()),
             *error_headers(error),
         ]
-        lines = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
-        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self.transport.write(STATUS_LINE[error.status] + _lines(headers) + body)
         self.transport.close()
+
+
+def _chunk(data: bytes) -> bytes:
+    """An empty one would end the response."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def _lines(headers: Headers) -> bytes:
+    """Headers as they are sent, with the line that ends them."""
+    return b"".join([name + b": " + value + b"\r\n" for name, value in headers]) + b"\r\n"
 
 
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,10 +5,11 @@ Fails closed and fast: a lost line fails everything on it, and the next command 
 """
 
 import asyncio
+import math
 import ssl
 import time
 from collections import deque
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import hiredis
 from redis.asyncio.connection import parse_url
@@ -16,6 +17,7 @@ from redis.exceptions import ConnectionError as LineLost
 from redis.exceptions import NoScriptError, ResponseError
 
 Argument = str | bytes | int
+_LOOK_S: Final = 0.005  # between looks for whom Redis has not answered in time
 
 
 class RedisLine:
@@ -31,17 +33,18 @@ class RedisLine:
         self._wire: _Wire | None = None
         self._connections = 0
 
-    async def call(self, *command: Argument) -> Any:  # a reply is whatever the server says
-        """Send one command and wait for its reply. Raises redis.RedisError. Whoever stops waiting leaves the command
-        where it is: it may still run.
+    async def call(self, *command: Argument, due: float = math.inf) -> Any:  # a reply is whatever the server says
+        """Send one command and wait for its reply. Raises redis.RedisError, or TimeoutError where none has come when it
+        was ``due`` (monotonic). Whoever stops waiting leaves the command where it is: it may still run.
         """
         wire = self._wire
         if wire is None or wire.lost:
-            wire = await self._open()
+            async with asyncio.timeout(None if due == math.inf else due - time.monotonic()):
+                wire = await self._open()
         if len(wire.pending) >= self._pending_max or wire.waits_s() > self._stalled_s:
             wire.close()
             raise LineLost("Redis does not answer")
-        return await wire.send(command)
+        return await wire.send(command, due)
 
     @property
     def connection(self) -> int:
@@ -64,36 +67,48 @@ class RedisLine:
                     _, wire = await loop.create_connection(
                         _Wire, options.get("host", "localhost"), options.get("port", 6379), ssl=self._tls
                     )
-                    if password := options.get("password"):
-                        user = options.get("username")
-                        await wire.send(("AUTH", user, password) if user else ("AUTH", password))
-                    if database := options.get("db", 0):
-                        await wire.send(("SELECT", database))
+                    await self._greet(wire)
             except OSError as error:  # TimeoutError is one
                 raise LineLost(f"Redis cannot be reached: {error!r}") from error
             self._wire = wire
             self._connections += 1
             return wire
 
+    async def _greet(self, wire: "_Wire") -> None:
+        options = self._options
+        try:
+            if password := options.get("password"):
+                user = options.get("username")
+                await wire.send(("AUTH", user, password) if user else ("AUTH", password))
+            if database := options.get("db", 0):
+                await wire.send(("SELECT", database))
+        except BaseException:
+            wire.close()
+            raise
+
 
 class _Wire(asyncio.Protocol):
     """The bytes of one connection."""
 
     def __init__(self) -> None:
-        self.pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self.pending: deque[tuple[asyncio.Future[Any], float, float]] = deque()  # with times: sent at, and due at
         self.lost = False
         self._out: list[bytes] = []
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._looking = False
 
-    def send(self, command: tuple[Argument, ...]) -> "asyncio.Future[Any]":
+    def send(self, command: tuple[Argument, ...], due: float = math.inf) -> "asyncio.Future[Any]":
         """Write a command; the future has its reply."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost or self._transport is None:
             future.set_exception(LineLost("the line to Redis is lost"))
             return future
-        self.pending.append((future, time.monotonic()))
+        self.pending.append((future, time.monotonic(), due))
+        if due < math.inf and not self._looking:
+            self._looking = True
+            self._loop.call_later(_LOOK_S, self._look)
         if not self._out:
             self._loop.call_soon(self._flush)  # one write for all that is sent in this turn of the loop
         self._out.append(hiredis.pack_command(command))
@@ -103,6 +118,16 @@ class _Wire(asyncio.Protocol):
         if self._transport is not None and not self.lost:
             self._transport.write(b"".join(self._out))
         self._out.clear()
+
+    def _look(self) -> None:
+        """Tell those whose time is over. One timer for all of them, since one for each costs more than the command."""
+        self._looking, now = False, time.monotonic()
+        for future, _, due in self.pending:
+            if due <= now and not future.done():
+                future.set_exception(TimeoutError("Redis did not answer in time"))
+        if self.pending:
+            self._looking = True
+            self._loop.call_later(_LOOK_S, self._look)
 
     def waits_s(self) -> float:
         """How long the oldest command has waited for its reply."""
@@ -120,7 +145,7 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            future, _ = self.pending.popleft()
+            future, *_ = self.pending.popleft()
             if future.done():
                 continue  # nobody waits for it any more
             if isinstance(reply, hiredis.ReplyError):
@@ -132,6 +157,6 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         while self.pending:
-            future, _ = self.pending.popleft()
+            future, *_ = self.pending.popleft()
             if not future.done():
                 future.set_exception(LineLost(f"the line to Redis is lost: {exc!r}"))

@@ -1,6 +1,6 @@
 """The gateway's paths, as raw ASGI: each hands over to the lifecycle and turns its failures into OpenAI's answers.
 
-One handler takes every path, because Litestar's routing rewrites them; whatever is not in its table is a 404.
+protocol.py hands every request to ``handle``, past the framework's router; whatever is not in its table is a 404.
 """
 
 import asyncio
@@ -9,8 +9,6 @@ from typing import Final, cast
 
 import msgspec
 import structlog
-from litestar import asgi
-from litestar.handlers import ASGIRouteHandler
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from core.errors import AppError, NotFound
@@ -39,7 +37,7 @@ Serve = Callable[[Client, str], Awaitable[None]]
 
 
 class Routes:
-    """Answers every path. ``handlers`` is what Litestar is given."""
+    """Answers every path."""
 
     def __init__(
         self,
@@ -70,21 +68,13 @@ class Routes:
             "/readyz": ("GET", self._ready),
         }
 
-    def handlers(self) -> list[ASGIRouteHandler]:
-        """The one mounted handler."""
-
-        @asgi("/", is_mount=True)
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._handle(cast("HTTPScope", scope), receive, send)
-
-        return [handle]
-
-    async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request, as an ASGI application."""
         request_id = new_id("req")
-        client = client_of(scope, receive, send, request_id)
-        # Tasks that are started for the request inherit this, so that all of its log lines carry the id.
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await self._serve(client, request_id)
+        client = client_of(cast("HTTPScope", scope), receive, send, request_id)
+        # The request's task, and what it starts, have this to themselves: all of their log lines carry the id.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        await self._serve(client, request_id)
 
     async def _serve(self, client: Client, request_id: str) -> None:
         label, serve = self._find(client)
@@ -92,8 +82,10 @@ class Routes:
             await serve(client, request_id)
         except AppError as error:
             await _fail(client, error)
-        except ClientGone:
+            _let_go(error)
+        except ClientGone as gone:
             client.status = CLIENT_GONE
+            _let_go(gone)
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -161,6 +153,12 @@ def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -
     """The caller's end of a request, in the words that its path speaks."""
     speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
     return speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget where an error passed: those frames hold all of a request, and some of them the error."""
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
 
 
 def _wrong_method(method: str) -> Serve:

@@ -5,7 +5,8 @@ Who may be admitted, and what the caller is told in the end, is the lifecycle's.
 
 import asyncio
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from core import clock
 from core.contracts import Outcome, ReplicaStatus, UsageEvent
@@ -16,7 +17,7 @@ from data_plane.gateway.placing.admission import Admission, Place
 from data_plane.gateway.placing.demand import Demand
 from data_plane.gateway.quota.limits import rate_headers
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
-from data_plane.gateway.quota.used import used_by
+from data_plane.gateway.quota.used import saved_by_cache, used_by
 from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.relaying.relay import Relay
 from data_plane.gateway.relaying.upstream import ReplicaFailed
@@ -28,8 +29,7 @@ from data_plane.gateway.surface.catalog import Target
 from data_plane.gateway.surface.client import Client
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A request that has been read, resolved and counted, and holds nothing yet."""
 
     request_id: str
@@ -146,8 +146,13 @@ class Serving:
             tenant_id=hold.tenant_id,
             replica_id=hold.replica_id,
             used=used_by(event, self._prepared.caller.tenant),
+            cached_saves=saved_by_cache(self._prepared.caller.tenant),
             event=event,
         )
+
+    def close(self) -> None:
+        """Let go of those that know this one in turn, or every request is left to the garbage collector."""
+        self._place.hold.running = self._exchange = None
 
     def _event(
         self, outcome: Outcome, counts: Counts, *, load: AdapterLoad | None, estimated: bool = False

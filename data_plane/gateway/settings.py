@@ -7,6 +7,8 @@ from pydantic import Field, SecretStr
 from core.contracts import CHECKPOINT_TOKENS_MAX
 from core.keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, Fragment, KeySettings, RedisSettings, TelemetrySettings
+from data_plane.gateway.connection_settings import ConnectionSettings
+from data_plane.gateway.placing.sharing_settings import SharingSettings
 from data_plane.gateway.preparation_settings import PreparationSettings
 
 
@@ -30,11 +32,19 @@ class DurabilitySettings(Fragment):
     )
     journal_segment_max_bytes: int = Field(default=4_194_304, ge=4096, description="Bytes of one file of a journal.")
     journal_max_bytes: int = Field(default=268_435_456, ge=65_536, description="Bytes one process may journal.")
+    journal_group_ms: int = Field(
+        default=10, ge=0, le=1000, description="How long settlements wait for others to share one fsync of the journal."
+    )
     journal_takeover_s: float = Field(
         default=5, gt=0, description="How often journals of dead processes are looked for."
     )
     settlement_kept_s: float = Field(
-        default=5, ge=0, description="How long a settlement is kept to be repeated to a Redis that restarted."
+        default=5, ge=0, description="How long a settlement is kept at least, to be repeated to a Redis that restarted."
+    )
+    settlement_kept_max: int = Field(
+        default=50_000,
+        ge=1,
+        description="Settlements kept for that until billing has recorded them, about a kilobyte each.",
     )
 
 
@@ -88,8 +98,10 @@ class GatewaySettings(
     TelemetrySettings,
     DurabilitySettings,
     ReplicaHealthSettings,
+    ConnectionSettings,
     StandingSettings,
     SliceSettings,
+    SharingSettings,
 ):
     """The gateway's environment."""
 
@@ -99,18 +111,9 @@ class GatewaySettings(
 
     gateway_host: str = Field(default="127.0.0.1", description="Address to listen on.")
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
-    gateway_connections_max: int = Field(default=20_000, ge=1, description="Client connections one process may hold.")
-    gateway_backlog: int = Field(
-        default=2048, ge=1, description="Connections the kernel may queue before they are accepted."
-    )
-    gateway_keepalive_s: int = Field(default=75, ge=1, description="How long an idle client connection is kept.")
     gateway_drain_s: int = Field(
         default=60, ge=1, description="How long running requests may take to end after SIGTERM."
     )
-
-    headers_max: int = Field(default=100, ge=1, description="Headers a request may carry.")
-    headers_max_bytes: int = Field(default=32_768, ge=1024, description="Bytes of request line and headers.")
-    headers_s: float = Field(default=10, gt=0, description="How long the request line and headers may take to arrive.")
 
     idempotency_answer_max_bytes: int = Field(
         default=262_144, ge=1024, description="The largest answer that is kept for an Idempotency-Key."
@@ -225,7 +228,7 @@ class GatewaySettings(
         default=65_536, ge=1024, description="Bytes of status line and headers of a replica's answer."
     )
     replica_unread_max_bytes: int = Field(
-        default=262_144, ge=4096, description="Bytes of one answer that may wait here for a caller who reads slowly."
+        default=32_768, ge=4096, description="Bytes of one answer that may wait here for a caller who reads slowly."
     )
 
     connect_s: float = Field(default=2, gt=0, description="How long a connection to a replica may take.")

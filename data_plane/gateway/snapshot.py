@@ -4,6 +4,7 @@ Fails open for reads: while Redis is away the last snapshot serves (reservations
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -66,11 +67,15 @@ def _set(table: dict[str, Any], field: str, value: object) -> None:
 
 class Snapshot:
     """The tables and the task that follows the stream. ``tables`` is None until the first load; ``epoch`` and
-    ``generation`` say how far they are, and ``advanced`` is set whenever that changes.
+    ``generation`` say how far they are, and ``advanced`` is set whenever that changes. ``on_load`` is called whenever
+    all of them have been read.
     """
 
-    def __init__(self, redis: Redis, *, block_ms: int, batch_max: int) -> None:
+    def __init__(
+        self, redis: Redis, *, block_ms: int, batch_max: int, on_load: Callable[[], None] = lambda: None
+    ) -> None:
         self._redis = redis
+        self._on_load = on_load
         self._block_ms = block_ms
         self._batch_max = batch_max
         self.epoch = ""
@@ -118,6 +123,7 @@ class Snapshot:
         self._last_id = newest[0][0].decode() if newest else "0-0"
         self.epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
         self._tell()
+        self._on_load()
         metrics.snapshot_loads.inc()
         _log.info("snapshot loaded", epoch=self.epoch, generation=self.generation, keys=len(tables.keys))
         return True

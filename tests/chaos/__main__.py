@@ -1,6 +1,10 @@
-"""``python -m tests.chaos``: every row of the fault matrix and every kill, with progress, into a report."""
+"""``python -m tests.chaos``: every row of the fault matrix and every kill, with progress, into a report.
+
+It runs unattended: what fails is noted, and the rest goes on. The status is 1 where something promised was broken.
+"""
 
 import argparse
+import contextlib
 import secrets
 import sys
 import tempfile
@@ -9,45 +13,74 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from alembic import command
 
 from tenora import servers
 from tenora.program import free_port
-from tests.chaos import kills, matrix, report, standing
+from tests.chaos import books, control, kills, matrix, report, standing
+from tests.chaos.control import ControlResult
 from tests.chaos.platform import Platform, platform
-from tests.chaos.report import KillResult, RowResult
+from tests.chaos.report import Closing, KillResult, RowResult
+from tests.chaos.verdict import quiet
 from tests.conftest import alembic_config, create_database
 from tests.fixtures import processes
 
+WRONG = (Exception, pytest.fail.Exception)  # which is none of Exception
+ILL_MAX = 3  # kills in a row that find or leave the platform unable to serve; then the victim is given up
+
 
 def main() -> int:
-    """Run what is asked for; 1 where something that is promised was broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--instants", type=int, default=40, help="kills of each process (default: %(default)s)")
-    parser.add_argument("--victims", nargs="*", default=list(kills.VICTIMS), choices=kills.VICTIMS)
-    parser.add_argument("--rows", nargs="*", help="rows of the matrix by id (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first instant (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="where to write the report")
-    given = parser.parse_args()
+    """Run what is asked for, and write the report."""
+    given = _arguments()
+    began = time.monotonic()
     rows = [row for row in matrix.ROWS if given.rows is None or row.id in given.rows]
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        home = Path(folder)
-        password = secrets.token_hex(8)
-        server = servers.postgres(home / "pg", home, port=free_port(), password=password, options=("-c", "fsync=off"))
-        with processes.running(server.program):
-            database = create_database(server.url, "chaos")
-            command.upgrade(alembic_config(database), "head")
-            (home / "platform").mkdir()
-            with platform(home / "platform", database) as made:
-                standing.furnish(made)
-                row_results = list(_rows(made, rows))
-                kill_results = list(_kills(made, given.victims, given.seed, given.instants))
-    text = report.markdown(row_results, kill_results, instants=given.instants, seed=given.seed)
+    with _furnished() as made:
+        row_results = list(_rows(made, rows))
+        kill_results = list(_kills(made, [kills.VICTIMS[name] for name in given.victims], given.seed, given.instants))
+        closing = _close(made)
+        victims = [control.VICTIMS[name] for name in given.control]
+        control_results = list(_control(made, victims, given.seed, max(1, given.instants // kills.PAIRS_EACH)))
+    took_s = time.monotonic() - began
+    text = report.markdown(row_results, kill_results, closing, control_results, seed=given.seed, took_s=took_s)
     if given.out is None:
         sys.stdout.write(text)
     else:
         given.out.write_text(text)
-    return int(any(one.failed for one in row_results) or any(one.problems for one in kill_results))
+    broken = [one.row.id for one in row_results if one.failed]
+    broken += [one.victim.name for one in (*kill_results, *control_results) if one.problems]
+    broken += ["the books"] if closing.problems else []
+    _say(f"{took_s / 60:.1f} minutes; " + (f"BROKEN: {', '.join(broken)}" if broken else "every promise was kept"))
+    return int(bool(broken))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--instants", type=int, default=40, help="kills of each process (default: %(default)s)")
+    parser.add_argument("--victims", nargs="*", default=list(kills.VICTIMS), choices=kills.VICTIMS)
+    parser.add_argument("--control", nargs="*", default=list(control.VICTIMS), choices=control.VICTIMS)
+    parser.add_argument("--rows", nargs="*", help="rows of the matrix by id (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first instant (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="where to write the report")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _furnished() -> Iterator[Platform]:
+    """A platform over a Postgres of its own, which can be killed like any other of its processes."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        home = Path(folder)
+        password = secrets.token_hex(8)
+        server = servers.postgres(home / "pg", home, port=free_port(), password=password, options=("-c", "fsync=off"))
+        with processes.running(server.program) as postgres:
+            database = create_database(server.url, "chaos")
+            command.upgrade(alembic_config(database), "head")
+            (home / "platform").mkdir()
+            with platform(home / "platform", database) as made:
+                made.programs["postgres"] = server.program
+                made.running = {"postgres": postgres, **made.running}  # first to start, last to be stopped
+                standing.furnish(made)
+                yield made
 
 
 def _rows(made: Platform, rows: list[matrix.Row]) -> Iterator[RowResult]:
@@ -55,35 +88,68 @@ def _rows(made: Platform, rows: list[matrix.Row]) -> Iterator[RowResult]:
         began = time.monotonic()
         try:
             result = RowResult(row, matrix.run(made, row), failed=False)
-        except BaseException as error:  # pytest's failures are none of Exception
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            traceback.print_exc()
-            said = (str(error).strip() or repr(error)).splitlines()[0][:300]
-            result = RowResult(row, said, failed=True)
+        except WRONG as error:
+            result = RowResult(row, _said(error), failed=True)
         _say(f"{row.id}: {'FAILED: ' if result.failed else ''}{result.said} ({time.monotonic() - began:.0f} s)")
         yield result
 
 
-def _kills(made: Platform, victims: list[str], seed: int, instants: int) -> Iterator[KillResult]:
+def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int) -> Iterator[KillResult]:
     for victim in victims:
-        total = KillResult(victim)
-        for number in range(seed, seed + instants):
-            kill = kills.Kill(victim, number)
+        total, ill, count = KillResult(victim), 0, victim.instants(instants)
+        for number in range(seed, seed + count):
+            kill, began = kills.Kill(victim, number), time.monotonic()
             try:
                 standing.heal(made)
-                total.add(kill, kills.run(made, kill, made.tenant()))
-            except BaseException as error:  # pytest's failures are none of Exception
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                traceback.print_exc()
-                total.problems.append(f"seed {number} at {kill.instant_s:.2f} s: {error!r}"[:300])
-            _say(f"{victim} {number + 1 - seed}/{instants}: {total.line()}")
+                total.add(kill, *kills.run(made, kill, made.tenant()))
+                ill = 0
+            except WRONG as error:
+                total.problems.append(f"seed {number} at {kill.instant_s:.2f} s: {_said(error)}")
+                ill += 1
+            _say(f"{victim.name} {number + 1 - seed}/{count}: {total.line()} ({time.monotonic() - began:.0f} s)")
+            if ill >= ILL_MAX:
+                total.problems.append(f"given up after {number + 1 - seed} kills")
+                break
         yield total
 
 
+def _control(made: Platform, victims: list[kills.Victim], seed: int, count: int) -> Iterator[ControlResult]:
+    """On another stack, beside which the first one stands still."""
+    results = [ControlResult(victim) for victim in victims]
+    if not results:
+        return
+    try:
+        with control.plane(made.folder / "control", made.engine.url.render_as_string(hide_password=False)) as plane:
+            for total in results:
+                for number in range(seed, seed + count):
+                    control.run(plane, kills.Kill(total.victim, number), total)
+                    _say(f"{total.victim.name} {number + 1 - seed}/{count}: {total.line()}")
+    except WRONG as error:
+        results[-1].problems.append(_said(error))
+    yield from results
+
+
+def _close(made: Platform) -> Closing:
+    """Compare the books of everybody, now that all is over."""
+    try:
+        standing.heal(made)
+        quiet(made)
+        ledger = books.recorded(made)
+        problems = books.problems(made, ledger, made.tenants.values())
+    except WRONG as error:
+        return Closing(len(made.tenants), 0, [_said(error)])
+    _say(f"the books: {len(made.tenants)} tenants, {len(ledger)} records, {len(problems)} problems")
+    return Closing(len(made.tenants), len(ledger), problems)
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what went wrong; all of it goes to the terminal."""
+    traceback.print_exception(error)
+    return (str(error).strip() or repr(error)).splitlines()[0][:300]
+
+
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
     sys.stderr.flush()
 
 

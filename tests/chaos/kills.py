@@ -1,43 +1,92 @@
-"""SIGKILL of one process at a random instant under fifty streams, then what must be true. Seeds make it repeatable."""
+"""SIGKILL of a process, or of two at once, at a random instant under fifty streams, then what must be true.
+
+Seeds make it repeatable.
+"""
 
 import random
 import time
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos.load import Load
+from tests.chaos.load import End, Heard, Load
 from tests.chaos.platform import Platform
 from tests.chaos.verdict import Verdict, emitted, judge
 
 STREAMS: Final = 50
 TOKENS: Final = 100  # of each stream, one every 20 ms
 WINDOW_S: Final = 2.5  # in which the instant lies: from before the first token until after most ends
-VICTIMS: Final = ("gateway", "replica", "valkey", "billing")
-_NAMES: Final = {"gateway": "gw_one", "replica": "rep_one", "valkey": "valkey", "billing": "billing"}
+PAIRS_EACH: Final = 4  # a pair is killed once for so many kills of one process
+
+
+@dataclass(frozen=True)
+class Victim:
+    """``processes`` in the order in which they are started again; ``row`` of the fault matrix."""
+
+    name: str
+    processes: tuple[str, ...]
+    row: str = ""
+
+    def instants(self, kills: int) -> int:
+        """How often it is killed where a single process is killed so often."""
+        return kills if len(self.processes) == 1 else max(1, kills // PAIRS_EACH)
+
+
+VICTIMS: Final = {
+    one.name: one
+    for one in (
+        Victim("gateway", ("gw_one",), "F18"),
+        Victim("replica", ("rep_one",), "F2"),
+        Victim("valkey", ("valkey",), "F11"),
+        Victim("billing", ("billing",), "F16"),
+        Victim("postgres", ("postgres",), "F14"),
+        Victim("gateway+valkey", ("valkey", "gw_one")),
+        Victim("gateway+billing", ("gw_one", "billing")),
+        Victim("gateway+postgres", ("postgres", "gw_one")),
+        Victim("replica+valkey", ("valkey", "rep_one")),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One process and one instant."""
+    """One victim and one instant."""
 
-    victim: str
+    victim: Victim
     seed: int
 
     @property
     def instant_s(self) -> float:
-        return random.Random(f"{self.victim}/{self.seed}").uniform(0, WINDOW_S)
+        return random.Random(f"{self.victim.name}/{self.seed}").uniform(0, WINDOW_S)
 
 
-def run(platform: Platform, kill: Kill, key: str) -> Verdict:
+def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]:
     """Kill, start again, let everything end, and judge what the streams of this run were billed."""
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=TOKENS)
     load = Load([platform.gateways[name] for name in ("gw_one", "gw_two")], key, STREAMS, max_tokens=TOKENS)
     time.sleep(kill.instant_s)
-    name = _NAMES[kill.victim]
-    platform.kill(name)
-    platform.restart(name)
-    if kill.victim == "replica":
-        platform.witnesses[name].faults(output_tokens=TOKENS)
-    return judge(platform, before, heard=load.join())
+    platform.kill(*kill.victim.processes)
+    platform.restart(*kill.victim.processes)
+    if "rep_one" in kill.victim.processes:
+        platform.witnesses["rep_one"].faults(output_tokens=TOKENS)
+    heard = load.join()
+    verdict = judge(platform, before, heard=heard)
+    verdict.problems += [
+        f"{one.request_id or 'a call'}: ended as {one.end} {one.status} {one.code}"
+        for one in heard
+        if one.end not in _may_end(platform, kill.victim, one)
+    ]
+    return verdict, heard
+
+
+def _may_end(platform: Platform, victim: Victim, one: Heard) -> set[End]:
+    """How a call may end: whole, and otherwise only as its own gateway's, a replica's or Redis's death explains."""
+    ends: set[End] = {"done"}
+    if "gw_one" in victim.processes and one.gateway == platform.gateways["gw_one"]:
+        ends |= {"cut", "refused"}
+    if "rep_one" in victim.processes:
+        ends |= {"error", "refused"}
+    if "valkey" in victim.processes:
+        ends |= {"refused"}
+    return ends

@@ -7,6 +7,8 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +18,13 @@ import redis
 import sqlalchemy as sa
 
 from billing import service as billing
-from core import db
-from core.contracts import Prices
+from core import db, keys
+from core.contracts import KeyGrant, KeyLimits, Prices
 from core.db import unit_of_work
 from core.settings import PostgresSettings
 from tenora import servers
 from tenora.program import Program, free_port
+from tests.chaos.witnessed import Witnessed
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
@@ -33,18 +36,25 @@ BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
     "first_byte_s": 3, "inter_token_s": 2, "abort_s": 2, "settlement_retry_s": 0.1, "sweep_s": 0.2,
     "journal_takeover_s": 0.5, "replica_silent_s": 2, "replica_signs_poll_ms": 100, "breaker_open_s": 1,
-    "reserve_deadline_ms": 2000, "standing_s": 0.5,
+    "reserve_deadline_ms": 2000, "standing_s": 0.5, "client_silent_s": 2, "body_s": 4,
+    "platform_concurrent_requests": 100_000,  # so that this level counts
 }  # fmt: skip
-BILLING = {"RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300", "QUOTA_REPAIR_S": "3"}
+KEY_LIMITS = KeyLimits(concurrent_requests=10_000, tokens_per_month=1_000_000_000_000)  # and that one
+BILLING = {
+    "RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300", "QUOTA_REPAIR_S": "3",
+    "QUOTA_DRIFT_S": "3600",  # what Redis counts is to be right by itself here, and not by being mended
+}  # fmt: skip
 
 
 @dataclass
 class Platform:
-    """The processes by name. ``tenants`` are ids by their keys; each has prices, so that all it uses is money."""
+    """The processes by name. ``tenants`` are ids by their keys; each has prices, so that all it uses is money, and a
+    key with limits, whose ids are ``key_ids`` by tenant.
+    """
 
     folder: Path
     client: redis.Redis
-    publisher: Publisher
+    publisher: Publisher | None  # none where a control plane publishes
     engine: sa.Engine
     redis_url: str
     up: contextlib.ExitStack
@@ -54,36 +64,87 @@ class Platform:
     proxies: dict[str, FaultsProxy] = field(default_factory=dict)
     gateways: dict[str, str] = field(default_factory=dict)  # URLs
     tenants: dict[str, str] = field(default_factory=dict)
+    key_ids: dict[str, str] = field(default_factory=dict)
+    witnessed: Witnessed = field(default_factory=Witnessed)
 
     def start(self, program: Program) -> None:
-        """Start a program and wait until it is ready."""
-        process = program.start()
-        self.programs[program.name], self.running[program.name] = program, process
-        wait_until(lambda: program.ready() or process.poll() is not None, timeout_s=60, what=program.name)
-        assert process.poll() is None, program.log.read_text()[-3000:]
+        """Start a program and wait until it is ready. One that ends is started again, as whoever keeps it alive would:
+        what a killed process leaves behind may be in its way for a moment.
+        """
+        self.programs[program.name], self.running[program.name] = program, program.start()
 
-    def kill(self, name: str) -> None:
+        def ready() -> bool:
+            if self.running[program.name].poll() is not None:
+                time.sleep(0.2)
+                self.running[program.name] = program.start()
+            return program.ready() and self.running[program.name].poll() is None
+
+        try:
+            wait_until(ready, timeout_s=60, what=program.name)
+        except BaseException:
+            sys.stderr.write(program.log.read_text()[-3000:])
+            raise
+
+    def kill(self, *names: str) -> None:
         """SIGKILL, at once."""
-        self.running[name].send_signal(signal.SIGKILL)
-        self.running[name].wait()
+        for name in names:
+            self.running[name].send_signal(signal.SIGKILL)
+        for name in names:
+            self.running[name].wait()
 
-    def restart(self, name: str) -> None:
-        """The same program again, at the same address, with the disk it left."""
-        self.start(self.programs[name])
+    def restart(self, *names: str) -> None:
+        """The same programs again, in this order, at the same addresses, with the disks they left."""
+        for name in names:
+            self.start(self.programs[name])
+
+    @contextlib.contextmanager
+    def gateway_for_now(self, name: str, **settings: object) -> Iterator[str]:
+        """A gateway of which nothing is left when the block ends."""
+        try:
+            yield self.gateway(name, **settings)
+        finally:
+            self.retire(name)
+
+    def retire(self, name: str) -> None:
+        """Stop a process for good, if it has not ended already."""
+        process = self.running.pop(name)
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        del self.programs[name]
+        self.gateways.pop(name, None)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.running[name].send_signal(number)
+
+    def stop(self) -> None:
+        """Everything that still runs, in the opposite order."""
+        for name, process in reversed(self.running.items()):
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(self.programs[name].stop_signal)
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     def log(self, name: str) -> str:
         return self.programs[name].log.read_text()
 
     def tenant(self, **limits: int) -> str:
-        """A new tenant's key."""
-        tenant_id = self.publisher.tenant(msgspec.structs.replace(AMPLE, **limits))
+        """A new tenant's key, which every gateway knows."""
+        tenant_id = self.publisher.tenant(msgspec.structs.replace(AMPLE, **limits), prices=PRICES)
         with unit_of_work(self.engine) as session:
             billing.assign_plan(session, tenant_id=tenant_id, plan_id="pl_chaos")
-        key = self.publisher.key(tenant_id)
-        self.tenants[key] = tenant_id
+        key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
+        grant = self.client.hget(keys.snapshot("keys"), self.publisher.hashed(key))
+        self.tenants[key], self.key_ids[tenant_id] = tenant_id, msgspec.json.decode(grant, type=KeyGrant).key_id
+        living = [url for name, url in self.gateways.items() if self.running[name].poll() is None]
+        wait_until(lambda: all(_knows(url, key) for url in living), what="gateways to know a new key")
         return key
 
     def witness(self, name: str, *, proxied: bool = False, **options: object) -> processes.WitnessProcess:
@@ -129,13 +190,22 @@ class Platform:
         ))  # fmt: skip
         return url
 
-    def billing(self, name: str = "billing") -> None:
+    def billing(self, name: str = "billing", **settings: str) -> None:
         """A billing worker; it counts as ready as soon as it runs."""
-        env = {f"TENORA_BILLING_{key}": value for key, value in BILLING.items()}
+        env = {f"TENORA_BILLING_{key}": value for key, value in {**BILLING, **settings}.items()}
         env |= {"TENORA_BILLING_CONSUMER": name, "TENORA_REDIS_URL": self.redis_url}
         env["TENORA_POSTGRES_DSN"] = self.engine.url.render_as_string(hide_password=False)
         argv = (sys.executable, "-m", "billing", "worker")
         self.start(Program(name=name, argv=argv, ready=lambda: True, log=self.folder / f"{name}.log", env=env))
+
+
+def _knows(url: str, key: str) -> bool:
+    asked = urllib.request.Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    try:
+        urllib.request.urlopen(asked, timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -151,21 +221,8 @@ def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
         publisher.base_model()
         made = Platform(folder, client, publisher, engine, server.url, up)
         made.programs["valkey"], made.running["valkey"] = server.program, valkey
-        up.callback(_stop, made)
+        up.callback(made.stop)
         with unit_of_work(engine) as session:
             billing.add_price_version(session, plan_id="pl_chaos", prices=PRICES)
         made.billing()
         yield made
-
-
-def _stop(made: Platform) -> None:
-    """Everything that still runs, billing and Valkey last."""
-    for name, process in reversed(made.running.items()):
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(made.programs[name].stop_signal)
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

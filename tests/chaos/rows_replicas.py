@@ -22,16 +22,15 @@ GARBAGE = {
 
 
 def killed_before_its_first_byte(platform: Platform) -> str:
-    one = platform.witnesses["rep_one"]
-    one.faults(hang=True)
-    key, before = platform.tenant(), len(one.received())
+    platform.witnesses["rep_one"].faults(hang=True)
+    key, before = platform.tenant(), _received(platform, "rep_one")
     load = Load([platform.gateways["gw_one"]], key, 10, max_tokens=20, spread_s=0.1)
-    wait_until(lambda: len(one.received()) - before >= 3, what="requests at the replica")
+    wait_until(lambda: _received(platform, "rep_one") - before >= 3, what="requests at the replica")
     platform.kill("rep_one")
     killed_at = time.monotonic()
     assert_served(load.join())
     later_s = max(call.began_s + (call.first_s or 0) for call in load.heard) - killed_at
-    assert later_s < 3
+    assert later_s <= 1.2
     return f"last first token {later_s:.2f} s after the kill"
 
 
@@ -44,6 +43,7 @@ def killed_under_streams(platform: Platform) -> str:
     began = time.monotonic()
     assert_served(whole(platform.gateways["gw_one"], key))
     served_s = time.monotonic() - began
+    assert served_s <= 2
     heard = load.join()
     ended = [one for one in heard if one.end == "error"]
     assert {one.code for one in ended} <= {"replica_failed"}
@@ -77,27 +77,35 @@ def stopped(platform: Platform) -> str:
 
 
 def hung_but_healthy(platform: Platform) -> str:
+    key, url = platform.tenant(), platform.gateways["gw_one"]
+    before = _received(platform, "rep_one")
+    wait_until(lambda: whole(url, key) and _received(platform, "rep_one") > before, what="requests at the replica")
     platform.witnesses["rep_one"].faults(hang=True, deaf=True)
-    heard = whole(platform.gateways["gw_one"], platform.tenant(), calls=8, timeout_s=30)
+    before = _received(platform, "rep_one")
+    heard = whole(url, key, calls=8, timeout_s=30)
     assert_served(heard)
+    hung = _received(platform, "rep_one") - before
+    assert hung > 0
     slowest_s = max(one.ended_s for one in heard)
     assert slowest_s < 20
-    return f"the slowest of 8 whole answers took {slowest_s:.1f} s"
+    return f"8 whole answers, {hung} of them tried there first; the slowest took {slowest_s:.1f} s"
 
 
 def failing_now_and_then(platform: Platform) -> str:
-    calls, before = 200, 0
-    for witness in platform.witnesses.values():
-        before += len(witness.received())
-        witness.faults(status=500, share=0.3)
-    heard = whole(platform.gateways["gw_two"], platform.tenant(), calls=calls, spread_s=2)
-    attempts = sum(len(witness.received()) for witness in platform.witnesses.values()) - before
-    # Those that the breaker keeps away from every replica make no attempt at all.
-    assert attempts <= calls * 1.1 + 20
+    calls, key = 200, platform.tenant()
+    # What may be tried again at once is beyond the share; and the breaker would take attempts away, at times all.
+    with platform.gateway_for_now("gw_thrifty", retry_burst=1, breaker_failures=100) as url:
+        whole(url, key)
+        before = _received(platform)
+        for witness in platform.witnesses.values():
+            witness.faults(status=500, share=0.3)
+        heard = whole(url, key, calls=calls, spread_s=2)
+        attempts = _received(platform) - before
+    assert calls < attempts <= calls * 1.1 + 1
     assert {one.end for one in heard} <= {"done", "refused"}
     served = sum(one.end == "done" for one in heard)
     assert served > calls * 0.5
-    return f"{attempts} attempts for {calls} requests, {served} served"
+    return f"{attempts} attempts for {calls} requests ({attempts / calls:.2f}x), {served} served"
 
 
 def talking_garbage(platform: Platform) -> str:
@@ -123,15 +131,22 @@ def without_an_adapter(platform: Platform) -> str:
     served = tried = 0
     for broken in platform.witnesses.values():
         broken.faults(loading="1", loading_code="store_unavailable", adapters_only=True)
-        before = len(broken.received())
+        before = _received(platform, broken.id)
         names = [f"support-{broken.id[4:]}-{number}" for number in range(6)]
         for name in names:
             platform.publisher.adapter(platform.tenants[key], name)
         wait_until(lambda last=names[-1]: whole(url, key, 1, model=last)[0].end == "done", what="adapters to be known")
         for name in names[:-1]:
             assert_served(whole(url, key, 1, model=name))
-        tried += len(broken.received()) - before
+        tried += _received(platform, broken.id) - before
         served += len(names)
         broken.faults()
     assert tried > 0, "no request was placed where it could not be served"
     return f"{served} adapters served, {tried} of them after a second attempt"
+
+
+def _received(platform: Platform, *replicas: str) -> int:
+    """Requests that have come to these replicas, or to all."""
+    emitted(platform)
+    counts = platform.witnessed.received
+    return sum(counts[name] for name in replicas or platform.witnesses)

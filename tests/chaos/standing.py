@@ -4,11 +4,13 @@ import resource
 import signal
 from pathlib import Path
 
+from tests.chaos.books import Record, recorded
 from tests.chaos.load import Heard, Load
 from tests.chaos.platform import Platform
 from tests.conftest import wait_until
 
 TOKENS = 60
+FAR_DEADLINE_MS = 250  # of a reservation, at the gateway whose Redis is made slow
 
 
 def furnish(platform: Platform) -> None:
@@ -18,7 +20,7 @@ def furnish(platform: Platform) -> None:
     # The rows share one process's budget for second attempts; only the row that is about it has the usual one.
     platform.gateway("gw_one", headers_s=2, retry_burst=1000)
     platform.gateway("gw_two", headers_s=2)
-    platform.far_gateway("gw_far", reserve_deadline_ms=250)
+    platform.far_gateway("gw_far", reserve_deadline_ms=FAR_DEADLINE_MS)
 
 
 def heal(platform: Platform) -> None:
@@ -32,7 +34,7 @@ def heal(platform: Platform) -> None:
         proxy.set()
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=TOKENS)
-    key = platform.tenant()
+    key = next(iter(platform.tenants), None) or platform.tenant()  # the first is there to look after the others
 
     def well() -> bool:
         heard = Load(list(platform.gateways.values()), key, 12, stream=False, max_tokens=1, spread_s=0.1).join()
@@ -55,3 +57,8 @@ def rss_bytes(platform: Platform, name: str) -> int:
     """Resident memory of a process."""
     pages = int(Path(f"/proc/{platform.running[name].pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def records(platform: Platform, key: str) -> list[Record]:
+    """What a key's tenant has been billed so far."""
+    return [one for one in recorded(platform).values() if one["tenant_id"] == platform.tenants[key]]

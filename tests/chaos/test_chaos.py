@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from tests.chaos import kills, matrix, standing
+from core import keys
+from tests.chaos import books, kills, matrix, standing
 from tests.chaos.platform import platform
 from tests.chaos.verdict import emitted, judge
-from tests.conftest import create_database
+from tests.conftest import create_database, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def furnished(postgres_server, migrated_template, tmp_path_factory):
 @pytest.mark.parametrize("victim", ["gateway", "valkey"])
 def test_a_process_killed_under_fifty_streams_costs_nobody_anything(furnished, victim):
     standing.heal(furnished)
-    verdict = kills.run(furnished, kills.Kill(victim, seed=1), furnished.tenant())
+    verdict, _ = kills.run(furnished, kills.Kill(kills.VICTIMS[victim], seed=1), furnished.tenant())
     verdict.check()
     assert verdict.lost == verdict.duplicated == 0
     assert verdict.requests > 0
@@ -40,3 +41,16 @@ def test_the_verdict_sees_what_nobody_was_billed_for(furnished):
     verdict = judge(furnished, before)
     assert (verdict.lost, verdict.tail_tokens) == (1, 65)
     assert "req_unbilled" in verdict.problems[0]
+
+
+def test_the_books_show_a_counter_that_is_not_the_ledgers(furnished):
+    key = furnished.tenant()
+    standing.whole(furnished.gateways["gw_one"], key, 1)
+    tenant = furnished.tenants[key]
+    wait_until(lambda: standing.records(furnished, key), what="the bill")
+    assert books.problems(furnished, books.recorded(furnished), [tenant]) == []
+    for level in (keys.tenant_quota(tenant), keys.key_quota(tenant, furnished.key_ids[tenant])):
+        for counter in ("month_used", "spent_nanos", "concurrent"):
+            furnished.client.hincrby(level, counter, 1)
+            assert len(books.problems(furnished, books.recorded(furnished), [tenant])) == 1
+            furnished.client.hincrby(level, counter, -1)

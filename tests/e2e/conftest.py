@@ -47,10 +47,14 @@ SLOTS, MEMORY, ADAPTERS = 8, 10, 16
 """Of the replica alone: fewer slots than adapters fit its memory, and less memory than there are adapters."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The replica's tests after all that need none, then the platform's: neither runs under the others' tests."""
-    here = Path(__file__).parent
-    items.sort(key=lambda item: (item.path.is_relative_to(here), "platform" in getattr(item, "fixturenames", ())))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The replica's tests after all that need none, then the platform's: neither runs under the others' tests. Where
+    several workers share the tests, these are the longest of any worker and come first.
+    """
+    here, shared = Path(__file__).parent, hasattr(config, "workerinput")
+    items.sort(
+        key=lambda item: (item.path.is_relative_to(here) != shared, "platform" in getattr(item, "fixturenames", ()))
+    )
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,14 @@ def checkpoint() -> Path:
     return materialise(REPOSITORY / ".tenora", print)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replica_alone() -> Iterator[ExitStack]:
-    """What stops the replica: the session's end, or the platform's beginning."""
+    """What stops the replica: the last of these tests, since others share its Redis, or the platform's beginning."""
     with ExitStack() as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replica(replica_alone, checkpoint, s3_settings, redis_server, tmp_path_factory) -> RealReplica:
     work = tmp_path_factory.mktemp("replica")
     return replica_alone.enter_context(
@@ -146,29 +150,29 @@ def replica(replica_alone, checkpoint, s3_settings, redis_server, tmp_path_facto
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def room(replica) -> RealRoom:
     return replica.room
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine(replica) -> RealEngine:
     return replica.engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(engine) -> list[str]:
     """The base model, and adapters of three ranks whose answers differ from one another's and from its own."""
     return [BASE, *(engine.new_adapter(seed, rank=(4, 8, 16)[seed % 3], scale=0.1) for seed in range(ADAPTERS))]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def alone(engine, models) -> Alone:
     """What each says when nothing else runs."""
     return asyncio.run(ask_alone(engine, models))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
     replica_alone.close()
     home = tmp_path_factory.mktemp("home")

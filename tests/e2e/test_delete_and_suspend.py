@@ -23,7 +23,7 @@ from tenora.status import running_stack
 from tests.conftest import wait_until
 from tests.fixtures.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(300)]
 
 NAME = "leaving"
 STREAM_TOKENS = 160

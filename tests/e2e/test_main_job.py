@@ -20,7 +20,9 @@ from tests.conftest import wait_until
 from tests.fixtures.peft_adapters import write_adapter
 
 # One loop for all: an SDK client's connections belong to the loop they were opened in.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
 
 PROMPTS = [
     "What is a mountain?",

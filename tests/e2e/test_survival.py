@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.e2e.conftest import lives, processes_of, wait_until_ready
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(400)]
 
 
 def commands(platform) -> dict[int, str]:

@@ -76,10 +76,16 @@ class TierTable(Generic[Weights]):
             self._note_change()
 
     def release(self, name: str) -> None:
-        """No request uses it any more. What no step has taken meanwhile is let go."""
-        with self._changed:
+        """No request uses it any more. What no step has taken stays for a step yet: the engine hears of a request's end
+        later than this, and would read from the disk for one that it still has.
+        """
+        with self._lock:
             self._held.discard(name)
-            if name in self._staged and name not in self._pinned:
+
+    def drop_unwanted(self, used_now: AbstractSet[str]) -> None:
+        """Let go of what is staged for nobody, and was not used in the step that ends."""
+        with self._changed:
+            for name in [each for each in self._staged if each not in used_now and not self._is_kept(each)]:
                 del self._staged[name]
                 self._note_change()
 
@@ -110,6 +116,8 @@ class TierTable(Generic[Weights]):
         with self._changed:
             wanted = self._wants(name)
             if wanted:
+                for other in [each for each in self._staged if not self._is_kept(each)]:
+                    del self._staged[other]  # no step has come by: room for one that is wanted
                 self._staged[name] = weights
             self._note_change()
             return wanted
@@ -223,7 +231,10 @@ class TierTable(Generic[Weights]):
             return True
 
     def _wants(self, name: str) -> bool:
-        return adapter_of(name) not in self._refused and (name in self._held or name in self._pinned)
+        return adapter_of(name) not in self._refused and self._is_kept(name)
+
+    def _is_kept(self, name: str) -> bool:
+        return name in self._held or name in self._pinned
 
     def _where(self, name: str) -> Held | None:
         if name in self._failed:

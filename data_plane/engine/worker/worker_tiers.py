@@ -108,7 +108,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
             for request in missing:
                 self._bring_to_slot(request, used_now)
         if self._table.staged_count:
-            self._give_way()
+            used_now = {request.lora_name for request in requests}
+            self._table.drop_unwanted(used_now)
+            self._give_way(used_now)
 
     def _bring_to_slot(self, request: Any, used_now: AbstractSet[str]) -> None:
         manager, started, name = self._adapter_manager, time.monotonic(), request.lora_name
@@ -171,12 +173,14 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
             evicted += 1
         return evicted
 
-    def _give_way(self) -> None:
-        """What is staged counts as host memory: those that nobody uses leave for it."""
+    def _give_way(self, used_now: AbstractSet[str]) -> None:
+        """What is staged counts as host memory: those that nobody uses leave for it. The engine may still use what the
+        door has let go, since it hears of a caller's leaving later: the slot of this step is never emptied.
+        """
         evicted = 0
         while len(self._adapter_manager) + self._table.staged_count > self._adapter_manager.capacity:
             by_name = self._registered_by_name()
-            if (victim := self._table.victim(by_name, frozenset(), must=False)) is None:
+            if (victim := self._table.victim(by_name, used_now, must=False)) is None:
                 break
             self._drop(by_name[victim])
             evicted += 1

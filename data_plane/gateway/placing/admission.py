@@ -5,6 +5,7 @@ and whose turn it is, is the waiting room's.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.quota.slices import Slices
 from data_plane.gateway.settling.settlement import Hold, Settler
 
-Watch = Callable[[Callable[[], None]], "asyncio.Task[None]"]
+Watch = Callable[[Callable[[], None] | None], None]
 _log = structlog.get_logger()
 _PEEK = -1  # no replica has so few pages: only the tenant's limits are asked
 _NO_REPLICA_RETRY_S = 2.0
@@ -66,12 +67,11 @@ class Admission:
         """A place. Raises QuotaExceeded, Unavailable, InvalidRequest for what no replica can hold, or ClientGone for a
         caller who did not wait, as ``watch`` would tell.
         """
-        if self._room.is_empty(demand.base_model):  # who waits already goes first
-            for candidate in self._room.ranking(demand).now[:_AT_ONCE_MAX]:
-                if place := await self._take(demand, self._room.seat(demand, candidate)):
-                    return place
+        for seat in itertools.islice(self._room.seats_at_once(demand), _AT_ONCE_MAX):
+            if place := await self._take(demand, seat):
+                return place
         entry = self._room.enter(demand)
-        watcher = watch(lambda: self._room.hang_up(entry))
+        watch(lambda: self._room.hang_up(entry))
         try:
             try:
                 await self._check(demand)
@@ -84,7 +84,7 @@ class Admission:
                     return place
                 self._room.put_back(entry, seat)
         finally:
-            watcher.cancel()
+            watch(None)
 
     async def move(self, demand: Demand, place: Place, tried: frozenset[str]) -> Place | None:
         """A place on another replica for a request whose replica failed; None where there is none."""
@@ -145,7 +145,12 @@ class Admission:
                 return None
             self._room.wake(demand.base_model)
             raise quota_exceeded(verdict, tokens=demand.tokens)
-        hold = Hold(verdict.slice_id or demand.request_id, demand.tenant_id, replica.id, verdict.pages)
+        taken = demand.allowance.taken(
+            input_tokens=demand.input_tokens,
+            output_tokens=demand.sequences * verdict.max_tokens,
+            pages=verdict.pages,
+        )
+        hold = Hold(verdict.slice_id or demand.request_id, demand.tenant_id, replica.id, verdict.pages, taken)
         self._settler.hold(hold)
         self._slices.note(demand)
         return Place(replica, hold, verdict, seat)
@@ -161,10 +166,9 @@ class Admission:
         )
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline_s):
-                return await self._reservations.reserve(
-                    ask, demand.allowance, replica_id=replica.id, replica_pages_max=pages_max
-                )
+            return await self._reservations.reserve(
+                ask, demand.allowance, replica_id=replica.id, replica_pages_max=pages_max, within_s=self._deadline_s
+            )
         except BaseException as error:
             # The script may have run although its answer did not come: give back what it may have taken.
             self._settler.settle_later(

@@ -2,15 +2,15 @@
 admission's business.
 """
 
-from dataclasses import dataclass
+import msgspec
 
+from core import kv_pages
 from core.contracts import Limits
 from data_plane.gateway.placing.placement import Wish
 from data_plane.gateway.quota.allowance import Allowance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and ``max_tokens`` for each of its ``sequences``, of which as few as ``min_tokens`` may be granted;
     ``rank`` is that of its adapter (0 for a base model), and ``affinity`` its session or prefix ("" for none). Whether
     it is a ``stream`` decides whether anybody will know when its prompt has been read.
@@ -48,6 +48,10 @@ class Demand:
     @property
     def output_tokens(self) -> int:
         return self.sequences * self.max_tokens
+
+    def pages(self, block_tokens: int) -> int:
+        """KV pages it may take at most on an engine with blocks of this size."""
+        return self.sequences * kv_pages.pages_for(self.sequence_tokens, block_tokens)
 
     def wish(self, *, headroom: bool = True, overdue: bool = False) -> Wish:
         """What of it matters to placement."""

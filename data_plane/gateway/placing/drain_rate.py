@@ -7,6 +7,7 @@ from typing import Final
 
 _WINDOW_S: Final = 5.0
 _OBSERVED_S: Final = 1.0  # before that nothing is said
+_MARGIN: Final = 2.0
 _STALE_S: Final = 60.0  # what was seen before nobody waited for so long says nothing of today
 
 
@@ -15,6 +16,7 @@ class DrainRate:
 
     def __init__(self) -> None:
         self._tokens = 0.0
+        self._requests = 0.0
         self._seconds = 0.0
         self._since: float | None = None  # the queue is not empty, and is accounted for up to here
         self._ended = 0.0
@@ -23,7 +25,7 @@ class DrainRate:
         """Somebody waits."""
         if self._since is None:
             if now_s - self._ended > _STALE_S:
-                self._tokens = self._seconds = 0.0
+                self._tokens = self._requests = self._seconds = 0.0
             self._since = now_s
 
     def end(self, now_s: float) -> None:
@@ -32,9 +34,10 @@ class DrainRate:
         self._since, self._ended = None, now_s
 
     def note(self, tokens: int, now_s: float) -> None:
-        """A request of so many tokens was taken from the queue."""
+        """A request of so many tokens was taken from the queue; of so many less than none, put back."""
         self._advance(now_s)
         self._tokens += tokens
+        self._requests += math.copysign(1, tokens)
 
     def wait_s(self, tokens_ahead: float, now_s: float) -> float | None:
         """Seconds until so many tokens are taken; None while too little was seen to say."""
@@ -43,10 +46,20 @@ class DrainRate:
             return None
         return tokens_ahead * self._seconds / self._tokens
 
+    def wait_s_at_most(self, tokens_ahead: float, now_s: float) -> float | None:
+        """The same with a margin: in so much time as many requests are taken as ever, give or take the root of their
+        number (as of Poisson's), and twice that is rare.
+        """
+        wait_s = self.wait_s(tokens_ahead, now_s)
+        if wait_s is None or self._requests <= 0:
+            return wait_s
+        return wait_s + _MARGIN * math.sqrt(wait_s * self._seconds / self._requests)
+
     def _advance(self, now_s: float) -> None:
         if self._since is None:
             return
         decay = math.exp(-(now_s - self._since) / _WINDOW_S)
         self._since = now_s
         self._tokens *= decay
+        self._requests *= decay
         self._seconds = self._seconds * decay + _WINDOW_S * (1 - decay)

@@ -7,8 +7,8 @@ wait.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, Literal, TypeVar
 
@@ -44,11 +44,15 @@ class QueueFull(Exception):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry(Generic[T]):
-    """A request that waits. ``tokens`` is what it may take at most; a smaller ``tier`` goes first, always."""
+    """A request that waits. ``tokens`` is what it may take at most, ``service`` the same in weighted tokens, ``pages``
+    in KV pages; a smaller ``tier`` goes first, always.
+    """
 
     tenant_id: str
     tokens: int
     item: T
+    service: int = 0
+    pages: int = 0
     weight: int = 1
     tier: int = 0
     number: int = -1  # of its arrival
@@ -56,18 +60,27 @@ class Entry(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """A tenant's counter and its waiting requests, oldest first."""
+    """A tenant's counter and its waiting requests, oldest first. ``part`` is how much of its wishes are in this queue:
+    of others, as far as they are known, somebody else is serving the rest.
+    """
 
     tenant_id: str
     counter: float = 0.0
     weight: int = 1
+    part: float = 1.0
     tier: int = 0
     tokens: int = 0
+    pages: int = 0
     waiting: deque[Entry] = field(default_factory=deque)  # type: ignore[type-arg]  # of whatever the queue holds
 
-    def charge(self, served: int) -> None:
-        """Add weighted tokens, or take back (negative) what was charged too much."""
-        self.counter += served / self.weight
+    @property
+    def rate(self) -> float:
+        """Its weight here."""
+        return self.weight * self.part
+
+    def charge(self, served: int, rate: float | None = None) -> None:
+        """Add weighted tokens, or take back (negative) what was charged too much, at the rate that held then."""
+        self.counter += served / (rate or self.rate)
 
 
 class FairQueue(Generic[T]):
@@ -76,6 +89,8 @@ class FairQueue(Generic[T]):
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._accounts: dict[str, Account] = {}
+        self._parts: Mapping[str, float] = {}
+        self._tiers: Counter[int] = Counter()  # requests that wait
         self._floor = 0.0  # counter of the tenant that left last
         self._arrivals = 0
         self.requests = 0
@@ -119,7 +134,9 @@ class FairQueue(Generic[T]):
         """Take a request out: served, or given up. Raises ValueError where it does not wait."""
         account = self._accounts[entry.tenant_id]
         account.waiting.remove(entry)
+        self._tiers[entry.tier] -= 1
         account.tokens -= entry.tokens
+        account.pages -= entry.pages
         self.requests -= 1
         self.tokens -= entry.tokens
         if not account.waiting:
@@ -139,17 +156,39 @@ class FairQueue(Generic[T]):
                 yield entry
 
     def tokens_ahead(self, entry: Entry[T]) -> float:
-        """Tokens that may be served before a new request of this tenant: all of better tiers, and of its own as much as
-        weights give the others until its turn, who are expected to ask for that even where they have not yet.
+        """Tokens that may be served before a new request of this tenant: all of better tiers; what is waiting of others
+        that were served less; and of its own tier as much as weights give the others until its turn, who are expected
+        to ask for that even where they have not yet.
         """
         own = self._accounts.get(entry.tenant_id)
+        rate = entry.weight * self._parts.get(entry.tenant_id, 1.0)
         before: float = own.tokens if own else 0
-        share = (before + entry.tokens) / entry.weight
+        share, least = (before + entry.tokens) / rate, self._least()
+        unit = entry.tokens / (entry.service or entry.tokens)
+        behind = 0.0 if own is None else max(0.0, own.counter - least) * unit
         for account in self._accounts.values():
             if account is own or account.tier > entry.tier or not account.waiting:
                 continue
-            before += account.tokens if account.tier < entry.tier else share * account.weight
+            if account.tier < entry.tier:
+                before += account.tokens
+            else:
+                ahead = behind - (account.counter - least) * unit
+                before += share * account.rate + max(0.0, min(ahead * account.rate, account.tokens))
         return before
+
+    def has_better(self, tier: int) -> bool:
+        """Whether anybody waits of a better tier than this."""
+        return any(waits and better < tier for better, waits in self._tiers.items())
+
+    def set_parts(self, parts: Mapping[str, float]) -> None:
+        """Of these tenants only so much of what they wish for is in this queue, of all others everything."""
+        self._parts = parts
+        for account in self._accounts.values():
+            account.part = parts.get(account.tenant_id, 1.0)
+
+    def accounts(self) -> Iterator[Account]:
+        """Of the tenants that wait."""
+        return (account for account in self._accounts.values() if account.waiting)
 
     def _is_full(self, tokens: int) -> bool:
         return self.requests >= self._bounds.requests_max or self.tokens + tokens > self._bounds.tokens_max
@@ -170,13 +209,16 @@ class FairQueue(Generic[T]):
         account = self._accounts.get(entry.tenant_id)
         if account is None:
             account = self._accounts[entry.tenant_id] = Account(entry.tenant_id, counter=self._least())
+            account.part = self._parts.get(entry.tenant_id, 1.0)
         account.weight, account.tier = entry.weight, entry.tier
         account.tokens += entry.tokens
+        account.pages += entry.pages
         waiting = account.waiting
         place = len(waiting)
         while place and waiting[place - 1].number > entry.number:
             place -= 1
         waiting.insert(place, entry)
+        self._tiers[entry.tier] += 1
         self.requests += 1
         self.tokens += entry.tokens
 

@@ -5,6 +5,7 @@ not be ranked. It says no only where placement would find no room; a place itsel
 from collections.abc import Iterable
 
 from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Wish
+from data_plane.gateway.placing.replica_load import tag
 
 
 class Glance:
@@ -16,6 +17,7 @@ class Glance:
         self._block_tokens = 0  # of the largest block
         self._slot_open = False
         self._adapters: set[str] = set()
+        self._elsewhere: set[str] = set()  # tags of adapters that other gateways have in work
         for candidate in candidates:
             status, free = candidate.status, candidate.free_pages
             if status.state != "ready":
@@ -26,8 +28,9 @@ class Glance:
             self._open_tokens = max(self._open_tokens, (free - kept) * status.block_tokens)
             self._spared_tokens = spared if self._spared_tokens is None else min(self._spared_tokens, spared)
             self._block_tokens = max(self._block_tokens, status.block_tokens)
-            self._slot_open = self._slot_open or len(candidate.load.adapters) < max(1, status.slots)
+            self._slot_open = self._slot_open or candidate.load.in_work < max(1, status.slots)
             self._adapters |= candidate.load.adapters.keys()
+            self._elsewhere |= candidate.load.elsewhere
 
     def lacks_pages(self, wish: Wish) -> bool:
         """Whether no replica has as many pages for it."""
@@ -39,4 +42,11 @@ class Glance:
 
     def lacks_slot(self, wish: Wish) -> bool:
         """Whether its adapter would be one too many on every replica."""
-        return bool(wish.adapter) and not wish.overdue and not self._slot_open and wish.adapter not in self._adapters
+        if not wish.adapter or wish.overdue or self._slot_open or wish.adapter in self._adapters:
+            return False
+        return not self._elsewhere or tag(wish.adapter) not in self._elsewhere
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other gateways have adapters in work there."""
+        return bool(self._elsewhere)

@@ -1,20 +1,21 @@
 """Which replica should serve a request: one pure function over a snapshot of the replicas. Waiting is not decided here.
 
 What it sees of other gateways is as old as the last heartbeat and the last answer of Redis: pages are exact when they
-are taken (Redis decides), adapters in work and prompts in the queue are this process's own.
+are taken (Redis decides), adapters in work are what others told last, prompts in the queue are this process's own.
 """
 
-import heapq
 import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
+import msgspec
+
 from core import kv_pages
 from core.contracts import ReplicaStatus, Residency, Tier
 from core.engine_names import digest_of
-from data_plane.gateway.placing.replica_load import Load
+from data_plane.gateway.placing.replica_load import Load, tag
 
 _NOBODY: Final = frozenset[str]()
 _ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
@@ -50,8 +51,7 @@ class Resident:
 NOTHING_RESIDENT: Final = Resident()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A live replica."""
 
     status: ReplicaStatus
@@ -69,8 +69,7 @@ class Candidate:
         return max(self.load.requests, self.status.running_requests + self.status.waiting_requests)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What a request needs of a replica. A base model's ``engine_name`` is its id, and its ``rank`` 0.
 
     ``affinity`` names its session or prefix ("" for none). ``headroom`` is true for who may take a replica's last
@@ -111,8 +110,7 @@ class PlacementCosts:
     headroom_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True):
     """The replicas that could serve a request, each list best first: ``now`` have room by this snapshot, ``full`` lack
     pages, and ``crowded`` run other adapters in all their slots.
     """
@@ -154,13 +152,15 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
         able.append(candidate)
         if adapter and adapter in candidate.resident.slots:
             users += candidate.load.adapters.get(adapter, 0)
-    saved = _saved_ms(able, wish, costs) if wish.affinity else {}
+    its_tag = tag(adapter) if adapter else ""
+    choice = len(able) > 1  # else there is nothing to draw for
+    saved = _saved_ms(able, wish, costs) if choice and wish.affinity else {}
     rows = []
     for candidate in able:
         status = candidate.status
         cost_ms = _cost_ms(candidate, wish, costs, users) - saved.get(status.id, 0.0)
-        home = _draw(adapter, status.id) if adapter else 0
-        crowded = _is_one_too_many(candidate, adapter)
+        home = _draw(adapter, status.id) if choice and adapter else 0
+        crowded = adapter != "" and _is_one_too_many(candidate, adapter, its_tag)
         rank_max = status.rank_max if adapter else 0
         rows.append((crowded, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
     rows.sort(key=_ORDER)
@@ -179,24 +179,28 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
 
 def _saved_ms(able: list[Candidate], wish: Wish, costs: PlacementCosts) -> dict[str, float]:
     """What a prefix cache should save a session: its whole prompt on the replica it drew, half on its second."""
-    ids = heapq.nlargest(_WARM_MAX, ((_draw(wish.affinity, c.status.id), c.status.id) for c in able))
+    ids = sorted([(_draw(wish.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
     whole_ms = wish.prompt_tokens * costs.prompt_token_ms
     return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
+
+
+def open_pages(candidate: Candidate, costs: PlacementCosts) -> int:
+    """KV pages that are open to all; who has less than its share may take the last ones as well."""
+    return candidate.status.pages_total - int(candidate.status.pages_total * costs.headroom_share)
 
 
 def pages_max(candidate: Candidate, wish: Wish, costs: PlacementCosts) -> int:
     """How many pages may be held on a replica with this request: who has its share leaves the last ones to others,
     unless it could never run then.
     """
-    total = candidate.status.pages_total
-    open_to_all = total - int(total * costs.headroom_share)
+    total, open_to_all = candidate.status.pages_total, open_pages(candidate, costs)
     return total if wish.headroom or wish.pages(candidate.status.block_tokens) > open_to_all else open_to_all
 
 
-def _is_one_too_many(candidate: Candidate, adapter: str) -> bool:
+def _is_one_too_many(candidate: Candidate, adapter: str, its_tag: str) -> bool:
     """Whether this adapter would make more in work than the replica has slots."""
-    in_work = candidate.load.adapters
-    return bool(adapter) and adapter not in in_work and len(in_work) >= max(1, candidate.status.slots)
+    load = candidate.load
+    return load.in_work >= max(1, candidate.status.slots) and not load.runs(adapter, its_tag)
 
 
 def _cost_ms(candidate: Candidate, wish: Wish, costs: PlacementCosts, users: int) -> float:

@@ -1,13 +1,14 @@
 """Which replicas are alive, from their heartbeats in Redis, which adapters lie where on them, and how many of their
 pages reservations hold. Whether one suits a request is placement's question.
 
-A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. Where
+A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. While
+heartbeats cannot be read, those that were fresh stay so for as long as a gateway may serve without Redis. Where
 adapters lie is advice: when it cannot be read, requests are placed without it.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import keys
-from core.clock import now_ms
 from core.contracts import ReplicaStatus, Residency
+from core.kv_pages import PAGE_TOKENS
+from data_plane.gateway.placing.neighbours import Neighbours
 from data_plane.gateway.placing.placement import NOTHING_RESIDENT, Candidate, Resident
 from data_plane.gateway.placing.replica_load import Load
 
@@ -25,15 +27,23 @@ _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
 _residency = msgspec.json.Decoder(Residency)
 _HELD_AT_ONCE_MAX = 32
-_GATEWAY_SEEN_MS = 10_000  # a heartbeat older than this is of one that is gone
 _Seen = tuple[str, int]  # boot id and residency version
 
 
 class Replicas:
     """The live replicas, refreshed by ``follow``."""
 
-    def __init__(self, redis: Redis, *, poll_ms: int, stale_s: float, allows: Callable[[ReplicaStatus], bool]) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        neighbours: Neighbours,
+        *,
+        poll_ms: int,
+        stale_s: float,
+        allows: Callable[[ReplicaStatus], bool],
+    ) -> None:
         self._redis = redis
+        self.neighbours = neighbours
         self._allows = allows
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
@@ -43,22 +53,31 @@ class Replicas:
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
         self._pools: dict[str, list[Candidate]] = {}  # by base model
         self._pages_total: dict[str, int] = {}
+        self._block_tokens: dict[str, int] = {}
         self._on_refresh: list[Callable[[], None]] = []
+        self._read_at = 0.0
         self.reachable = False
-        self.gateways = 1  # processes with a heartbeat, this one among them
 
     def alive(self, base_model: str) -> list[Candidate]:
         """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
-        oldest = time.monotonic() - self._stale_s
+        oldest = max(self._read_at, time.monotonic() - keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
         return [
             candidate
-            for candidate in self._pools.get(base_model, ())
+            for candidate in self.pool(base_model)
             if self._beaten_at[candidate.status.id][1] >= oldest and self._allows(candidate.status)
         ]
+
+    def pool(self, base_model: str) -> Sequence[Candidate]:
+        """All replicas of a base model, also those that take no requests now."""
+        return self._pools.get(base_model, ())
 
     def pages_total(self, base_model: str) -> int:
         """KV pages of all replicas of a base model."""
         return self._pages_total.get(base_model, 0)
+
+    def block_tokens(self, base_model: str) -> int:
+        """Tokens of the largest KV block of a base model's engines."""
+        return self._block_tokens.get(base_model, PAGE_TOKENS)
 
     def call_after_refresh(self, listener: Callable[[], None]) -> None:
         """Call it whenever the list has been read again, for as long as this process lives."""
@@ -72,8 +91,9 @@ class Replicas:
                 self.reachable = True
             except (RedisError, OSError) as error:
                 if self.reachable:
-                    _log.warning("replicas cannot be read; the last list ages", error=repr(error))
+                    _log.warning("replicas cannot be read; the last list holds for now", error=repr(error))
                 self.reachable = False
+                self.neighbours.miss(self._pools)
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
@@ -88,16 +108,16 @@ class Replicas:
                 continue  # expired: its agent stopped
             try:
                 status = _decoder.decode(value)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 _log.error("a replica's status cannot be read", replica=name, error=str(error))
                 continue
             statuses[status.id] = status
             if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                 self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
-        self._statuses = statuses
+        self._statuses, self._read_at = statuses, time.monotonic()
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
-                self._loads.setdefault(name, Load()).held_pages = int(pages or 0)
+                _hear_held(name, self._loads.setdefault(name, Load()), pages)
         await self._refresh_residency()
         # From here on nobody else runs: the pools and what is known of their replicas change together.
         known: dict[str, Any]
@@ -112,31 +132,41 @@ class Replicas:
             base_model: sum(candidate.status.pages_total for candidate in pool)
             for base_model, pool in self._pools.items()
         }
+        self._block_tokens = {
+            base_model: max(candidate.status.block_tokens for candidate in pool)
+            for base_model, pool in self._pools.items()
+        }
         for listener in self._on_refresh:
             listener()
 
     async def refresh_held(self, base_model: str) -> None:
-        """Read the held pages of some replicas of a base model, of others the next time. Raises redis.RedisError."""
+        """Read the held pages of some replicas of a base model, of others the next time, and what other gateways tell.
+        Raises redis.RedisError.
+        """
         pool = self._pools.get(base_model, [])
         some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
-        if not some:
-            return
         async with self._redis.pipeline(transaction=False) as pipe:
+            asked = self.neighbours.ask(pipe, (base_model,))
             for candidate in some:
                 pipe.hget(keys.replica_held_pages(candidate.status.id), "total")
-            for candidate, held in zip(some, await pipe.execute(), strict=True):
-                candidate.load.held_pages = int(held or 0)
+            found = await pipe.execute()
+        for candidate, held in zip(some, found[asked.commands :], strict=True):
+            _hear_held(candidate.status.id, candidate.load, held)
+        self.neighbours.hear(asked, found[: asked.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
-        """Heartbeats and held pages as Redis has them, in the order of the ids; and how many gateways there are."""
+        """Heartbeats and held pages as Redis has them, in the order of the ids; and what other gateways tell."""
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.zcount(keys.GATEWAYS, now_ms() - _GATEWAY_SEEN_MS, "+inf")
+            self.neighbours.ask_who(pipe)
+            asked = self.neighbours.ask(pipe, self._pools)
             for name in ids:
                 pipe.get(keys.replica(name))
             for name in ids:
                 pipe.hget(keys.replica_held_pages(name), "total")
-            gateways, *found = await pipe.execute()
-        self.gateways = max(1, gateways)
+            who, *found = await pipe.execute()
+        self.neighbours.hear_who(who)
+        self.neighbours.hear(asked, found[: asked.commands])
+        found = found[asked.commands :]
         return found[: len(ids)], found[len(ids) :]
 
     async def _refresh_residency(self) -> None:
@@ -153,7 +183,7 @@ class Replicas:
                 continue
             try:
                 residency = _residency.decode(value)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 _log.error("a replica's residency cannot be read", replica=status.id, error=str(error))
                 continue
             # By its own version: one that is newer than the status is kept, an older one is read again.
@@ -165,6 +195,14 @@ class Replicas:
         return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
 
 
+def _hear_held(replica_id: str, load: Load, said: Any) -> None:
+    """What Redis says of its held pages; what is no number is not believed, and the last that was holds."""
+    try:
+        load.held_pages = int(said or 0)
+    except ValueError:
+        _log.error("a replica's held pages are no number", replica=replica_id, said=repr(said))
+
+
 def _seen(status: ReplicaStatus) -> _Seen:
     return status.boot_id, status.residency_version
 
@@ -172,4 +210,4 @@ def _seen(status: ReplicaStatus) -> _Seen:
 def _text(name: object) -> str:
     """A member of a sorted set: always bytes from this client, which redis-py's types do not know."""
     assert isinstance(name, bytes)
-    return name.decode()
+    return name.decode(errors="replace")

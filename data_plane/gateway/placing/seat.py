@@ -20,12 +20,18 @@ class Seat:
     stay: Stay
     pages_max: int
     account: Account | None = None
+    rate: float = 1.0
     charged: int = 0
+
+    def charge(self, account: Account, served: int) -> None:
+        """Its turn in the queue is charged to this account, for now with the ceiling."""
+        self.account, self.rate = account, account.rate
+        self.correct(served)
 
     def correct(self, served: int) -> None:
         """Charge what was served in the end instead of the ceiling."""
         if self.account is not None:
-            self.account.charge(served - self.charged)
+            self.account.charge(served - self.charged, self.rate)
             self.charged = served
 
     def leave(self) -> None:
@@ -36,7 +42,7 @@ class Seat:
     def moved_from(self, other: "Seat") -> None:
         """The request goes on here, and with it what its tenant was charged."""
         self.stay.moved_from(other.stay)
-        self.account, self.charged = other.account, other.charged
+        self.account, self.rate, self.charged = other.account, other.rate, other.charged
 
 
 def take_seat(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, costs: PlacementCosts) -> Seat:
@@ -47,6 +53,7 @@ def take_seat(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, 
         shares,
         tenant_id=demand.tenant_id,
         weight=demand.limits.weight,
+        tier=demand.limits.tier,
         pages=wish.pages(candidate.status.block_tokens),
         prompt_tokens=demand.input_tokens if demand.stream else 0,
         adapter=wish.adapter,

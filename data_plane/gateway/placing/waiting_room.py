@@ -1,87 +1,67 @@
 """Where requests wait for room on a replica, and how each one's turn comes: when something changed, not by asking Redis
 again and again. Whose turn it is, the fair queue decides; where it goes, placement; whether it may, admission.
 
-Fairness is between the tenants of one process. A turn is a guess made on this process's view: Redis has the last word,
-and a request that hears no takes its old place again.
+A process takes of a pool what its own tenants may have beside those of others (sharing.py). A turn is a guess made on
+its view: Redis has the last word, and a request that hears no takes its old place again.
 """
 
 import asyncio
 import contextlib
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from core.errors import Unavailable
-from core.kv_pages import PAGE_TOKENS
 from data_plane.gateway import metrics
 from data_plane.gateway.placing.demand import Demand
-from data_plane.gateway.placing.drain_rate import DrainRate
-from data_plane.gateway.placing.fair_queue import Bounds, Entry, FairQueue, QueueFull, service
-from data_plane.gateway.placing.glance import Glance
-from data_plane.gateway.placing.placement import NOWHERE, Candidate, PlacementCosts, Ranking, Wish, rank
-from data_plane.gateway.placing.replica_load import Shares
+from data_plane.gateway.placing.fair_queue import Bounds, Entry, QueueFull, service
+from data_plane.gateway.placing.look import Look
+from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Ranking, Wish, open_pages, rank
 from data_plane.gateway.placing.replicas import Replicas
+from data_plane.gateway.placing.room import Patience, Room, Waiter
 from data_plane.gateway.placing.seat import Seat, take_seat
+from data_plane.gateway.placing.sharing import Backlog, Told, elsewhere_on
 from data_plane.gateway.surface.client import ClientGone
 
 _RETRY_MIN_S: Final = 0.5
 _RETRY_MAX_S: Final = 60.0
 _RETRY_JITTER: Final = 0.25  # so that those who were refused together do not come back together
-_SHED_SHARE: Final = 0.8  # of the longest wait: an estimate errs, and who is refused should hear it at once
 _OF_TENANT_MAX: Final = 8  # of one tenant's requests looked at in one turn: more may want adapters that have no slot
-_PASSED_MAX: Final = 64  # requests that found no room in one turn, after which nobody else is looked at
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long requests wait: at most; passed over by others until that ends; and between looks at Redis."""
-
-    wait_s: float
-    passed_over_s: float
-    poll_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """One request that waits. ``passed_at`` is when another first went before it although its turn had come."""
-
-    demand: Demand
-    deadline: float
-    seat: "asyncio.Future[Seat]"
-    arrived: float
-    passed_at: float | None = None
-    claim: str = ""  # the replica that is kept for it once it is overdue
-    gone: bool = False  # its caller has hung up
-
-
-class _Room:
-    """One base model's queue."""
-
-    def __init__(self, bounds: Bounds) -> None:
-        self.queue: FairQueue[Waiter] = FairQueue(bounds)
-        self.drain = DrainRate()
-        self.shares = Shares()
-        self.poll: asyncio.Task[None] | None = None
-        self.waking = False  # at the next turn of the loop
 
 
 class WaitingRoom:
     """A fair queue for each base model."""
 
-    def __init__(self, replicas: Replicas, costs: PlacementCosts, bounds: Bounds, patience: Patience) -> None:
+    def __init__(
+        self, replicas: Replicas, costs: PlacementCosts, bounds: Bounds, patience: Patience, told: Told
+    ) -> None:
         self._replicas = replicas
         self._costs = costs
         self._bounds = bounds
         self._patience = patience
-        self._rooms: dict[str, _Room] = {}
+        self._told = told
+        self._rooms: dict[str, Room] = {}
         replicas.call_after_refresh(self.wake_all)
+        replicas.neighbours.connect(self._backlog, self._heard)
 
-    def is_empty(self, base_model: str) -> bool:
-        """Whether nobody waits for this base model."""
-        room = self._rooms.get(base_model)
-        return room is None or not room.queue.requests
+    def goes_first(self, demand: Demand) -> bool:
+        """Whether nobody waits for the pages that a request would take, here or behind another gateway."""
+        room = self._room(demand.base_model)
+        if room.queue.requests:
+            return False
+        if not room.allotment.bounded:
+            return True
+        return room.allows(demand, self._pages(demand), self._replicas.pages_total(demand.base_model))
+
+    def seats_at_once(self, demand: Demand) -> Iterator[Seat]:
+        """What a request may try without waiting, best first; each is counted from the moment it is taken."""
+        if self.goes_first(demand):
+            room, wish = self._room(demand.base_model), self._wish(demand)
+            kept = room.kept_elsewhere[wish.headroom]
+            for candidate in rank(self._replicas.alive(demand.base_model), wish, self._costs, tried=kept).now:
+                yield take_seat(demand, candidate, room.shares, wish, self._costs)
 
     def ranking(self, demand: Demand, *, tried: frozenset[str] = frozenset(), overdue: bool = False) -> Ranking:
         """Where a request could go now."""
@@ -102,10 +82,12 @@ class WaitingRoom:
         waiter = Waiter(demand, now + self._patience.wait_s, loop.create_future(), now)
         entry = Entry(
             tenant_id=demand.tenant_id, weight=demand.limits.weight, tier=demand.limits.tier,
-            tokens=demand.tokens, item=waiter,
+            tokens=demand.tokens, service=service(demand.input_tokens, demand.output_tokens),
+            pages=self._pages(demand), item=waiter,
         )  # fmt: skip
-        wait_s = room.drain.wait_s(room.queue.tokens_ahead(entry), now)
-        if wait_s is not None and wait_s > self._patience.wait_s * _SHED_SHARE:
+        ahead = room.queue.tokens_ahead(entry)
+        wait_s, at_most_s = room.drain.wait_s(ahead, now), room.drain.wait_s_at_most(ahead, now)
+        if at_most_s is not None and at_most_s > self._patience.wait_s:
             raise self._overloaded("late", wait_s)
         try:
             pushed_out = room.queue.push(entry)
@@ -186,65 +168,50 @@ class WaitingRoom:
         while room.queue.requests and self._seat_next(base_model, room):
             pass
 
-    def _seat_next(self, base_model: str, room: _Room) -> bool:
+    def _seat_next(self, base_model: str, room: Room) -> bool:
         """Seat one request; False where nobody can be seated."""
-        now = asyncio.get_running_loop().time()
-        alive = self._replicas.alive(base_model)
-        glance = Glance(alive, self._costs)
-        passed: list[tuple[Waiter, Wish]] = []
-        blocked: set[str] = set()  # tenants whose oldest request lacks pages: their later ones do not pass it
-        hopeless: set[tuple[str, bool]] = set()  # adapters that lack a slot
-        claimed: dict[bool, set[str]] = {True: set(), False: set()}
+        now, pages_total = asyncio.get_running_loop().time(), self._replicas.pages_total(base_model)
+        look = Look(self._replicas.alive(base_model), room, self._costs, now)
         for entry in room.queue.in_order(of_tenant_max=_OF_TENANT_MAX):
             waiter = entry.item
             if waiter.seat.done():
                 continue  # it was cancelled, and is about to leave
             overdue = waiter.passed_at is not None and now - waiter.passed_at > self._patience.passed_over_s
             wish = self._wish(waiter.demand, overdue=overdue)
-            if entry.tenant_id in blocked or (not overdue and (wish.adapter, wish.headroom) in hopeless):
+            if look.is_vain(entry.tenant_id, wish):
                 continue
-            lacks_slot = glance.lacks_slot(wish)
-            lacks_pages = not lacks_slot and glance.lacks_pages(wish)
-            ranking = NOWHERE
-            if not (lacks_slot or lacks_pages) or (overdue and not waiter.claim):
-                ranking = rank(alive, wish, self._costs, tried=claimed[wish.headroom] - {waiter.claim})
-            if ranking.now:
-                self._grant(room, entry, ranking.now[0], now)
-                for other, others_wish in passed:
-                    if other.passed_at is None and (others_wish.headroom or not wish.headroom):
-                        other.passed_at = now
+            gives_way = not room.allows(waiter.demand, entry.pages, pages_total, overdue=overdue)
+            if candidate := look.seek(entry.tenant_id, waiter, wish, gives_way=gives_way):
+                self._grant(room, entry, candidate, wish, now)
+                look.seated(wish)
                 return True
-            passed.append((waiter, wish))
-            if len(passed) >= _PASSED_MAX:
-                return False
-            if lacks_pages or ranking.full or not wish.adapter:
-                blocked.add(entry.tenant_id)
-            else:
-                hopeless.add((wish.adapter, wish.headroom))
-            if overdue and (waiter.claim or ranking.able):
-                waiter.claim = waiter.claim or ranking.able[0].status.id
-                for headroom in (True, False) if wish.headroom else (False,):
-                    claimed[headroom].add(waiter.claim)
+            if look.is_over:
+                break
+        room.lacking, room.kept = None if look.is_over else look.blocked, look.kept
         return False
 
-    def _grant(self, room: _Room, entry: Entry[Waiter], candidate: Candidate, now: float) -> None:
+    def _grant(self, room: Room, entry: Entry[Waiter], candidate: Candidate, wish: Wish, now: float) -> None:
         demand = entry.item.demand
-        seat = self.seat(demand, candidate)
-        seat.account = room.queue.remove(entry)
-        seat.correct(service(demand.input_tokens, demand.output_tokens))
+        seat = take_seat(demand, candidate, room.shares, wish, self._costs)
+        seat.charge(room.queue.remove(entry), entry.service)
         room.drain.note(entry.tokens, now)
         self._changed(demand.base_model, room)
         entry.item.seat.set_result(seat)
 
-    async def _poll(self, base_model: str, room: _Room) -> None:
-        """While anybody waits, ask Redis what is held: other gateways give pages back without a word."""
-        while room.queue.requests:
+    async def _poll(self, base_model: str, room: Room) -> None:
+        """While anybody waits, ask Redis what is held: other gateways give pages back without a word. At the end once
+        more, to tell them that nobody does.
+        """
+        anybody = True
+        while anybody:
+            anybody = room.queue.requests > 0
             await asyncio.sleep(self._patience.poll_s * random.uniform(0.5, 1.5))  # noqa: S311 - spread, not secrecy
             with contextlib.suppress(RedisError, OSError):  # the follower of the replicas says so
                 await self._replicas.refresh_held(base_model)
             self.wake(base_model)
+            anybody = anybody or room.queue.requests > 0
 
-    def _changed(self, base_model: str, room: _Room) -> None:
+    def _changed(self, base_model: str, room: Room) -> None:
         """Keep the clock, the poll and the gauge in step with a queue that has grown or shrunk."""
         loop = asyncio.get_running_loop()
         if room.queue.requests:
@@ -252,21 +219,34 @@ class WaitingRoom:
             if room.poll is None or room.poll.done():
                 room.poll = loop.create_task(self._poll(base_model, room))
         else:
+            room.kept = {}
             room.drain.end(loop.time())
         metrics.waiting.set(sum(each.queue.requests for each in self._rooms.values()))
 
     def _wish(self, demand: Demand, *, overdue: bool = False) -> Wish:
-        shares, pages_total = self._room(demand.base_model).shares, self._replicas.pages_total(demand.base_model)
-        headroom = shares.is_below(
-            demand.tenant_id,
-            demand.limits.weight,
-            demand.wish().pages(PAGE_TOKENS),
-            pages_total,
-            self._replicas.gateways,
+        room, pages_total = self._room(demand.base_model), self._replicas.pages_total(demand.base_model)
+        headroom = not room.is_outranked(demand) and (
+            room.shares.is_idle(demand.tenant_id) or room.is_below(demand, self._pages(demand), pages_total)
         )
         return demand.wish(headroom=headroom, overdue=overdue)
 
-    def _refuse(self, room: _Room, entry: Entry[Waiter], reason: str) -> None:
+    def _pages(self, demand: Demand) -> int:
+        return demand.pages(self._replicas.block_tokens(demand.base_model))
+
+    def _backlog(self, base_model: str) -> Backlog:
+        room = self._rooms.get(base_model)
+        return Backlog() if room is None else room.backlog(self._replicas.pool(base_model), self._told)
+
+    def _heard(self, base_model: str, told: Backlog, others: list[Backlog]) -> None:
+        alive = {each.status.id for each in self._replicas.alive(base_model) if each.status.state == "ready"}
+        pages = 0
+        for candidate in self._replicas.pool(base_model):
+            candidate.load.elsewhere = elsewhere_on(candidate.status.id, others)
+            # What still runs where nobody is placed any more is claimed as well, and is nobody's share of the others.
+            pages += open_pages(candidate, self._costs) if candidate.status.id in alive else candidate.load.held_pages
+        self._room(base_model).hear(told, others, pages, asyncio.get_running_loop().time())
+
+    def _refuse(self, room: Room, entry: Entry[Waiter], reason: str) -> None:
         now = asyncio.get_running_loop().time()
         error = self._overloaded(reason, room.drain.wait_s(room.queue.tokens_ahead(entry), now))
         if not entry.item.seat.done():
@@ -281,8 +261,8 @@ class WaitingRoom:
             retry_after_s=honest_s * (1 + random.random() * _RETRY_JITTER),  # noqa: S311 - spread, not secrecy
         )
 
-    def _room(self, base_model: str) -> _Room:
+    def _room(self, base_model: str) -> Room:
         room = self._rooms.get(base_model)
         if room is None:
-            room = self._rooms[base_model] = _Room(self._bounds)
+            room = self._rooms[base_model] = Room(self._bounds)
         return room

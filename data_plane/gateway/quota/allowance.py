@@ -2,17 +2,18 @@
 a request costs at most. Pure; what is taken of a level at this moment is in Redis alone.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from core import keys
 from core.contracts import KeyGrant, KeyLimits, TenantGrant
 
 NO_LIMIT = -1
+_NANOS_MAX = (1 << 53) - 1  # what a Lua number counts exactly
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(msgspec.Struct, frozen=True, kw_only=True):
     """One hash of Redis and its ceilings; ``NO_LIMIT`` is none. ``spend_ceiling_nanos`` bounds what was ever spent,
     which is ``charged_nanos`` at least, and ``month_nanos`` what was spent this month.
     """
@@ -47,8 +48,7 @@ class Level:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """The most a token of each kind and a KV page can cost, in nanodollars; a page for as long as a request may run."""
 
     input_nanos: int = 0
@@ -56,8 +56,7 @@ class Costs:
     page_nanos: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformLimits:
+class PlatformLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What all tenants together may have in work."""
 
     concurrent_requests: int | None = None
@@ -65,13 +64,36 @@ class PlatformLimits:
     tokens_per_minute: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What an admitted request holds at each of its levels, by their hashes, and in pages on its replica."""
+
+    tenant_id: str
+    levels: tuple[str, ...]
+    input_tokens: int
+    output_tokens: int
+    pages: int
+    nanos: int
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Whose, in which levels from the widest to the narrowest, and at which costs."""
 
     tenant_id: str
     levels: tuple[Level, ...]
     costs: Costs = Costs()
+
+    def taken(self, *, input_tokens: int, output_tokens: int, pages: int) -> Taken:
+        """What so much holds, as reserve.lua reckons it."""
+        costs = self.costs
+        nanos = input_tokens * costs.input_nanos + output_tokens * costs.output_nanos + pages * costs.page_nanos
+        return Taken(
+            tenant_id=self.tenant_id,
+            levels=tuple([level.quota for level in self.levels]),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            pages=pages,
+            nanos=min(nanos, _NANOS_MAX),
+        )
 
 
 def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, longest_ms: int) -> Allowance:
@@ -91,6 +113,16 @@ def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, l
             page_nanos=-(-prices.kv_page_second_nanos * longest_ms // 1000),
         )
     return Allowance(tenant_id=tenant.tenant_id, levels=tuple(levels), costs=costs)
+
+
+def one_request(tenant: TenantGrant, key: KeyGrant) -> Allowance:
+    """One request of the minute and nothing else, for what no engine is asked for."""
+    limit = tenant.limits.requests_per_minute
+    levels = [Level(name="tenant", quota=keys.tenant_quota(tenant.tenant_id), requests_per_minute=limit)]
+    if key.limits is not None and (limit_of_key := key.limits.requests_per_minute) is not None:
+        quota = keys.key_quota(key.tenant_id, key.key_id)
+        levels.append(Level(name="key", quota=quota, requests_per_minute=limit_of_key))
+    return Allowance(tenant_id=tenant.tenant_id, levels=tuple(levels))
 
 
 def _platform(limits: PlatformLimits) -> Level:

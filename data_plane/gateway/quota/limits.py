@@ -1,7 +1,8 @@
 """What a reservation's answer means to the caller: the x-ratelimit headers, and the 429 for each limit. Pure."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from core.money import format_usd
 from data_plane.gateway.errors import Headers, QuotaExceeded
@@ -17,8 +18,7 @@ _RATES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The answer of reserve.lua. ``blocked_by`` is empty when everything was taken; ``max_tokens`` and ``pages`` were
     granted then. Else ``level`` says whose limit it was, ``wait_us`` < 0 means never, and ``fits`` is the max_tokens
     that would fit now. Requests and tokens are of the level with the least room; a limit of -1 is none.

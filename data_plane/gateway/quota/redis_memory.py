@@ -21,6 +21,14 @@ class RedisMemory:
         self._connection = 0
         self._generation = 0
 
+    async def recorded(self) -> bytes | None:
+        """Entries of the usage stream below this one are in billing's ledger; None where nobody says so."""
+        try:
+            recorded: bytes | None = await self._line.call("GET", keys.USAGE_RECORDED)
+        except (RedisError, OSError):
+            return None
+        return recorded
+
     async def generation(self) -> int:
         """A number that grows whenever something may have been forgotten; 0 where Redis does not answer."""
         try:

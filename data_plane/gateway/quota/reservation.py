@@ -5,7 +5,6 @@ Fails closed: without an answer in time nothing is admitted. The scripts are fil
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from redis.exceptions import RedisError
 
 from core import keys
 from core.contracts import UsageEvent
-from data_plane.gateway.quota.allowance import Allowance
+from data_plane.gateway.quota.allowance import Allowance, Taken
 from data_plane.gateway.quota.limits import Verdict
 from data_plane.gateway.quota.script import Script
 from data_plane.gateway.quota.used import NOTHING_USED, Used
@@ -24,8 +23,7 @@ RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which every
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What a request takes at most, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
     prompt and up to ``max_tokens``; where those do not fit, as few as ``min_tokens`` may be granted in their place.
     """
@@ -38,19 +36,20 @@ class Ask:
     block_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """How a request ended. Without an event nothing is billed, and the whole reservation is refunded."""
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended. Without an event nothing is billed, and the whole reservation is refunded. ``cached_saves``
+    is what each prompt token counts for less where it was cached.
+    """
 
     request_id: str
     tenant_id: str
     replica_id: str
     used: Used = NOTHING_USED
+    cached_saves: Used = NOTHING_USED
     event: UsageEvent | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a running request has used so far: the event that is billed if nobody settles it."""
 
     event: UsageEvent
@@ -61,11 +60,26 @@ class QuotasForgotten(RedisError):
     """Redis is there, but does not know what was used this month. Callers fail as if it were away."""
 
 
+class Settled(NamedTuple):
+    """Whether a settlement was the first of its request, as which it is true, and the entry of the usage stream that
+    told billing: that one or one before it; empty where nothing is billed.
+    """
+
+    first: bool
+    entry: bytes
+
+    def __bool__(self) -> bool:
+        return self.first
+
+
 class Renewed(NamedTuple):
-    """How many reservations were not there any more, for whatever reason, and the requests whose leases had run out."""
+    """How many reservations were not there any more, for whatever reason, the requests whose leases had run out, and
+    those of which Redis knows nothing.
+    """
 
     missing: int
     expired: list[str]
+    unknown: list[str]
 
 
 class Reservations:
@@ -80,8 +94,17 @@ class Reservations:
         self._renew = Script("renew")
         self._move = Script("move")
         self._sweep = Script("sweep")
+        self._restore = Script("restore")
 
-    async def reserve(self, ask: Ask, allowance: Allowance, *, replica_id: str, replica_pages_max: int) -> Verdict:
+    async def reserve(
+        self,
+        ask: Ask,
+        allowance: Allowance,
+        *,
+        replica_id: str,
+        replica_pages_max: int,
+        within_s: float | None = None,
+    ) -> Verdict:
         """Take what ``ask`` names at every level, or nothing. ``replica_pages_max`` of -1 only asks whether the caller
         may. The same request again gives back first what it took before. Raises QuotasForgotten.
         """
@@ -117,6 +140,7 @@ class Reservations:
                 costs.page_nanos,
                 *(limit for level in allowance.levels for limit in level.arguments),
             ),
+            within_s=within_s,
         )
         verdict, number, *rest = reply
         if verdict == b"forgotten":
@@ -148,37 +172,42 @@ class Reservations:
             )
         )
 
-    async def settle(self, settlement: Settlement) -> bool:
-        """End a reservation; False where it has been settled before. Idempotent on the request id."""
+    async def settle(self, settlement: Settlement, *, within_s: float | None = None) -> Settled:
+        """End a reservation. Idempotent on the request id."""
         tenant_id, request_id = settlement.tenant_id, settlement.request_id
         event, used = settlement.event, settlement.used
-        return bool(
-            await self._settle(
-                self._line,
-                (
-                    keys.settled(tenant_id, request_id),
-                    keys.tenant_leases(tenant_id),
-                    keys.reservation(tenant_id, request_id),
-                    keys.USAGE_STREAM,
-                    keys.replica_held(settlement.replica_id),
-                    keys.replica_held_pages(settlement.replica_id),
-                    keys.tenant_quota(tenant_id),
-                    keys.key_quota(tenant_id, "" if event is None else event.key_id),
-                ),
-                (
-                    request_id,
-                    self._marker_s,
-                    used.input_tokens,
-                    used.output_tokens,
-                    used.cost_nanos,
-                    b"" if event is None else _ENCODER.encode(event),
-                ),
-            )
+        first, entry = await self._settle(
+            self._line,
+            (
+                keys.settled(tenant_id, request_id),
+                keys.tenant_leases(tenant_id),
+                keys.reservation(tenant_id, request_id),
+                keys.USAGE_STREAM,
+                keys.replica_held(settlement.replica_id),
+                keys.replica_held_pages(settlement.replica_id),
+                keys.tenant_quota(tenant_id),
+                keys.key_quota(tenant_id, "" if event is None else event.key_id),
+            ),
+            (
+                request_id,
+                self._marker_s,
+                used.input_tokens,
+                used.output_tokens,
+                used.cost_nanos,
+                b"" if event is None else _ENCODER.encode(event),
+                settlement.cached_saves.input_tokens,
+                settlement.cached_saves.cost_nanos,
+            ),
+            within_s=within_s,
         )
+        return Settled(bool(first), entry)
 
-    async def bill(self, event: UsageEvent) -> None:
-        """Tell billing of a request whose marker may be gone; it knows what it has recorded. No quota counts it."""
-        await self._line.call("XADD", keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
+    async def bill(self, event: UsageEvent) -> bytes:
+        """Tell billing of a request whose marker may be gone; it knows what it has recorded. No quota counts it.
+        Returns the entry of the usage stream.
+        """
+        entry: bytes = await self._line.call("XADD", keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
+        return entry
 
     async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> Renewed:
         """Extend leases, and note what their requests have used: by (tenant, replica), request ids with a checkpoint,
@@ -196,8 +225,32 @@ class Reservations:
             )
         )
         return Renewed(
-            sum(missing for missing, _ in replies), [each.decode() for _, expired in replies for each in expired]
+            sum(missing for missing, *_ in replies),
+            [each.decode() for _, expired, _ in replies for each in expired],
+            [each.decode() for *_, unknown in replies for each in unknown],
         )
+
+    async def restore(self, request_id: str, taken: Taken, *, replica_id: str) -> bool:
+        """Hold again what a running request holds and Redis has forgotten; False where it is held, or has ended."""
+        tenant_id = taken.tenant_id
+        return bool(
+            await self._restore(
+                self._line,
+                (
+                    keys.tenant_leases(tenant_id),
+                    keys.reservation(tenant_id, request_id),
+                    keys.settled(tenant_id, request_id),
+                    keys.LEASED_TENANTS,
+                    keys.replica_held(replica_id),
+                    keys.replica_held_pages(replica_id),
+                    *taken.levels,
+                ),
+                (
+                    request_id, tenant_id, self._lease_ms,
+                    taken.pages, taken.input_tokens, taken.output_tokens, taken.nanos,
+                ),
+            )
+        )  # fmt: skip
 
     async def sweep(self, tenant_id: str) -> int:
         """End a tenant's reservations whose leases ran out, each by its last checkpoint, and note in ``LEASED_TENANTS``

@@ -4,6 +4,8 @@ What the scripts do is told in the folder beside this file.
 """
 
 import hashlib
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +24,19 @@ class Script:
         self.source = (_SCRIPTS / "holds.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(self, line: RedisLine, script_keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """The script's reply, of its own shape. Raises redis.RedisError."""
+    async def __call__(
+        self,
+        line: RedisLine,
+        script_keys: Sequence[str],
+        arguments: Sequence[Argument],
+        *,
+        within_s: float | None = None,
+    ) -> Any:
+        """The script's reply, of its own shape. Raises redis.RedisError, or TimeoutError where none comes in time."""
+        command = "EVALSHA", self.digest, len(script_keys), *script_keys, *arguments
+        due = math.inf if within_s is None else time.monotonic() + within_s
         try:
-            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+            return await line.call(*command, due=due)
         except NoScriptError:
-            await line.call("SCRIPT", "LOAD", self.source)
-            return await line.call("EVALSHA", self.digest, len(script_keys), *script_keys, *arguments)
+            await line.call("SCRIPT", "LOAD", self.source, due=due)
+            return await line.call(*command, due=due)

@@ -27,3 +27,12 @@ def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
         output_tokens=event.output_tokens,
         cost_nanos=0 if tenant.prices is None else rate(event, tenant.prices).amount_nanos,
     )
+
+
+def saved_by_cache(tenant: TenantGrant) -> Used:
+    """What a prompt token counts for less where it came from a prefix cache."""
+    prices = tenant.prices
+    return Used(
+        input_tokens=0 if tenant.limits.count_cached_tokens else 1,
+        cost_nanos=0 if prices is None else prices.input_nanos - prices.cached_input_nanos,
+    )

@@ -5,7 +5,7 @@ Fails closed: a connection that breaks, or says what is not HTTP, fails whatever
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 import httptools
@@ -31,6 +31,19 @@ class Answer:
         while not (data := line.take()) and not line.whole:
             await line.more()
         return data
+
+    async def pour(self, into: Callable[[bytes], bool]) -> bool:
+        """Hand the body to ``into`` piece by piece in the moment in which each comes, without waking anybody. True at
+        its end, False where ``into`` returned false: it wants no more now. Raises EngineLost, and what ``into`` raises.
+        """
+        line = self._line
+        while True:
+            if (data := line.take()) and not into(data):
+                return False
+            if line.whole:
+                return True
+            if not await line.more(into):
+                return False
 
     async def read(self, bytes_max: int) -> bytes:
         """The body's beginning, up to a size. Raises EngineLost."""
@@ -73,7 +86,8 @@ class Line(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._into: Callable[[bytes], bool] | None = None
         self._answer: Answer | None = None
         self._headers: dict[str, str] = {}
         self._kept_bytes = 0  # by the parser, since the last of a body: of a head, or of what follows a body
@@ -83,27 +97,29 @@ class Line(asyncio.Protocol):
         self._kept = True
         self._error: Exception | None = None
 
-    async def ask(self, request: bytes) -> Answer:
+    def send(self, request: bytes) -> None:
+        """Ask; nothing has come of an answer yet."""
         assert self._transport is not None
-        self._begin()
+        self.whole, self._answer, self._headers, self._kept_bytes = False, None, {}, 0
         self._transport.write(request)
+
+    async def answer(self) -> Answer:
+        """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises EngineLost."""
         while (answer := self._answer) is None:
             await self.more()
         return answer
 
-    def _begin(self) -> None:
-        """Nothing has come of an answer yet."""
-        self.whole, self._answer, self._headers, self._kept_bytes = False, None, {}, 0
-
-    async def more(self) -> None:
-        """Wait for something to come. Raises EngineLost."""
+    async def more(self, into: Callable[[bytes], bool] | None = None) -> bool:
+        """Wait for something to come, or for what ``into`` does not take at once: false where it wants no more. Raises
+        EngineLost.
+        """
         if self.lost:
             raise EngineLost(f"the connection to the engine broke: {self._error!r}")
-        self._waiter = self._loop.create_future()
+        self._waiter, self._into = self._loop.create_future(), into
         try:
-            await self._waiter
+            return await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self._into = None
 
     def take(self) -> bytes:
         """What has come of the body and has not been read."""
@@ -140,6 +156,7 @@ class Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(exc)
+        del self._parser  # which knows this in turn
 
     def data_received(self, data: bytes) -> None:
         if self.whole:  # nobody asked
@@ -159,7 +176,22 @@ class Line(asyncio.Protocol):
         if self._unread_bytes > self._lines.unread_max_bytes and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._into is None or not self._unread:
+            waiter.set_result(True)
+        else:
+            self._pass_on(self._into, waiter)
+
+    def _pass_on(self, into: Callable[[bytes], bool], waiter: "asyncio.Future[bool]") -> None:
+        try:
+            wanted = into(self.take())
+        except Exception as error:  # noqa: BLE001 - the waiter's to handle
+            waiter.set_exception(error)
+        else:
+            if self.whole or not wanted:
+                waiter.set_result(wanted)
 
     def on_message_begin(self) -> None:
         if self._answer is not None:
@@ -186,13 +218,10 @@ class Line(asyncio.Protocol):
             self.whole, self._kept_bytes = True, 0
             self._kept = self._parser.should_keep_alive()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     def _lose(self, error: Exception | None) -> None:
         if self.lost:
             return
         self.lost, self._error = True, error
         self._lines.ended(self)
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)

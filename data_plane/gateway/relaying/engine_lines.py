@@ -52,15 +52,23 @@ class EngineLines:
         """Send a request; its answer's head has come when this returns. Raises OSError, of which EngineLost and
         LinesExhausted are some. ``spare`` says that it may take one of the spare connections.
         """
+        line = await self.ask(method, origin, path, headers, body, spare=spare)
+        try:
+            return await line.answer()
+        except BaseException:
+            line.drop()
+            raise
+
+    async def ask(
+        self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
+    ) -> Line:
+        """Send a request, and return the connection on which the answer comes: close it in the end. Raises OSError."""
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         assert fields.count("\n") == len(headers), "what we send in headers is our own, and has no line ends"
         line = self._take(origin) or await self._connect(origin, self._connections_max + (self._spare if spare else 0))
         head = f"{method} {path} HTTP/1.1\r\nhost: {line.host}\r\n{fields}content-length: {len(body)}\r\n\r\n"
-        try:
-            return await line.ask(head.encode("latin-1") + body)
-        except BaseException:
-            line.drop()
-            raise
+        line.send(head.encode("latin-1") + body)
+        return line
 
     def close(self) -> None:
         """Drop every connection."""

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -18,7 +17,7 @@ from core.errors import AppError, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.relaying.engine_line import Answer
-from data_plane.gateway.relaying.upstream import ReplicaFailed, Upstream
+from data_plane.gateway.relaying.upstream import Asked, ReplicaFailed, Upstream
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settling.meter import AdapterLoad, Counts
 from data_plane.gateway.surface.body import Call
@@ -28,8 +27,7 @@ from data_plane.gateway.surface.sse import StreamBroken
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """What is relayed, where to, and when the whole request must have ended (loop time). ``adapter`` is the engine's
     name again where that is an adapter's. ``on_open`` is given the exchange, before it begins.
     """
@@ -48,8 +46,7 @@ class Attempt:
     on_open: Callable[["Exchange"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Relayed:
+class Relayed(msgspec.Struct, frozen=True):
     """How an attempt ended and what it used. The response's end is left to be written once the request has settled:
     ``ending`` is its last bytes, or ``error`` says what to tell instead; neither where nobody listens any more.
     """
@@ -71,27 +68,25 @@ class Exchange(ABC):
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
-        self._opening: asyncio.Task[Answer] | None = None
-        self._gone = False
+        self._asked: Asked | None = None
+        self._gone = self._ending = False
         self._writing = False
         self.cut: AppError | None = None  # why it was ended from outside
 
     async def run(self) -> Relayed:
         attempt = self._attempt
-        self._opening = asyncio.create_task(
-            self._upstream.open(
-                attempt.replica,
-                attempt.call.kind,
-                attempt.request_id,
-                attempt.body,
-                adapter=attempt.adapter,
-                tenant_id=attempt.tenant_id,
-            )
-        )
-        watcher = self._client.watch(self._on_gone)
+        self._client.watch(self._on_gone)
         try:
             async with asyncio.timeout_at(self._first_deadline()) as self._guard:
-                return await self._exchange(await asyncio.shield(self._opening))
+                self._asked = await self._upstream.ask(
+                    attempt.replica,
+                    attempt.call.kind,
+                    attempt.request_id,
+                    attempt.body,
+                    adapter=attempt.adapter,
+                    tenant_id=attempt.tenant_id,
+                )
+                return await self._exchange(await self._asked.answer())
         except TimeoutError:
             # A caller who does not read is as gone as one who hung up.
             return await self._end_early("client_gone" if self._gone or self._writing else "timeout")
@@ -101,8 +96,9 @@ class Exchange(ABC):
         except (StreamBroken, OSError, msgspec.MsgspecError) as error:
             return self._replica_gone(error)
         finally:
-            watcher.cancel()
-            await self._close()
+            self._client.watch(None)
+            if self._asked is not None:
+                self._asked.close()
 
     def _on_gone(self) -> None:
         self._gone = True
@@ -115,6 +111,7 @@ class Exchange(ABC):
 
     def _time_out(self) -> None:
         """End the exchange now, as its deadline would."""
+        self._ending = True
         if self._guard is not None and not self._guard.expired():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._guard.reschedule(self._loop.time())
@@ -129,20 +126,8 @@ class Exchange(ABC):
 
     async def _end_early(self, outcome: Outcome) -> Relayed:
         """Abort on the engine and read its answer to the end, for the final count."""
-        assert self._opening is not None
-        aborting = asyncio.create_task(self._abort_repeatedly())
-        try:
-            async with asyncio.timeout(self._limits.abort_s):
-                await self._read_to_end(await asyncio.shield(self._opening))
-        except AppError:
-            pass  # it never ran
-        except asyncio.CancelledError:
-            self.cut = _stopping()
-        except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
-            metrics.incomplete_counts.inc()
-            _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
-        finally:
-            aborting.cancel()
+        if self._asked is not None:
+            await self._abort(self._asked)
         counts = self.counts()
         if outcome == "client_gone":
             return Relayed(outcome, counts)
@@ -153,21 +138,26 @@ class Exchange(ABC):
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
         return Relayed(outcome, counts, error=late)
 
+    async def _abort(self, asked: Asked) -> None:
+        aborting = asyncio.create_task(self._abort_repeatedly())
+        try:
+            async with asyncio.timeout(self._limits.abort_s):
+                await self._read_to_end(await asked.answer())
+        except AppError:
+            pass  # it never ran
+        except asyncio.CancelledError:
+            self.cut = _stopping()
+        except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
+            metrics.incomplete_counts.inc()
+            _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
+        finally:
+            aborting.cancel()
+
     async def _abort_repeatedly(self) -> None:
         """Until cancelled: an abort that comes before the engine has the request is lost on it."""
         while True:
             await self._upstream.abort(self._attempt.replica, self._attempt.call.kind, self._attempt.request_id)
             await asyncio.sleep(self._limits.abort_repeat_ms / 1000)
-
-    async def _close(self) -> None:
-        """Leave no connection with unread bytes, and no task behind."""
-        opening = self._opening
-        assert opening is not None
-        if not opening.done():
-            opening.cancel()
-            await asyncio.wait([opening])
-        if not opening.cancelled() and opening.exception() is None:
-            opening.result().close()
 
     @abstractmethod
     def _first_deadline(self) -> float:

@@ -32,6 +32,7 @@ class StreamExchange(Exchange):
             event_max_bytes=limits.event_max_bytes,
             tier_shown=call.tier_asked,
         )
+        self._due = 0.0  # loop time at which the guard is set anew
 
     def _first_deadline(self) -> float:
         return min(self._loop.time() + self._limits.first_byte_s, self._attempt.deadline)
@@ -44,24 +45,32 @@ class StreamExchange(Exchange):
         return self._rewriter.counts()
 
     async def _exchange(self, answer: Answer) -> Relayed:
-        guard, client, rewriter = self._guard, self._client, self._rewriter
-        assert guard is not None
-        patience_s, due = self._limits.inter_token_s, 0.0
-        while data := await answer.some():
-            if out := rewriter.feed(data):
-                self._writing = True
-                if not client.started:
-                    self._attempt.on_first_byte()
-                    await client.start(200, [*_STREAM_HEADERS, *self._attempt.headers])
-                await client.write(out, more=True)
-                self._writing = False
-            if (now := self._loop.time()) >= due and not self._gone:
-                # A tenth late rather than at every event: timers cost more than the events do.
-                guard.reschedule(min(now + 1.1 * patience_s, self._attempt.deadline))
-                due = now + 0.1 * patience_s
-        if not rewriter.done:
+        while not await answer.pour(self._take):
+            self._writing = True
+            await self._client.drained()
+            self._writing = False
+        if not self._rewriter.done:
             raise StreamBroken("the stream ended without its end")
-        return Relayed("done", rewriter.counts(), ending=DONE)
+        return Relayed("done", self._rewriter.counts(), ending=DONE)
+
+    def _take(self, data: bytes) -> bool:
+        """From the engine to the caller, in the moment in which it comes; false where the caller reads too slowly."""
+        out = self._rewriter.feed(data)
+        self._be_patient()
+        if not out:
+            return True
+        if self._client.started:
+            return self._client.push(out)
+        self._attempt.on_first_byte()
+        return self._client.begin([*_STREAM_HEADERS, *self._attempt.headers], out)
+
+    def _be_patient(self) -> None:
+        """Something came: wait for more for as long again."""
+        now, patience_s = self._loop.time(), self._limits.inter_token_s
+        if now >= self._due and not self._ending and self._guard is not None:
+            # A tenth late rather than at every event: timers cost more than the events do.
+            self._guard.reschedule(min(now + 1.1 * patience_s, self._attempt.deadline))
+            self._due = now + 0.1 * patience_s
 
     async def _read_to_end(self, answer: Answer) -> None:
         self._rewriter.aborting = True

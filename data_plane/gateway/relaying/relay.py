@@ -3,7 +3,8 @@ the lifecycle's.
 """
 
 import asyncio
-from dataclasses import replace
+
+import msgspec
 
 from core.errors import AppError
 from data_plane.gateway.placing.breaker import Breakers
@@ -56,7 +57,7 @@ class Relay:
         waited_for = relayed.outcome != "client_gone" and relaying.cut is None
         if waited_for or relayed.counts.outputs:
             self._report(attempt, failed=waited_for and (relayed.outcome == "replica_gone" or stood_still))
-        return relayed if relaying.load is None else replace(relayed, load=relaying.load)
+        return relayed if relaying.load is None else msgspec.structs.replace(relayed, load=relaying.load)
 
     def _report(self, attempt: Attempt, *, failed: bool) -> None:
         if failed:

@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from core.contracts import ReplicaStatus
-from core.errors import BadGateway, InvalidRequest, Unavailable
-from data_plane.gateway.relaying.engine_line import Answer, EngineLost
+from core.errors import AppError, BadGateway, InvalidRequest, Unavailable
+from data_plane.gateway.relaying.engine_line import Answer, EngineLost, Line
 from data_plane.gateway.relaying.engine_lines import EngineLines, LinesExhausted
 from data_plane.gateway.surface.body import ENGINE_PATHS, ID_PREFIXES, Kind
 
@@ -105,12 +105,11 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         self._lines.close()
 
-    async def open(
+    async def ask(
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
-    ) -> Answer:
-        """Send a request; its answer's headers have come when this returns. ``adapter`` is the engine name that must be
-        made resident first, in turn with other tenants' adapters. Raises ReplicaFailed (AdapterUnavailable where the
-        door says why), AdapterLoading, LocalShortage or InvalidRequest.
+    ) -> "Asked":
+        """Send a request. ``adapter`` is the engine name that must be made resident first, in turn with other tenants'
+        adapters. Raises ReplicaFailed or LocalShortage.
         """
         headers = {
             "authorization": self._authorization,
@@ -120,39 +119,12 @@ class Upstream:
         if adapter is not None:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
-            answer = await self._lines.request("POST", replica.url, ENGINE_PATHS[kind], headers, body)
+            return Asked(await self._lines.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
         except LinesExhausted as error:
             _log.warning("no connection is left", error=str(error))
             raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
         except OSError as error:
-            _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
-            raise ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).") from error
-        if answer.status == 200:
-            return answer
-        try:
-            raw = await answer.read(_ERROR_BYTES_MAX)
-        except EngineLost:
-            raw = b""
-        finally:
-            answer.close()
-        said = raw[:500].decode(errors="replace")
-        told = _error(raw)
-        if answer.status == 503 and told.code == "adapter_loading":
-            raise AdapterLoading(_seconds(answer.headers), _bounded(told.eta_s))
-        _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
-        if answer.status == 503 and told.code in _CANNOT:
-            raise AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
-        # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
-        if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in said):
-            failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
-            failed.about_adapter = True
-            raise failed
-        if answer.status in (400, 422):
-            raise InvalidRequest(
-                "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
-                code="request_refused",
-            )
-        raise ReplicaFailed("The replica failed.")
+            raise _unreachable(replica, error) from error
 
     async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:
         """Ask an engine to end a request now; its answer then ends normally, with its final count. Never raises."""
@@ -189,6 +161,70 @@ class Upstream:
                 return answer.status == 200
         except OSError:  # TimeoutError is one
             return False
+
+
+class Asked:
+    """A request that an engine has been sent. Close it in the end."""
+
+    def __init__(self, line: Line, replica: ReplicaStatus) -> None:
+        self._line: Line | None = line
+        self._answer: Answer | None = None
+        self._replica = replica
+
+    async def answer(self) -> Answer:
+        """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises ReplicaFailed
+        (AdapterUnavailable where the door says why), AdapterLoading or InvalidRequest.
+        """
+        if self._line is None:
+            raise ReplicaFailed("The replica refused the request.")
+        try:
+            answer = self._answer = await self._line.answer()
+        except EngineLost as error:
+            raise _unreachable(self._replica, error) from error
+        if answer.status == 200:
+            return answer
+        try:
+            raw = await answer.read(_ERROR_BYTES_MAX)
+        except EngineLost:
+            raw = b""
+        finally:
+            self.close()
+        raise _refusal(self._replica, answer, raw)
+
+    def close(self) -> None:
+        """Give the connection back, or drop it where the answer has not been read to its end."""
+        line, self._line = self._line, None
+        if self._answer is not None:
+            self._answer.close()
+        elif line is not None:
+            line.drop()
+
+
+def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
+    _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
+    return ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).")
+
+
+def _refusal(replica: ReplicaStatus, answer: Answer, raw: bytes) -> AppError:
+    """What a status other than 200 means."""
+    said = raw[:500].decode(errors="replace")
+    told = _error(raw)
+    if answer.status == 503 and told.code == "adapter_loading":
+        return AdapterLoading(_seconds(answer.headers), _bounded(told.eta_s))
+    _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
+    if answer.status == 503 and told.code in _CANNOT:
+        return AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
+    # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
+    if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in said):
+        failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
+        failed.about_adapter = True
+        return failed
+    if answer.status in (400, 422):
+        return InvalidRequest(
+            "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
+            code="request_refused",
+        )
+    return ReplicaFailed("The replica failed.")
 
 
 def _error(raw: bytes) -> _Error:

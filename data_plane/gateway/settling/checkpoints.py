@@ -6,7 +6,7 @@ Redis is away requests run on, and only their leases age.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from redis.exceptions import RedisError
@@ -26,7 +26,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        held: Mapping[str, Hold],
+        held: Callable[[], Mapping[str, Hold]],
         reservations: Reservations,
         *,
         every_s: float,
@@ -49,12 +49,12 @@ class Checkpoints:
                 reachable = True
             except (RedisError, OSError) as error:
                 if reachable:
-                    _log.warning("leases cannot be renewed", held=len(self._held), error=repr(error))
+                    _log.warning("leases cannot be renewed", held=len(self._held()), error=repr(error))
                 reachable = False
 
     async def write(self) -> None:
         """Write once what is due now. Raises redis.RedisError; what was not written stays due."""
-        holds = list(self._held.values())
+        holds = list(self._held().values())
         for first in range(0, len(holds), _AT_ONCE_MAX):
             await self._write(holds[first : first + _AT_ONCE_MAX])
             await asyncio.sleep(0)
@@ -84,14 +84,24 @@ class Checkpoints:
                 missing=renewed.missing,
                 run_out=renewed.expired,
             )
+        held = self._held() if renewed.expired or renewed.unknown else {}
         for request_id in renewed.expired:
-            self._cut_off(request_id)
+            self._cut_off(held.get(request_id))
+        await asyncio.gather(*(self._restore(held.get(request_id)) for request_id in renewed.unknown))
 
-    def _cut_off(self, request_id: str) -> None:
+    async def _restore(self, hold: Hold | None) -> None:
+        """Redis lost its data: what runs holds its quotas again, and is noted anew."""
+        if hold is None or hold.taken is None or hold.running is None:
+            return
+        if await self._reservations.restore(hold.request_id, hold.taken, replica_id=hold.replica_id):
+            hold.checkpoint_at, hold.checkpoint_tokens = 0.0, 0
+            metrics.holds_restored.inc()
+
+    def _cut_off(self, hold: Hold | None) -> None:
         """End a request whose lease ran out: what it held may be another's by now."""
-        if (hold := self._held.get(request_id)) is not None and hold.running is not None:
+        if hold is not None and hold.running is not None:
             metrics.cut_off.inc()
-            _log.warning("request is cut off: its lease ran out", request_id=request_id)
+            _log.warning("request is cut off: its lease ran out", request_id=hold.request_id)
             hold.running.cut_off(
                 Unavailable(
                     "The answer was broken off: quotas could not be reached for too long. What came is billed.",

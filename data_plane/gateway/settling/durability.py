@@ -13,6 +13,7 @@ from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settling.checkpoints import Checkpoints
 from data_plane.gateway.settling.journal import Journal
 from data_plane.gateway.settling.journal_takeover import Takeover
+from data_plane.gateway.settling.kept import Kept
 from data_plane.gateway.settling.settlement import Settler
 from data_plane.gateway.settling.sweeper import Sweeper
 
@@ -27,19 +28,19 @@ class Durability:
             gateway_id,
             segment_max_bytes=settings.journal_segment_max_bytes,
             bytes_max=settings.journal_max_bytes,
+            group_s=settings.journal_group_ms / 1000,
         )
         self.settler = Settler(
             reservations,
             self._journal,
             RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s),
+            Kept(self._journal, kept_s=settings.settlement_kept_s, count_max=settings.settlement_kept_max),
             deadline_s=settings.settlement_deadline_s,
             retry_s=settings.settlement_retry_s,
-            kept_s=settings.settlement_kept_s,
+            marker_s=settings.settled_marker_s,
             backlog_max=settings.settlement_backlog_max,
         )
-        self._takeover = Takeover(
-            self._journal, self.settler, every_s=settings.journal_takeover_s, marker_s=settings.settled_marker_s
-        )
+        self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_takeover_s)
         self._checkpoints = Checkpoints(
             self.settler.held,
             reservations,

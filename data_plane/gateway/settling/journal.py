@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from core import clock
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
 
@@ -30,7 +29,6 @@ _MARKS_FLUSH_S: Final = 1.0
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One record: a settlement, or the request id of one that Redis has."""
 
-    at_ms: int = 0
     settlement: Settlement | None = None
     done: str = ""
 
@@ -104,11 +102,12 @@ class _Segment:
 class Journal:
     """The journal of one process."""
 
-    def __init__(self, folder: Path, name: str, *, segment_max_bytes: int, bytes_max: int) -> None:
+    def __init__(self, folder: Path, name: str, *, segment_max_bytes: int, bytes_max: int, group_s: float = 0) -> None:
         self.folder = folder
         self.name = name
         self._segment_max_bytes = segment_max_bytes
         self._bytes_max = bytes_max
+        self._group_s = group_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._lock: int | None = None
         self._segments: list[_Segment] = []
@@ -137,7 +136,7 @@ class Journal:
         if not self._segments or settlement.request_id in self._where:
             return self._batch
         segment = self._segments[-1]
-        chunk = framed(Line(at_ms=clock.now_ms(), settlement=settlement))
+        chunk = framed(Line(settlement=settlement))
         if sum(each.size_bytes for each in self._segments) + len(chunk) > self._bytes_max:
             self._failed(OSError(f"the journal is full: {self._bytes_max} bytes wait for Redis"))
             return None
@@ -159,11 +158,12 @@ class Journal:
         return request_id in self._where
 
     async def follow(self) -> None:
-        """Write what comes, for ever; marks of what is done wait a little for company."""
+        """Write what comes, for ever; marks of what is done wait longer for company."""
         while True:
             try:
                 async with asyncio.timeout(_MARKS_FLUSH_S):
                     await self._wake.wait()
+                await asyncio.sleep(self._group_s)
             except TimeoutError:
                 pass
             self._wake.clear()

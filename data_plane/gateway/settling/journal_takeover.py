@@ -11,7 +11,6 @@ from typing import Final
 
 import structlog
 
-from core import clock
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.settling.journal import Journal, lock, lock_file, read, segments
@@ -24,11 +23,10 @@ _LOCK_SUFFIX: Final = ".lock"
 class Takeover:
     """Looks for journals whose process is gone. Whoever holds the lock of one is the only one to settle it."""
 
-    def __init__(self, own: Journal, settler: Settler, *, every_s: float, marker_s: int) -> None:
+    def __init__(self, own: Journal, settler: Settler, *, every_s: float) -> None:
         self._own = own
         self._settler = settler
         self._every_s = every_s
-        self._marker_ms = marker_s * 1000
 
     async def follow(self) -> None:
         """Look again and again, for ever."""
@@ -57,17 +55,14 @@ class Takeover:
         """Settle one process's journal, however long Redis is away, then delete its segments."""
         paths = segments(self._own.folder, name)
         left = await asyncio.to_thread(_left, paths)
-        oldest_ms = clock.now_ms() - self._marker_ms
-        for at_ms, settlement in left:
-            if at_ms < oldest_ms:
-                metrics.journal_stale.inc()
-                _log.warning("a journalled settlement is old: no quota counts it", request_id=settlement.request_id)
-                if settlement.event is not None:
-                    await self._settler.bill(settlement.event)
-                continue
-            if not await self._settler.insist(settlement):
-                await self._settler.settle(settlement)  # into our own journal, to be tried again beside others
+        journalled = None
+        for settlement in left:
+            # Ours from now on, until billing has recorded it.
+            journalled = self._own.append(settlement) or journalled
+            await self._settler.take_over(settlement)
             metrics.journal_replays.inc()
+        if journalled is not None:
+            await asyncio.wait((journalled,))
         if left:
             _log.warning("took over the journal of a dead process", journal=name, settlements=len(left))
         for path in paths:
@@ -75,13 +70,13 @@ class Takeover:
         return len(left)
 
 
-def _left(paths: list[Path]) -> list[tuple[int, Settlement]]:
-    """What is not marked done in a process's segments, in order, with the Unix millisecond of each. In a thread."""
-    found: dict[str, tuple[int, Settlement]] = {}
+def _left(paths: list[Path]) -> list[Settlement]:
+    """What is not marked done in a process's segments, in order. In a thread."""
+    found: dict[str, Settlement] = {}
     for path in paths:
         for line in read(path.read_bytes()):
             if line.settlement is not None:
-                found[line.settlement.request_id] = (line.at_ms, line.settlement)
+                found[line.settlement.request_id] = line.settlement
             else:
                 found.pop(line.done, None)
     return list(found.values())

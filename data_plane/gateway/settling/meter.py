@@ -16,12 +16,14 @@ class Counts:
     """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
 
     An engine counts a sequence's prompt when its first token comes, so a sequence without output counts nothing, and
-    ``n`` sequences count the prompt ``n`` times. We meter the same.
+    ``n`` sequences count the prompt ``n`` times. We meter the same. Of a stream an engine says only at its end how many
+    prompt tokens were cached.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     outputs: list[int] = field(default_factory=list)
+    cached_known: bool = True
 
     @property
     def input_tokens(self) -> int:
@@ -46,8 +48,7 @@ class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a request ran; times in Unix milliseconds, durations from the monotonic clock. ``first_token_ms``
     and ``duration_ms`` begin when the request had been read; a replica had it for ``on_replica_ms``.
     """
@@ -66,7 +67,10 @@ class Run:
 
 
 def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> UsageEvent:
-    """What is billed. A sequence's pages are counted at its longest, for as long as the request was on the replica."""
+    """What is billed. A sequence's pages are counted at its longest, for as long as the request was on the replica. An
+    estimate says that the whole prompt was cached until it is known, since none may cost more than the request.
+    """
+    all_cached = run.estimated and not counts.cached_known
     return UsageEvent(
         request_id=run.request_id,
         tenant_id=caller.tenant.tenant_id,
@@ -79,7 +83,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
         started_at_ms=run.started_at_ms,
         settled_at_ms=run.settled_at_ms,
         input_tokens=counts.input_tokens,
-        cached_tokens=min(counts.cached_tokens, counts.input_tokens),
+        cached_tokens=counts.input_tokens if all_cached else min(counts.cached_tokens, counts.input_tokens),
         output_tokens=counts.output_tokens,
         kv_page_ms=sum(
             kv_pages.page_ms(counts.prompt_tokens + output, run.on_replica_ms, run.block_tokens)
@@ -91,6 +95,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
         adapter_load_ms=0 if run.load is None else run.load.load_ms,
         stall_ms=0 if run.load is None else run.load.stall_ms,
         estimated=run.estimated,
+        price_version_id=caller.tenant.price_version_id,
     )
 
 

@@ -44,13 +44,23 @@ class AnthropicClient(Client):
 
     async def start(self, status: int, headers: Headers) -> None:
         """The same, with rate limits under Anthropic's names."""
-        if any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type"):
-            self._events = Events()
         await super().start(status, [_rate_header(name, value) for name, value in headers])
 
-    async def write(self, body: bytes, *, more: bool) -> None:
-        """Relayed events as Anthropic's, anything else as it is."""
-        await super().write(body if self._events is None else self._events.feed(body), more=more)
+    def begin(self, headers: Headers, body: bytes) -> bool:
+        """The same, and from here on in Anthropic's events."""
+        self._events = Events()
+        return super().begin([_rate_header(name, value) for name, value in headers], self._translated(body))
+
+    def push(self, body: bytes) -> bool:
+        """Relayed events as Anthropic's."""
+        return super().push(self._translated(body))
+
+    async def finish(self, body: bytes) -> None:
+        """The last of them, or a whole answer as it is."""
+        await super().finish(self._translated(body))
+
+    def _translated(self, body: bytes) -> bytes:
+        return body if self._events is None else self._events.feed(body)
 
     async def deliver(self, answer: bytes, headers: Headers) -> None:
         """A whole chat completion, as a message."""
@@ -64,7 +74,7 @@ class AnthropicClient(Client):
     async def break_off(self, error: AppError) -> None:
         """End a stream with an ``error`` event."""
         self.recording = None
-        await super().write(b"event: error\ndata: " + self._error(error) + b"\n\n", more=False)
+        await super().finish(b"event: error\ndata: " + self._error(error) + b"\n\n")
 
     def _error(self, error: AppError) -> bytes:
         status = _status(error)

@@ -1,4 +1,5 @@
-"""The caller's end of one request over ASGI: reading its body within bounds, answering, and noticing that it has gone.
+"""The caller's end of one request: reading its body within bounds, answering over ASGI, and noticing that it has gone.
+What ASGI has no words for, or only slow ones, is asked of the connection itself.
 
 It speaks OpenAI's shapes; a subclass may speak another's.
 """
@@ -7,7 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
@@ -51,8 +52,36 @@ class Recording:
             self.body += data
 
 
+class Connection(Protocol):
+    """The socket beneath a request, which its server puts into the request's ``state``."""
+
+    def whole_body(self) -> bytes | None:
+        """The request's body where all of it has come already, and nobody has read any; it is read then."""
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None calls nobody any more."""
+
+    def begin(self, headers: Headers, data: bytes) -> bool:
+        """Begin a chunked response of status 200 with its first piece, else as ``push``; headers' names are in lower
+        case, and nothing in them a caller's.
+        """
+
+    @property
+    def reads(self) -> bool:
+        """Whether what is sent now goes out without waiting for the caller to read what was sent before."""
+
+    def push(self, data: bytes) -> bool:
+        """Send a piece of a chunked response that has begun; false where ``drained`` should be awaited before more."""
+
+    async def drained(self) -> None:
+        """Return once the caller has read enough for more, or is gone."""
+
+    def cut(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+
+
 class Client:
-    """One request's ASGI channel. ``started`` says whether a response has begun."""
+    """One request's channel. ``started`` says whether a response has begun."""
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -66,6 +95,7 @@ class Client:
         self._receive = receive
         self._send = send
         self._headers = headers  # sent with every response
+        self._connection: Connection = scope["state"].pop("connection")  # which keeps the scope: not both ways
 
     def check_headers(self, *, count_max: int, bytes_max: int) -> None:
         """Refuse requests whose headers are too many or too large. Raises HeadersTooLarge."""
@@ -86,34 +116,35 @@ class Client:
             raise UnsupportedMedia(
                 "Send the body as `Content-Type: application/json`.", code="content_type_not_allowed"
             )
+        body = self._connection.whole_body()
+        if body is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    body = await self._receive_body(bytes_max)
+            except TimeoutError:
+                raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.", retryable=True) from None
+        elif len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        self.body_read = True
+        if any(name == b"idempotency-key" for name, _ in self.request_headers):
+            self.body_sha256 = hashlib.sha256(body).digest()
+        return body
+
+    async def _receive_body(self, bytes_max: int) -> bytes:
         body = bytearray()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    message: Any = await self._receive()  # ASGI's union of dicts
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
-                    if len(body) > bytes_max:
-                        raise _too_large(bytes_max)
-                    if not message.get("more_body", False):
-                        self.body_read = True
-                        if any(name == b"idempotency-key" for name, _ in self.request_headers):
-                            self.body_sha256 = hashlib.sha256(body).digest()
-                        return bytes(body)
-        except TimeoutError:
-            raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.", retryable=True) from None
-
-    def watch(self, on_gone: Callable[[], None]) -> "asyncio.Task[None]":
-        """Call ``on_gone`` when the caller hangs up. Cancel the task before the response's last byte."""
-        return asyncio.create_task(self._watch(on_gone))
-
-    async def _watch(self, on_gone: Callable[[], None]) -> None:
         while True:
             message: Any = await self._receive()  # ASGI's union of dicts
             if message["type"] == "http.disconnect":
-                on_gone()
-                return
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > bytes_max:
+                raise _too_large(bytes_max)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call ``on_gone`` when the caller hangs up, until another is named or nobody."""
+        self._connection.watch(on_gone)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers; a connection whose body was not read is not kept."""
@@ -124,26 +155,52 @@ class Client:
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
 
+    def begin(self, headers: Headers, body: bytes) -> bool:
+        """Begin a stream with its first piece; else as ``push``, which sends the others, and ``finish`` ends it."""
+        self.started, self.status = True, 200
+        if self.recording is not None:
+            self.recording.status, self.recording.headers = 200, headers
+            self.recording.add(body)
+        return self._connection.begin(self._headers + headers, body)
+
     def _announces_body(self) -> bool:
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.request_headers
         )
 
-    async def write(self, body: bytes, *, more: bool) -> None:
-        """Send bytes of the body; waits while the caller reads slowly."""
+    @property
+    def reads(self) -> bool:
+        """Whether the caller has read enough of what was sent for more to go out at once."""
+        return self._connection.reads
+
+    def push(self, body: bytes) -> bool:
+        """Send a piece of a stream's body; false where the caller reads too slowly: await ``drained`` then."""
         if self.recording is not None:
             self.recording.add(body)
-            if not more:
-                await self.recording.on_whole(self.recording)
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        return self._connection.push(body)
+
+    async def drained(self) -> None:
+        """Wait while the caller has more to read than is good."""
+        await self._connection.drained()
+
+    def cut(self) -> None:
+        """Hang up on the caller, who loses what it has not read."""
+        self._connection.cut()
+
+    async def finish(self, body: bytes) -> None:
+        """Send the last of the body."""
+        if self.recording is not None:
+            self.recording.add(body)
+            await self.recording.on_whole(self.recording)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response."""
         await self.start(
             status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
         )
-        await self.write(body, more=False)
+        await self.finish(body)
 
     async def deliver(self, answer: bytes, headers: Headers) -> None:
         """Send a whole completion."""
@@ -152,7 +209,7 @@ class Client:
     async def replay(self, recorded: Recording, headers: Headers) -> None:
         """Send what was recorded of an earlier answer, byte for byte."""
         await Client.start(self, recorded.status, [*recorded.headers, *headers])
-        await Client.write(self, bytes(recorded.body), more=False)
+        await Client.finish(self, bytes(recorded.body))
 
     async def fail(self, error: AppError) -> None:
         """Answer with an error; nothing has been sent yet."""
@@ -162,7 +219,7 @@ class Client:
     async def break_off(self, error: AppError) -> None:
         """End a stream that has begun with an error."""
         self.recording = None
-        await self.write(error_event(error), more=False)
+        await self.finish(error_event(error))
 
 
 def _content_type(headers: Headers) -> bytes:

@@ -22,6 +22,7 @@ from core.errors import Conflict, InvalidRequest, Unavailable, Unprocessable
 from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.quota.script import Script
+from data_plane.gateway.quota.toll import Toll
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.surface.client import Client, Recording
@@ -57,8 +58,9 @@ _encode: Final = msgspec.msgpack.encode
 class Idempotency:
     """The keys in flight in this process, and the answers in Redis."""
 
-    def __init__(self, line: RedisLine, settings: GatewaySettings) -> None:
+    def __init__(self, line: RedisLine, toll: Toll, settings: GatewaySettings) -> None:
         self._line = line
+        self._toll = toll
         self._settings = settings
         self._script = Script("idempotent")
         self._running: set[_Claim] = set()
@@ -66,8 +68,9 @@ class Idempotency:
 
     @asynccontextmanager
     async def once(self, client: Client, caller: Caller, request_id: str) -> AsyncIterator[bool]:
-        """True: run the request, and its answer is kept. False: it has been answered, with what was kept. Raises
-        InvalidRequest, Conflict while the first is in flight, Unprocessable for another body, or Unavailable.
+        """True: run the request, and its answer is kept. False: it has been answered, with what was kept, for one
+        request of its minute. Raises InvalidRequest, Conflict while the first is in flight, Unprocessable for another
+        body, QuotaExceeded, or Unavailable.
         """
         name = _name(client)
         if name is None:
@@ -79,6 +82,7 @@ class Idempotency:
         claim = _Claim(tenant_id, keys.idempotent_request(tenant_id, digest), Record(request_id, same))
         answer = await self._claim(claim)
         if answer is not None:
+            await self._toll.take(caller, request_id)
             metrics.idempotent_replays.inc()
             recorded = Recording(0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body)))
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])

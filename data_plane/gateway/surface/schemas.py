@@ -64,20 +64,7 @@ def check_response_format(name: str, value: Any) -> dict[str, Any]:
 def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
     if not isinstance(wrapper, dict):
         raise invalid(outer, "an object")
-    checked: dict[str, Any] = {}
-    for key, item in wrapper.items():
-        match key:
-            case "name":
-                checked[key] = _name(f"{outer}.name", item)
-            case "description":
-                checked[key] = text(f"{outer}.description", item, chars_max=1024)
-            case "strict":
-                if item is not None:
-                    checked[key] = boolean(f"{outer}.strict", item)
-            case "schema":
-                checked[key] = check_schema(f"{outer}.schema", item)
-            case _:
-                raise unknown(f"{outer}.{key}")
+    checked = _check_named(outer, wrapper, schema="schema", description_chars_max=1024)
     if "name" not in checked or "schema" not in checked:
         raise invalid(outer, "an object with `name` and `schema`")
     return checked
@@ -107,23 +94,28 @@ def _check_tool(name: str, tool: Any) -> dict[str, Any]:
     function = tool["function"]
     if not isinstance(function, dict):
         raise invalid(f"{name}.function", "an object")
-    checked: dict[str, Any] = {}
-    for key, item in function.items():
-        match key:
-            case "name":
-                checked[key] = _name(f"{name}.function.name", item)
-            case "description":
-                checked[key] = text(f"{name}.function.description", item, chars_max=8192)
-            case "parameters":
-                checked[key] = check_schema(f"{name}.function.parameters", item)
-            case "strict":
-                if item is not None:
-                    checked[key] = boolean(f"{name}.function.strict", item)
-            case _:
-                raise unknown(f"{name}.function.{key}")
+    checked = _check_named(f"{name}.function", function, schema="parameters", description_chars_max=8192)
     if "name" not in checked:
         raise invalid(f"{name}.function.name", "a string")
     return {"type": "function", "function": checked}
+
+
+def _check_named(outer: str, fields: dict[str, Any], *, schema: str, description_chars_max: int) -> dict[str, Any]:
+    """What a schema with a name and a function share. ``schema`` is the field that holds the JSON Schema."""
+    checked: dict[str, Any] = {}
+    for key, item in fields.items():
+        field = f"{outer}.{key}"
+        if key == "name":
+            checked[key] = _name(field, item)
+        elif key == "description":
+            checked[key] = text(field, item, chars_max=description_chars_max)
+        elif key == schema:
+            checked[key] = check_schema(field, item)
+        elif key != "strict":
+            raise unknown(field)
+        elif item is not None:
+            checked[key] = boolean(field, item)
+    return checked
 
 
 def _check_node(name: str, node: dict[str, Any]) -> None:

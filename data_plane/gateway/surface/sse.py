@@ -74,7 +74,7 @@ class Rewriter:
         self._tail_out = b',"usage":null}\n\n' if usage_shown == "final" else b"}\n\n"
         self._last_usage: re.Match[bytes] | None = None
         self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self._cached_tokens: int | None = None  # until the engine says so
         self._outputs: dict[int, int] = {}  # by choice index
         self.load: AdapterLoad | None = None  # what the engine's door said of it
         self.final = False  # the engine's last word on usage has come
@@ -83,17 +83,11 @@ class Rewriter:
 
     def feed(self, data: bytes) -> bytes:
         """Rewrite what has arrived whole. Raises StreamBroken."""
-        buffer = self._pending + data if self._pending else data
-        out: list[bytes] = []
-        start = 0
+        *events, self._pending = (self._pending + data if self._pending else data).split(b"\n\n")
         try:
-            while (end := buffer.find(b"\n\n", start)) >= 0:
-                out.append(self._rewrite(buffer[start:end]))
-                start = end + 2
+            out = [self._rewrite(event) for event in events]
         except _ODD as error:
             raise StreamBroken("an event that no engine sends") from error
-        finally:
-            self._pending = buffer[start:]
         if len(self._pending) > self._event_max_bytes:
             raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes")
         return out[0] if len(out) == 1 else b"".join(out)
@@ -105,7 +99,8 @@ class Rewriter:
             self._outputs = {0: int(self._last_usage[2])}
             self._last_usage = None
         outputs = [output for output in self._outputs.values() if output > 0]
-        return Counts(self._prompt_tokens, self._cached_tokens, outputs)
+        known = self.final or self._cached_tokens is not None
+        return Counts(self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known)
 
     def _rewrite(self, event: bytes) -> bytes:
         if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:
@@ -191,7 +186,7 @@ class Rewriter:
             return None
         shown = {key: usage[key] for key in _USAGE_KEYS if usage.get(key) is not None}
         if final:
-            shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
+            shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens or 0}
         if final and self._sequences > 1:
             counts = self.counts()
             shown |= {"prompt_tokens": counts.input_tokens, "total_tokens": counts.total_tokens}

@@ -9,11 +9,13 @@ import contextlib
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
+import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -25,6 +27,7 @@ from core.errors import AppError, InvalidRequest, Unavailable
 from data_plane.gateway.snapshot import Snapshot
 from data_plane.gateway.surface.body import Call
 from data_plane.gateway.surface.fair_threads import FairThreads
+from data_plane.gateway.surface.known_counts import KnownCounts
 from data_plane.gateway.surface.messages import parsed_arguments, texts_of
 
 _LOOK_S: Final = 0.5
@@ -56,9 +59,11 @@ def _tojson(
 
 
 class PromptCounter:
-    """One base model's tokenizer and template. Safe to share between threads."""
+    """One base model's tokenizer and template. Safe to share between threads. ``kept_max_bytes`` bounds the texts whose
+    counts are remembered.
+    """
 
-    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute) -> None:
+    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute, kept_max_bytes: int = 0) -> None:
         self._tokenizer = Tokenizer.from_str(
             tokenizer_json if isinstance(tokenizer_json, str) else tokenizer_json.decode()
         )
@@ -73,8 +78,10 @@ class PromptCounter:
         self._template = environment.from_string(route.chat_template)
         tokens = {"bos_token": route.bos_token, "eos_token": route.eos_token}
         self._special_tokens = {name: token for name, token in tokens.items() if token is not None}
-        specials = [added.content for added in self._tokenizer.get_added_tokens_decoder().values() if added.special]
-        self._special = re.compile("|".join(re.escape(token) for token in specials)) if specials else None
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._special = _any_of(token.content for token in added if token.special)
+        self._boundary = _any_of(token.content for token in added) if parts_are_independent(tokenizer_json) else None
+        self._known = KnownCounts(kept_max_bytes)
 
     def refuse_special_tokens(self, call: Call) -> None:
         """Text that spells a special token would become one, and change who seems to speak. Raises InvalidRequest."""
@@ -108,18 +115,67 @@ class PromptCounter:
                 param="messages",
             ) from None
 
-    def count(self, call: Call) -> int:
-        """Prompt tokens of a call, exactly as its engine will count them."""
+    def count(self, call: Call, owner: str = "") -> int:
+        """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is whose it is."""
         self.refuse_special_tokens(call)
         if call.messages is not None:
-            return self._length(self.render(call.messages, call.tools), add_special_tokens=False)
+            return self._count_parts(self.render(call.messages, call.tools), owner)
         assert call.prompt is not None
-        return self._length(call.prompt, add_special_tokens=True)
+        return self._lengths([call.prompt], add_special_tokens=True)[0]
 
-    def _length(self, text: str, *, add_special_tokens: bool) -> int:
+    def _count_parts(self, text: str, owner: str) -> int:
+        """Tokens of a chat, of which only the parts are counted that are not known already."""
+        parts = [text] if self._boundary is None else self._boundary.split(text)
+        total, unknown = len(parts) - 1, []
+        for part in parts:
+            if part:
+                if (count := self._known.get(owner, part)) is None:
+                    unknown.append(part)
+                else:
+                    total += count
+        if unknown:
+            for part, count in zip(unknown, self._lengths(unknown, add_special_tokens=False), strict=True):
+                self._known.put(owner, part, count)
+                total += count
+        return total
+
+    def _lengths(self, texts: list[str], *, add_special_tokens: bool) -> list[int]:
         # `encode` holds the interpreter's lock to its end, so a long prompt in a thread stops the loop all the same.
         # Batches give it up (tokenizers 0.23), and "fast" leaves out the offsets, which nobody reads.
-        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
+        batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [len(encoded) for encoded in batch]
+
+
+class _AddedToken(msgspec.Struct):
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+class _TokenizerJson(msgspec.Struct):
+    """What is read of a tokenizer.json, which has megabytes more."""
+
+    added_tokens: list[_AddedToken] = []
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds them as tokenizers does: the leftmost, and of those the longest."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(re.escape(token) for token in longest_first)) if longest_first else None
+
+
+def parts_are_independent(tokenizer_json: bytes | str) -> bool:
+    """Whether a text has as many tokens as what lies between its added tokens, and one for each of those.
+
+    tokenizers cuts a text at them first and treats each part alone (added_vocabulary.rs, 0.23), unless one of them
+    takes in what surrounds it or is found in normalized text only, or the first part is treated otherwise (Metaspace).
+    """
+    tokenizer = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
+    return b'"Metaspace"' not in bytes(tokenizer.pre_tokenizer) and not any(
+        token.lstrip or token.rstrip or token.single_word or token.normalized for token in tokenizer.added_tokens
+    )
 
 
 def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
@@ -138,29 +194,39 @@ class PromptCounters:
     """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
 
     def __init__(
-        self, redis: Redis, threads: FairThreads, *, inline_max_bytes: int, kept_max: int, load_s: float
+        self,
+        redis: Redis,
+        threads: FairThreads,
+        *,
+        inline_max_bytes: int,
+        kept_max: int,
+        kept_max_bytes: int,
+        load_s: float,
     ) -> None:
         self._redis = redis
         self._threads = threads
         self._inline_max_bytes = inline_max_bytes
         self._kept_max = kept_max
+        self._kept_max_bytes = kept_max_bytes
         self._load_s = load_s
         self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
         self._loading = asyncio.Lock()
 
     async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
         """Prompt tokens of a call to a base model; long prompts in a thread, so that streams do not wait for them."""
-        counter = self._counters.get(route) or await self._load(route)
+        if (counter := self._counters.get(route)) is None:
+            counter = await self._load(route)
+        self._counters.move_to_end(route)
         if body_size_bytes <= self._inline_max_bytes:
-            return counter.count(call)
-        return await self._threads.run(tenant_id, counter.count, call)
+            return counter.count(call, tenant_id)
+        return await self._threads.run(tenant_id, counter.count, call, tenant_id)
 
     async def follow(self, snapshot: Snapshot) -> None:
         """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
         while True:
             routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
             for route in routes[: self._kept_max]:
-                if route not in self._counters:
+                if route not in self._counters and len(self._counters) < self._kept_max:
                     with contextlib.suppress(AppError):
                         await self._load(route)
             await asyncio.sleep(_LOOK_S)
@@ -180,7 +246,7 @@ class PromptCounters:
                     code="tokenizer_unavailable",
                     retry_after_s=2,
                 )
-            counter = await self._threads.run(_NOBODY, PromptCounter, blob, route)
+            counter = await self._threads.run(_NOBODY, PromptCounter, blob, route, self._kept_max_bytes)
             self._counters[route] = counter
             while len(self._counters) > self._kept_max:
                 self._counters.popitem(last=False)

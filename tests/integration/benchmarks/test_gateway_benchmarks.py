@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures.processes import ROOT
+
+pytestmark = pytest.mark.quiet
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess:

@@ -1,6 +1,7 @@
 """Quotas rebuilt from the ledger equal what gateways' scripts had counted, whatever billing has recorded by then."""
 
 import asyncio
+import contextlib
 import random
 import subprocess
 import sys
@@ -159,6 +160,40 @@ def test_it_is_right_while_gateways_settle_and_billing_records(stage, platform):
     recorded = stage.rows("SELECT sum(input_tokens + output_tokens) AS t, sum(amount_nanos) AS n FROM usage_records")
     assert platform.counts()[keys.tenant_quota(tenant_id)] == [recorded[0]["t"], recorded[0]["n"], recorded[0]["n"]]
     assert recorded[0]["t"] == 5 * 120 + 107
+
+
+def test_two_who_rebuild_at_once_add_what_is_missing_once(stage, platform):
+    """Both would look before either of them had added anything."""
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(*[tenant_id] * 3)
+    before = platform.counts()
+    platform.lose()
+    looked = threading.Barrier(2)
+
+    class Together(redis.Redis):
+        """Goes on when the other has looked as well, or cannot."""
+
+        def pipeline(self, *arguments, **options):
+            pipe = super().pipeline(*arguments, **options)
+            look = pipe.execute
+
+            def execute(*arguments):
+                seen = look(*arguments)
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    looked.wait(1)
+                return seen
+
+            pipe.execute = execute
+            return pipe
+
+    with Together(connection_pool=stage.redis.connection_pool) as looking:
+        both = [threading.Thread(target=rebuild_quotas.rebuild, args=(stage.engine, looking)) for _ in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join()
+    assert platform.counts() == before
 
 
 def test_without_a_snapshot_or_for_a_stranger_nothing_is_changed(stage, platform):

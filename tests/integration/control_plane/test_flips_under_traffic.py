@@ -23,7 +23,9 @@ from tests.fixtures.control_worker import running_worker
 from tests.fixtures.peft_adapters import tiny_base
 from tests.fixtures.ready_revisions import ready_revision
 from tests.fixtures.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
-from tests.fixtures.witness import words_of
+from tests.fixtures.witness_answer import words_of
+
+pytestmark = pytest.mark.quiet
 
 FLIPS = 16
 CLIENTS_PER_GATEWAY = 3

@@ -10,6 +10,8 @@ from adapters.store import revision_prefix
 from tests.fixtures.control_worker import decided, put_all, running_worker, upload
 from tests.fixtures.peft_adapters import ALL_KINDS, declared_files, tiny_base, write_adapter
 
+pytestmark = pytest.mark.quiet
+
 READY_S = 3
 """What is promised for 10 MB, but for the canary's turn on a replica."""
 

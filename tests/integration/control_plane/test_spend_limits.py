@@ -12,6 +12,7 @@ from core import clock, keys
 from core.contracts import KeyGrant, KeyLimits, Prices, TenantGrant, UsageEvent
 from core.db import unit_of_work
 from core.ids import new_id
+from core.rating import rate
 from tests.fixtures.control_api import LIMITS, PRICES
 
 
@@ -123,3 +124,35 @@ def test_what_ran_out_is_shown_as_held_by_nobody(api, redis):
     shown = tenant.http.get("/api/v1/quota").json()
     assert shown["held"] == {"concurrent_requests": 1, "kv_pages": 5, "tokens": 25, "spend_nanos": 0}
     assert shown["limits"] == LIMITS
+
+
+def test_prices_are_published_with_their_version_by_which_running_requests_are_charged(api, relay, redis, engine):
+    """A price that rises under a request breaks no hold: it is charged what was held for it."""
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    while relay.step():
+        pass
+    before = grant(redis, tenant.id)
+    dearer = {name: nanos * 10 for name, nanos in PRICES.items()}
+    answer = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/versions", json={"limits": LIMITS, "prices": dearer})
+    answer.raise_for_status()
+    while relay.step():
+        pass
+    after = grant(redis, tenant.id)
+    assert before.price_version_id != after.price_version_id
+    assert after.prices == Prices(**dearer)
+    now = clock.now_ms()
+    events = [
+        UsageEvent(
+            request_id=new_id("req"), tenant_id=tenant.id, key_id="key_1", base_model="m", adapter_id=None,
+            revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now, settled_at_ms=now,
+            input_tokens=7, cached_tokens=0, output_tokens=5, kv_page_ms=2000, price_version_id=each.price_version_id,
+        )
+        for each in (before, after)
+    ]  # fmt: skip
+    with unit_of_work(engine) as session:
+        record(session, [Arrival(b"1-0", each) for each in events], clock_skew=timedelta(minutes=5))
+    with engine.connect() as connection:
+        charged = dict(connection.exec_driver_sql("SELECT price_version_id, amount_nanos FROM usage_records").all())
+    for event, each in zip(events, (before, after), strict=True):
+        assert charged[each.price_version_id] == rate(event, each.prices).amount_nanos

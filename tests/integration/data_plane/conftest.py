@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +11,19 @@ import msgspec
 import openai
 import pytest
 import redis
+import redis.asyncio
 
 from core import keys
 from core.contracts import UsageEvent
-from tenora import servers
-from tenora.program import Program, free_port
+from data_plane.gateway.quota.reservation import Reservations
+from tenora.program import Program
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher
+from tests.fixtures.quota_levels import connected, scripts
 
 BRISK = {
-    "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "admission_wait_s": 1.0, "abort_s": 4,
+    "replica_poll_ms": 50, "replica_stale_s": 4, "snapshot_block_ms": 200, "admission_wait_s": 1.0, "abort_s": 4,
     "lease_s": 2, "lease_renewal_s": 0.5, "first_byte_s": 3, "inter_token_s": 2, "settlement_retry_s": 0.1,
     "sweep_s": 0.2, "breaker_failures": 30,  # tests of other things let a replica fail again and again
 }  # fmt: skip
@@ -51,16 +53,15 @@ class Stack:
 @contextlib.contextmanager
 def stack_of_its_own(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
     """A stack whose Valkey can be stopped, with that and what starts it anew."""
-    server = servers.valkey(folder / "valkey", folder, port=free_port(), password="own")
     with contextlib.ExitStack() as up:
-        valkey = up.enter_context(processes.running(server.program))
-        client = up.enter_context(redis.Redis.from_url(server.url))
-        publisher = Publisher(client, processes.PEPPER)
+        valkey = up.enter_context(processes.valkey(folder))
+        publisher = Publisher(valkey.client, processes.PEPPER)
         publisher.base_model()
-        witness = up.enter_context(processes.witness(folder, server.url))
-        gateway = up.enter_context(processes.gateway(folder, server.url, **settings))
+        witness = up.enter_context(processes.witness(folder, valkey.url))
+        gateway = up.enter_context(processes.gateway(folder, valkey.url, **settings))
         opened = up.enter_context(contextlib.ExitStack())
-        yield Stack(client, publisher, witness, gateway, folder, server.url, opened), valkey, server.program
+        stack = Stack(valkey.client, publisher, witness, gateway, folder, valkey.url, opened)
+        yield stack, valkey.process, valkey.program
 
 
 @dataclass
@@ -110,10 +111,43 @@ def chat(client: openai.OpenAI, content: str = "hi", model: str = "tiny-chat", *
     return client.chat.completions.create(model=model, messages=[{"role": "user", "content": content}], **options)
 
 
+def assert_settled(tenant, outcome: str, witness=None):
+    """The one event agrees with the journal, which grows no more."""
+    event = wait_until(tenant.events, what="a usage event")[0]
+    assert event.outcome == outcome
+    journal = (witness or tenant.stack.witness).journal()[event.request_id]
+    assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
+    wait_until(tenant.holds_nothing, what="holds to be released")
+    assert len(tenant.events()) == 1
+    return event, journal
+
+
+def slowly(stack, **faults: object) -> None:
+    stack.witness.faults(**{"token_interval_s": 0.02, "output_tokens": 400, **faults})
+
+
+def connections_of(process: "subprocess.Popen[bytes]") -> set[tuple[int, int]]:
+    """The ports, its own and the other's, of a process's established connections, by the kernel's tables."""
+    sockets = set()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(str(link.readlink()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = [row for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in sockets]
+    return {(int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16)) for row in established}
+
+
 def emptied(redis_url: str) -> redis.Redis:
     client = redis.Redis.from_url(redis_url)
     client.flushall()
     return client
+
+
+@pytest.fixture
+async def quotas(redis_settings) -> AsyncIterator[tuple[redis.asyncio.Redis, Reservations]]:
+    """An emptied server, and the scripts on it."""
+    async with connected(redis_settings.redis_url) as (server, line):
+        yield server, scripts(line)
 
 
 @pytest.fixture(scope="module")

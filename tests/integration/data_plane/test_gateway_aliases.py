@@ -11,7 +11,7 @@ from core import keys
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import newest_name
-from tests.fixtures.witness import fingerprint
+from tests.fixtures.witness_answer import fingerprint
 from tests.integration.data_plane.conftest import BRISK, chat
 
 DOOR_CODES = (

@@ -3,12 +3,14 @@
 import pytest
 
 from core import keys
+from core.contracts import KeyLimits, Prices
 from core.errors import AppError
 from data_plane.gateway.authenticate import Caller
-from data_plane.gateway.quota.reservation import Checkpoint, Reservations
+from data_plane.gateway.quota.allowance import PlatformLimits
+from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
 from data_plane.gateway.settling.checkpoints import Checkpoints
 from data_plane.gateway.settling.settlement import Hold
-from tests.fixtures.quota_levels import ask, connected, granted, scripts
+from tests.fixtures.quota_levels import ask, connected, granted, scripts, stored
 
 
 class Request:
@@ -50,7 +52,7 @@ async def held(quota: Reservations, allowed, tokens: int | None) -> Hold:
 
 
 def checkpoints(quota: Reservations, *holds: Hold) -> Checkpoints:
-    return Checkpoints({each.request_id: each for each in holds}, quota, every_s=1, tokens=64, renewal_s=5)
+    return Checkpoints(lambda: {each.request_id: each for each in holds}, quota, every_s=1, tokens=64, renewal_s=5)
 
 
 async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, capsys):
@@ -76,3 +78,26 @@ async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgo
     await checkpoints(quota, late, forgotten, waiting).write()
     assert late.running.error.code == "reservation_lost"
     assert forgotten.running.error is None
+
+
+async def test_what_runs_holds_its_quotas_again_where_redis_has_forgotten_them(server):
+    redis, quota = server
+    prices = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
+    allowed = granted(prices=prices, key=KeyLimits(concurrent_requests=5), platform=PlatformLimits(kv_pages=100))
+    hold, ended = await held(quota, allowed, 3), await held(quota, allowed, 3)
+    for each in (hold, ended):
+        each.taken = allowed.taken(input_tokens=0, output_tokens=5, pages=1)
+    before = [await stored(redis, level.quota) for level in allowed.levels]
+    assert {fields["concurrent"] for fields in before} == {2}
+    await redis.flushall()
+    await quota.settle(Settlement(request_id=ended.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one"))
+    hold.checkpoint_tokens = 3
+    await checkpoints(quota, hold, ended).write()
+    after = [await stored(redis, level.quota) for level in allowed.levels]
+    for name in ("concurrent", "kv_pages", "month_held", "spend_held_nanos"):
+        assert [2 * fields[name] for fields in after] == [fields[name] for fields in before]
+    assert await redis.hget(keys.replica_held_pages("rep_one"), "total") == b"1"
+    assert hold.checkpoint_tokens == 0  # it is to be noted again
+    await quota.settle(Settlement(request_id=hold.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one"))
+    for level in allowed.levels:
+        assert (await stored(redis, level.quota))["spend_held_nanos"] == 0

@@ -1,12 +1,16 @@
-"""Fairness and overload on a real gateway before a witness: short runs of ``benchmarks.fairness``, with bounds that a
+"""Fairness and overload on real gateways before a witness: short runs of ``benchmarks.fairness``, with bounds that a
 queue without fairness misses by far.
 """
+
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import fairness
 from benchmarks.fairness_load import Party, tokens_per_s
 from benchmarks.load import quantile
+
+pytestmark = pytest.mark.quiet
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +39,13 @@ def test_ten_times_the_capacity_is_served_as_far_as_it_goes_and_refused_at_once_
     assert quantile(refused, 0.5) <= 0.05
     served = [sum(a.status == 200 for a in answers if a.party == p.name) for p in parties]
     assert max(served) <= 2 * min(served)
+
+
+def test_a_tenant_at_two_gateways_gets_no_more_than_one_at_one_of_them(redis_server, tmp_path):
+    with fairness.stage(tmp_path, redis_server, pages=fairness.PAGES // 4, gateways=2) as on:
+        everywhere, at_one = on.party("everywhere", at_once=48), replace(on.party("at one", at_once=24), gateway=0)
+        answers = on.run(everywhere, at_one, seconds=8)
+    tokens = [tokens_per_s(answers, after_s=3, until_s=8, party=party.name) for party in (everywhere, at_one)]
+    # Where each gateway keeps what it has, more than two to one.
+    assert max(tokens) <= 1.6 * min(tokens)
+    assert sum(tokens) >= 0.7 * fairness.CAPACITY_PER_S / 4 * fairness.TOKENS

@@ -184,3 +184,17 @@ def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, s
     stack.client.set("the pause", "is over")  # waits for it, as the claim does
     stack.client.delete("the pause")
     wait_until(lambda: post("late").status_code == 200, timeout_s=2)  # the claim's own lease is longer
+
+
+def test_an_answer_that_is_given_again_takes_one_request_of_its_minute_and_nothing_else(stack):
+    tenant = stack.tenant(requests_per_minute=3, tokens_per_month=100_000)
+    tenant.sdk()
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "mine"}
+    url = f"{stack.gateway.url}/v1/chat/completions"
+    answers = [httpx.post(url, json={**BODY, "max_tokens": 2}, headers=headers) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert answers[3].json()["error"]["code"] == "rate_limit_exceeded"
+    assert "retry-after-ms" in answers[3].headers
+    event = tenant.event()
+    assert tenant.quota()["month_used"] == event.input_tokens + event.output_tokens
+    assert tenant.holds_nothing()

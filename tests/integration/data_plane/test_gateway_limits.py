@@ -11,11 +11,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from core import keys
+from core.contracts import Prices
+from core.rating import rate
 from tests.conftest import wait_until
 from tests.corpus.requests.bodies import CHAT
 from tests.fixtures.tiny_tokenizer import tiny_route, tokenizer_json
 from tests.integration.data_plane.conftest import chat
 
+CHEAP = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=2, kv_page_second_nanos=0)
+DEAR = Prices(input_nanos=1000, cached_input_nanos=1000, output_nanos=2000, kv_page_second_nanos=0)
 # What CHAT costs with nine tokens of output.
 COST = 9 + len(
     Tokenizer.from_str(tokenizer_json().decode()).encode(
@@ -213,3 +217,28 @@ def test_no_replica_is_said_at_once(stack):
     assert caught.value.response.headers["retry-after"] == "2"
     stack.publisher.put("base_models", "lonely", None)
     assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 200
+
+
+def test_a_request_is_charged_by_the_prices_it_was_admitted_by(stack):
+    """A price that rises under it is another request's: its hold was made at the old one."""
+    tenant = stack.tenant(prices=CHEAP, price_version_id="pv_old", spend_ceiling_nanos=10**9)
+    client = tenant.sdk()
+    stack.witness.faults(token_interval_s=0.05, output_tokens=20)
+    stream = running(client, max_tokens=20)
+    stack.publisher.tenant(tenant_id=tenant.id, prices=DEAR, price_version_id="pv_new", spend_ceiling_nanos=10**9)
+    stack.witness.faults()
+    wait_until(lambda: _charged_by(client, tenant) == "pv_new", what="the new price")
+    for _ in stream:
+        pass
+    event = wait_until(lambda: next((one for one in tenant.events() if one.output_tokens == 20), None))
+    assert event.price_version_id == "pv_old"
+    charged = {"pv_old": CHEAP, "pv_new": DEAR}
+    spent = sum(rate(one, charged[one.price_version_id]).amount_nanos for one in tenant.events())
+    assert tenant.quota()["spent_nanos"] == spent
+
+
+def _charged_by(client: openai.OpenAI, tenant) -> str | None:
+    before = len(tenant.events())
+    chat(client, max_tokens=1)
+    wait_until(lambda: len(tenant.events()) > before)
+    return tenant.events()[-1].price_version_id

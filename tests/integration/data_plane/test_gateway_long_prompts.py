@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import msgspec
+import pytest
 import redis.asyncio
 
 from core import keys
@@ -11,6 +12,8 @@ from data_plane.gateway.surface.body import BodyLimits, engine_body, parse_call
 from data_plane.gateway.surface.fair_threads import FairThreads
 from data_plane.gateway.surface.tokenise import PromptCounters
 from tests.fixtures.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
+
+pytestmark = pytest.mark.quiet
 
 TOKENS = 100_000
 STALL_S = 0.020
@@ -48,7 +51,7 @@ async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         await client.set(keys.blob(route.tokenizer_sha256), tokenizer_json())
         threads = FairThreads(2, waiting_max=8, tenant_waiting_max=8)
-        counters = PromptCounters(client, threads, inline_max_bytes=16_384, kept_max=2, load_s=2)
+        counters = PromptCounters(client, threads, inline_max_bytes=16_384, kept_max=2, kept_max_bytes=0, load_s=2)
 
         async def serve() -> None:
             call = parse_call("chat", body, BodyLimits(24, 256))

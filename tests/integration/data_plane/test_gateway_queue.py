@@ -105,7 +105,12 @@ def test_a_full_queue_refuses_without_asking_redis_and_lets_in_who_has_less_ther
     stack.witness.faults(output_tokens=33, token_interval_s=0.1)
     streams = fill(flooding)
     stack.witness.faults(output_tokens=33, token_interval_s=0.01)
+    reserved = stack.gateway.metric("tenora_gateway_reserve_seconds_count")
     backlog = queued(stack, flood, flooding, 4)
+    # Each is checked once against its tenant's limits when it begins to wait.
+    wait_until(
+        lambda: stack.gateway.metric("tenora_gateway_reserve_seconds_count") >= reserved + 4, what="them to be checked"
+    )
     reserved = stack.gateway.metric("tenora_gateway_reserve_seconds_count")
     began, refused = time.monotonic(), []
     for _ in range(10):

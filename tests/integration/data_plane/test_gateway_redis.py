@@ -11,8 +11,6 @@ import pytest
 import redis
 
 from core import api_keys
-from tenora import servers
-from tenora.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher
@@ -95,6 +93,7 @@ def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
     stream = chat(client, stream=True)
     next(iter(stream))
     stack.client.flushall()
+    wait_until(lambda: tenant.quota().get("concurrent") == 1, what="what runs to be held again")
     list(stream)
     event = tenant.event()
     assert event.output_tokens == 30
@@ -139,18 +138,15 @@ def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own):
 
 
 def test_a_gateway_with_nothing_published_is_not_ready_and_says_so(tmp_path):
-    server = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="empty")
-    with contextlib.ExitStack() as up:
-        up.enter_context(processes.running(server.program))
-        client = up.enter_context(redis.Redis.from_url(server.url))
-        publishing = threading.Timer(1.5, lambda: Publisher(client, processes.PEPPER).base_model())
+    with processes.valkey(tmp_path) as valkey:
+        publishing = threading.Timer(1.5, lambda: Publisher(valkey.client, processes.PEPPER).base_model())
         publishing.start()
         began = time.monotonic()
-        gateway = up.enter_context(processes.gateway(tmp_path, server.url))
-        publishing.join()
-        assert time.monotonic() - began > 1.5
-        headers = {"Authorization": f"Bearer {api_keys.mint_key('live')}"}
-        assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 401
+        with processes.gateway(tmp_path, valkey.url) as gateway:
+            publishing.join()
+            assert time.monotonic() - began > 1.5
+            headers = {"Authorization": f"Bearer {api_keys.mint_key('live')}"}
+            assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 401
 
 
 def test_several_workers_share_one_port_and_one_quota(own):

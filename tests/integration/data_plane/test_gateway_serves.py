@@ -10,7 +10,7 @@ from core import keys
 from core.kv_pages import page_ms
 from tests.conftest import wait_until
 from tests.fixtures.published import newest_name
-from tests.fixtures.witness import fingerprint
+from tests.fixtures.witness_answer import fingerprint
 from tests.integration.data_plane.conftest import chat
 
 

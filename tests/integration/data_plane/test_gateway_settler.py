@@ -6,9 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from redis.exceptions import ResponseError
 
-from core import keys
+from billing.stream import UsageStream
+from core import clock, keys
 from core.ids import new_id
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.redis_memory import RedisMemory
@@ -17,18 +20,25 @@ from data_plane.gateway.quota.used import Used
 from data_plane.gateway.redis_line import RedisLine
 from data_plane.gateway.settling.journal import Journal
 from data_plane.gateway.settling.journal_takeover import Takeover
+from data_plane.gateway.settling.kept import Kept
 from data_plane.gateway.settling.settlement import Hold, Settler
 from tenora.program import free_port
 from tests.fixtures.quota_levels import event as usage
 
 
-def settler(url: str, backlog_max: int = 4, journal: Journal | None = None) -> tuple[Settler, RedisLine]:
+def settler(
+    url: str, backlog_max: int = 4, journal: Journal | None = None, *, kept_s: float = 5, kept_max: int = 100
+) -> tuple[Settler, RedisLine]:
     """Where no journal is given, one that never opened: it takes nothing."""
     line = RedisLine(url, connect_s=1, stalled_s=1, pending_max=10)
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
     journal = journal or Journal(Path("nowhere"), "none", segment_max_bytes=4096, bytes_max=4096)
     memory = RedisMemory(line, journal.name, kept_s=60)
-    return Settler(reservations, journal, memory, deadline_s=1, retry_s=0.1, kept_s=5, backlog_max=backlog_max), line
+    kept = Kept(journal, kept_s=kept_s, count_max=kept_max)
+    settling = Settler(
+        reservations, journal, memory, kept, deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=backlog_max
+    )
+    return settling, line
 
 
 @contextlib.asynccontextmanager
@@ -47,11 +57,11 @@ def billed(redis) -> list[str]:
     return sorted(json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM))
 
 
-def settlement(tenant_id: str, *, bills: bool = True) -> Settlement:
-    request_id = new_id("req")
+def settlement(tenant_id: str, *, bills: bool = True, ago_s: int = 0) -> Settlement:
+    said = msgspec.structs.replace(usage(new_id("req"), tenant_id, 3), settled_at_ms=clock.now_ms() - ago_s * 1000)
     return Settlement(
-        request_id=request_id, tenant_id=tenant_id, replica_id="rep_one", used=Used(input_tokens=3),
-        event=usage(request_id, tenant_id, 3) if bills else None,
+        request_id=said.request_id, tenant_id=tenant_id, replica_id="rep_one", used=Used(input_tokens=3),
+        event=said if bills else None,
     )  # fmt: skip
 
 
@@ -68,12 +78,12 @@ async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_
         await away.settle(one)
     assert not await away.flush()
     assert not await away.flush()
-    assert set(away.held) == {late[0].request_id}  # what it holds is not another's while it waits
+    assert set(away.held()) == {late[0].request_id}  # what it holds is not another's while it waits
     assert not away.live
     back, line = settler(redis_settings.redis_url)
     away._reservations = back._reservations  # the server is reachable again
     assert await away.flush()
-    assert not away.held
+    assert not away.held()
     await away.drain(1)
     assert billed(redis) == sorted(one.request_id for one in late)
     await line.close()
@@ -108,13 +118,13 @@ async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
     back, line = settler(redis_settings.redis_url, backlog_max=200)
     reach, attempts = back._reservations.settle, 0
 
-    async def unsteady(one: Settlement) -> bool:
+    async def unsteady(one: Settlement, *, within_s: float) -> bool:
         nonlocal attempts
         attempts += 1
         if attempts % 2:
             await asyncio.sleep(0)
             raise OSError("away for a moment")
-        return await reach(one)
+        return await reach(one, within_s=within_s)
 
     back._reservations.settle = unsteady
     late = [settlement("tn_late") for _ in range(100)]
@@ -123,6 +133,31 @@ async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
     while back._backlog:
         await asyncio.gather(back.flush(), back.flush())
     assert billed(redis) == sorted(one.request_id for one in late)
+    await line.close()
+
+
+async def test_a_redis_that_refuses_many_is_left_alone_until_the_next_flush_which_begins_with_others(
+    redis_settings, redis
+):
+    back, line = settler(redis_settings.redis_url, backlog_max=200)
+    reach, asked = back._reservations.settle, []
+
+    async def refusing(one: Settlement, *, within_s: float) -> bool:
+        asked.append(one.request_id)
+        if one.tenant_id == "tn_odd":
+            raise ResponseError("WRONGTYPE")
+        return await reach(one, within_s=within_s)
+
+    back._reservations.settle = refusing
+    odd, good = [settlement("tn_odd") for _ in range(30)], settlement("tn_good")
+    for one in (*odd, good):
+        back.settle_later(one)
+    assert not await back.flush()
+    assert asked == [one.request_id for one in odd[:20]]
+    assert not await back.flush()
+    assert asked[20:31] == [one.request_id for one in (*odd[20:], good)]
+    assert billed(redis) == [good.request_id]
+    assert len(back._backlog) == len(odd)
     await line.close()
 
 
@@ -135,7 +170,7 @@ async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(no
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         await back.attempt(late[0])  # this one had reached Redis, but not its mark the disk
-        takeover = Takeover(own, back, every_s=60, marker_s=60)
+        takeover = Takeover(own, back, every_s=60)
         assert await takeover.look() == 3
         assert billed(redis) == sorted(one.request_id for one in late)
         assert await takeover.look() == 0
@@ -148,23 +183,46 @@ async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, red
         living.append(settlement("tn_living"))
         await living.flush()
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60, marker_s=60).look() == 0
+        assert await Takeover(own, back, every_s=60).look() == 0
         assert billed(redis) == []
         await line.close()
 
 
-async def test_what_is_older_than_its_marker_is_billed_and_not_counted(redis_settings, redis, tmp_path):
-    old = settlement("tn_old")
+async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_billing_has_it(
+    redis_settings, redis, tmp_path
+):
+    old = settlement("tn_old", ago_s=7200)
     async with journal(tmp_path, "jr_old") as dying:
         dying.append(old)
     before = metrics.journal_stale._value.get()
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60, marker_s=0).look() == 1
+        await back.look_back()
+        assert await Takeover(own, back, every_s=60).look() == 1
+        assert billed(redis) == [old.request_id]
+        redis.flushall()
+        await back.look_back()
+        assert await back.flush()
         await line.close()
     assert billed(redis) == [old.request_id]
     assert not redis.exists(keys.tenant_quota("tn_old"))
-    assert metrics.journal_stale._value.get() == before + 1
+    assert metrics.journal_stale._value.get() == before + 2
+
+
+async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, redis):
+    back, line = settler(redis_settings.redis_url)
+    kept, refused, late = [settlement("tn_1") for _ in range(3)]
+    await back.settle(kept)
+    await back.look_back()
+    redis.flushall()
+    redis.hset(keys.settled("tn_1", refused.request_id), "no", "marker")
+    back.settle_later(refused)
+    back.settle_later(late)
+    await back.look_back()
+    assert not await back.flush()
+    assert billed(redis) == sorted((kept.request_id, late.request_id))
+    assert list(back._backlog) == [refused]
+    await line.close()
 
 
 async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_stop_the_next(
@@ -177,7 +235,7 @@ async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_s
         dying.append(late)
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60, marker_s=60).look() == 2
+        assert await Takeover(own, back, every_s=60).look() == 2
         assert billed(redis) == [late.request_id]
         assert own.holds(refused.request_id)
         redis.delete(keys.settled("tn_dead", refused.request_id))
@@ -205,6 +263,7 @@ async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_se
         assert await back.flush()
         assert billed(redis) == sorted((one.request_id, other.request_id))
         assert own.holds(one.request_id)
+        recorded_below(redis)
         await back.drain(1)
         assert not own.holds(one.request_id)
         await line.close()
@@ -212,8 +271,7 @@ async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_se
 
 
 async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings, redis):
-    back, line = settler(redis_settings.redis_url)
-    back._kept_s = 0
+    back, line = settler(redis_settings.redis_url, kept_s=0)
     one = settlement("tn_1")
     await back.settle(one)
     away, _ = settler(nowhere)
@@ -225,3 +283,96 @@ async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings,
     assert await back.flush()
     assert billed(redis) == [one.request_id]
     await line.close()
+
+
+def recorded_below(redis) -> None:
+    """Billing has read and recorded all there is, and says so."""
+    stream = UsageStream(redis, "billing")
+    stream.ensure_group()
+    stream.acknowledge([each.id for each in stream.read(count=100, block_ms=None)])
+    stream.trim()
+
+
+async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_has_is_not(
+    redis_settings, redis, tmp_path
+):
+    async with journal(tmp_path, "gw_own") as own:
+        back, line = settler(redis_settings.redis_url, journal=own, kept_s=0)
+        await back.look_back()
+        early, late = settlement("tn_1"), settlement("tn_1")
+        await back.settle(early)
+        await back.look_back()
+        assert own.holds(early.request_id)
+        recorded_below(redis)
+        await back.look_back()
+        assert not own.holds(early.request_id)
+        await back.settle(late)
+        await back.look_back()
+        assert own.holds(late.request_id)
+        redis.flushall()
+        await back.look_back()
+        assert await back.flush()
+        assert billed(redis) == [late.request_id]
+        assert redis.hget(keys.tenant_quota("tn_1"), "month_used") == b"3"
+        await line.close()
+
+
+async def test_so_many_are_kept_and_the_oldest_go_first(redis_settings, redis):
+    back, line = settler(redis_settings.redis_url, kept_max=2)
+    await back.look_back()
+    some = [settlement("tn_1") for _ in range(4)]
+    for one in some:
+        await back.settle(one)
+    await back.look_back()
+    redis.flushall()
+    await back.look_back()
+    assert await back.flush()
+    assert billed(redis) == sorted(one.request_id for one in some[2:])
+    await line.close()
+
+
+async def test_what_is_kept_for_longer_than_its_marker_lives_is_billed_again_and_not_counted_again(
+    redis_settings, redis
+):
+    back, line = settler(redis_settings.redis_url)
+    await back.look_back()
+    old = settlement("tn_1", ago_s=61)
+    await back.settle(old)
+    redis.delete(keys.settled("tn_1", old.request_id), keys.gateway_mark("none"))
+    await back.look_back()
+    assert await back.flush()
+    assert billed(redis) == [old.request_id] * 2  # billing knows which it has
+    assert redis.hget(keys.tenant_quota("tn_1"), "month_used") == b"3"
+    await line.close()
+
+
+async def test_a_process_that_ends_before_billing_has_recorded_all_leaves_the_rest_to_the_next(
+    redis_settings, redis, tmp_path
+):
+    recorded, one = settlement("tn_1"), settlement("tn_1")
+    async with journal(tmp_path, "gw_ends") as ending:
+        back, line = settler(redis_settings.redis_url, journal=ending)
+        await back.settle(recorded)
+        await back.look_back()
+        assert await back.flush()
+        recorded_below(redis)
+        await back.settle(one)
+        await back.drain(1)
+        await line.close()
+    redis.flushall()
+    async with journal(tmp_path, "gw_next") as own:
+        back, line = settler(redis_settings.redis_url, journal=own)
+        assert await Takeover(own, back, every_s=60).look() == 1
+        assert billed(redis) == [one.request_id]
+        assert own.holds(one.request_id)  # this one keeps it now
+        await line.close()
+
+
+async def test_who_is_let_go_is_renewed_no_more(nowhere):
+    away, _ = settler(nowhere)
+    hold = Hold("req_1", "tn_1", "rep_one", 1)
+    away.hold(hold)
+    away.let_go(hold)
+    assert not away.held()
+    assert metrics.running._value.get() == 0
+    await away.drain(0.1)

@@ -12,8 +12,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.corpus.requests.bodies import CHAT
 from tests.fixtures import processes
-from tests.integration.data_plane.conftest import BRISK, chat
-from tests.integration.data_plane.test_gateway_ends import assert_settled, slowly
+from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
 
 RESET = b"\1\0\0\0\0\0\0\0"
 

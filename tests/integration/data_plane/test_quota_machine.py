@@ -3,10 +3,9 @@ and have used is what a plain model says, within their limits, and each request 
 """
 
 import asyncio
-import math
 from bisect import bisect
 from collections import Counter
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,7 +25,8 @@ from core.ids import new_id
 from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
 from data_plane.gateway.quota.used import Used
-from tests.fixtures.quota_levels import BLOCK, ask, connected, event, granted, scripts, stored
+from tests.fixtures.quota_levels import ask, connected, event, granted, scripts, stored
+from tests.fixtures.quota_model import HELD, USED, Held, Model
 
 REPLICAS = {"rep_one": 40, "rep_two": 25}
 PLATFORM = PlatformLimits(concurrent_requests=3, kv_pages=20)
@@ -34,78 +34,6 @@ PRICES = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_sec
 KEY = KeyLimits(concurrent_requests=1, tokens_per_month=150, spend_nanos_per_month=900)
 FREE_KEY = KeyLimits(concurrent_requests=9)
 CALLERS = [("tn_a", "key_a1"), ("tn_a", "key_a2"), ("tn_b", "key_b1")]
-HELD = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
-USED = ("month_used", "month_spent_nanos", "spent_nanos")
-
-
-@dataclass
-class Held:
-    """A request's holds, as the model has them."""
-
-    request_id: str
-    allowance: Allowance
-    key_id: str
-    replica: str
-    input: int
-    output: int
-    pages: int
-    nanos: int
-    checkpoint: Used | None = None
-
-    @property
-    def takes(self) -> dict[str, int]:
-        tokens = self.input + self.output
-        return {"concurrent": 1, "kv_pages": self.pages, "month_held": tokens, "spend_held_nanos": self.nanos}
-
-
-@dataclass
-class Model:
-    """What must be true."""
-
-    live: dict[str, Held] = field(default_factory=dict)
-    overdue: set[str] = field(default_factory=set)  # of the live ones, where no script has looked yet
-    swept: list[Held] = field(default_factory=list)  # ended by their leases, so their settlement may still come
-    ended: list[tuple[str, str, str]] = field(default_factory=list)
-    used: dict[str, Counter[str]] = field(default_factory=dict)
-    events: int = 0
-
-    def holds(self, quota: str) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for held in self.live.values():
-            if any(level.quota == quota for level in held.allowance.levels):
-                total.update(held.takes)
-        return total
-
-    def use(self, held: Held, used: Used) -> None:
-        tokens = used.input_tokens + used.output_tokens
-        amounts = {"month_used": tokens, "month_spent_nanos": used.cost_nanos, "spent_nanos": used.cost_nanos}
-        for level in held.allowance.levels:
-            self.used.setdefault(level.quota, Counter()).update(amounts)
-
-    def needs(self, allowance: Allowance, *, prompt: int, tokens: int, sequences: int) -> dict[str, int]:
-        pages, costs = sequences * math.ceil((prompt + tokens) / BLOCK), allowance.costs
-        nanos = sequences * (prompt * costs.input_nanos + tokens * costs.output_nanos) + pages * costs.page_nanos
-        return {
-            "concurrent": 1,
-            "kv_pages": pages,
-            "month_held": sequences * (prompt + tokens),
-            "spend_held_nanos": nanos,
-        }
-
-    def fits(self, allowance: Allowance, need: dict[str, int]) -> bool:
-        for level in allowance.levels:
-            held, used = self.holds(level.quota), self.used.get(level.quota, Counter())
-            spent = max(used["spent_nanos"], level.charged_nanos)
-            after = {name: held[name] + need[name] for name in HELD}
-            if (
-                0 <= level.concurrent_requests < after["concurrent"]
-                or 0 <= level.kv_pages < after["kv_pages"]
-                or 0 <= level.tokens_per_month < after["month_held"] + used["month_used"]
-                or 0 <= level.spend_ceiling_nanos < after["spend_held_nanos"] + spent
-                or 0 <= level.month_nanos < after["spend_held_nanos"] + used["month_spent_nanos"]
-            ):
-                return False
-        return True
 
 
 class QuotaMachine(RuleBasedStateMachine):
@@ -139,11 +67,11 @@ class QuotaMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(coroutine)
 
     def pick(self, number: int) -> Held:
-        return self.model.live[sorted(self.model.live)[number % len(self.model.live)]]
+        return list(self.model.live.values())[number % len(self.model.live)]  # by age: ids are another each time
 
     def expire_due(self, tenant_id: str) -> int:
         """What any script that looks at the tenant does first."""
-        due = [self.model.live[each] for each in sorted(self.model.overdue)]
+        due = [held for held in self.model.live.values() if held.request_id in self.model.overdue]
         due = [held for held in due if held.allowance.tenant_id == tenant_id]
         for held in due:
             del self.model.live[held.request_id]
@@ -283,8 +211,9 @@ class QuotaMachine(RuleBasedStateMachine):
         used = self.part(held, percent)
         tenant_id = held.allowance.tenant_id
         checkpoint = Checkpoint(event=event(held.request_id, tenant_id), used=used) if grown else None
-        groups = {(tenant_id, held.replica): {held.request_id: checkpoint, new_id("req"): None}}
-        assert self.run(self.scripts.renew(groups)) == (1, [])
+        nobody = new_id("req")
+        groups = {(tenant_id, held.replica): {held.request_id: checkpoint, nobody: None}}
+        assert self.run(self.scripts.renew(groups)) == (1, [], [nobody])
         self.model.overdue.discard(held.request_id)
         held.checkpoint = used if grown else held.checkpoint
 
@@ -316,6 +245,32 @@ class QuotaMachine(RuleBasedStateMachine):
         )  # fmt: skip
         assert moved == (there + held.pages <= REPLICAS[new])
         held.replica = new if moved else held.replica
+
+    @precondition(lambda self: self.model.live)
+    @rule()
+    def redis_forgets_and_is_told_again(self):
+        """What was used and held is lost; then billing gives back the one, as the ledger has it, and gateways the
+        other. A request that had been noted is not noted any more, and one that ended may be settled again.
+        """
+        self.run(self.redis.flushall())
+        self.run(self.redis.set(keys.QUOTAS_REBUILT, 1))
+        for quota, used in self.model.used.items():
+            self.run(self.redis.hset(quota, mapping={"month": self.month(), **{name: used[name] for name in USED}}))
+        for held in self.model.live.values():
+            taken = held.allowance.taken(input_tokens=held.input, output_tokens=held.output, pages=held.pages)
+            assert taken.nanos == held.nanos
+            for first in (True, False):
+                restored = self.scripts.restore(held.request_id, taken, replica_id=held.replica)
+                assert self.run(restored) == first
+            held.checkpoint = None
+        self.model.overdue.clear()
+        self.model.ended.clear()
+        self.model.swept.clear()
+        self.model.events = 0
+
+    def month(self) -> str:
+        seconds, _ = self.run(self.redis.time())
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
 
     @rule()
     def the_month_turns(self):

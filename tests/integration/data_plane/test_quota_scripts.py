@@ -1,42 +1,20 @@
-"""The quota scripts on a real server: races, rates, refunds, what is granted in place of what was asked, orphans."""
+"""The quota scripts on a real server: races, rates, refunds, and what is granted in place of what was asked."""
 
 import asyncio
 import random
 from datetime import UTC, datetime
 
-import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from core import keys
-from core.contracts import KeyLimits, Prices, UsageEvent
-from core.ids import new_id
-from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
-from data_plane.gateway.quota.limits import Verdict
-from data_plane.gateway.quota.reservation import Ask, Checkpoint, QuotasForgotten, Reservations, Settlement
+from core.contracts import KeyLimits, Prices
+from data_plane.gateway.quota.allowance import PlatformLimits
+from data_plane.gateway.quota.reservation import QuotasForgotten
 from data_plane.gateway.quota.script import Script
-from data_plane.gateway.quota.used import Used
-from tests.fixtures.quota_levels import ask, connected, event, granted, scripts, stored
+from tests.fixtures.quota_levels import ask, connected, granted, reserve, scripts, settle, stored
 
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=50)
-
-
-@pytest.fixture
-async def server(redis_settings):
-    async with connected(redis_settings.redis_url) as (redis, line):
-        yield redis, scripts(line)
-
-
-async def reserve(quota: Reservations, wanted: Ask, allowed: Allowance) -> Verdict:
-    return await quota.reserve(wanted, allowed, replica_id="rep_one", replica_pages_max=10**6)
-
-
-async def settle(quota: Reservations, wanted: Ask, allowed: Allowance, **used: int) -> bool:
-    said = event(wanted.request_id, allowed.tenant_id) if used else None
-    ending = Settlement(
-        request_id=wanted.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one", used=Used(**used), event=said
-    )  # fmt: skip
-    return await quota.settle(ending)
 
 
 async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings):
@@ -96,8 +74,8 @@ async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings)
         ("output_tokens_per_minute", 5000, 50),
     ],
 )
-async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(server, name, limit, cost):
-    _, quota = server
+async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(quotas, name, limit, cost):
+    _, quota = quotas
     allowed, taken = granted(**{name: limit}), 0
     while not (verdict := await reserve(quota, ask(cost), allowed)).blocked_by:
         taken += cost
@@ -106,8 +84,8 @@ async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(server, name, l
     assert 0 < verdict.wait_us <= 60_000_000 * cost // limit + 1
 
 
-async def test_input_and_output_have_minutes_of_their_own(server):
-    _, quota = server
+async def test_input_and_output_have_minutes_of_their_own(quotas):
+    _, quota = quotas
     allowed = granted(input_tokens_per_minute=100, output_tokens_per_minute=50)
     assert (await reserve(quota, ask(60, prompt=10), allowed)).blocked_by == "output_tokens_per_minute"
     assert (await reserve(quota, ask(10, prompt=101), allowed)).wait_us == -1
@@ -117,8 +95,8 @@ async def test_input_and_output_have_minutes_of_their_own(server):
 
 
 @pytest.mark.parametrize("level", ["platform", "key"])
-async def test_each_level_has_limits_of_its_own(server, level):
-    redis, quota = server
+async def test_each_level_has_limits_of_its_own(quotas, level):
+    redis, quota = quotas
     limits = {"platform": PlatformLimits(concurrent_requests=1)} if level == "platform" else {}
     limits |= {"key": KeyLimits(concurrent_requests=1)} if level == "key" else {}
     first, second = (granted("tn_one", key_id=key_id, **limits) for key_id in ("key_1", "key_2"))
@@ -132,8 +110,8 @@ async def test_each_level_has_limits_of_its_own(server, level):
     assert (await stored(redis, first.levels[0].quota))["month_used"] == 3
 
 
-async def test_what_a_request_did_not_use_comes_back_to_its_minute(server):
-    _, quota = server
+async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):
+    _, quota = quotas
     allowed = granted(tokens_per_minute=1000)
     wanted = ask(900)
     assert (await reserve(quota, wanted, allowed)).tokens_remaining <= 110
@@ -141,9 +119,9 @@ async def test_what_a_request_did_not_use_comes_back_to_its_minute(server):
     assert 899 <= (await reserve(quota, ask(0), allowed)).tokens_remaining <= 1000
 
 
-async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(server):
+async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(quotas):
     """A reserves a minute's worth; a minute later the bucket is full again and B takes it; then A settles unused."""
-    redis, quota = server
+    redis, quota = quotas
     allowed, first = granted(tokens_per_minute=60), ask(60)
     assert not (await reserve(quota, first, allowed)).blocked_by
     for key, field in (
@@ -156,8 +134,8 @@ async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(server
     assert (await reserve(quota, ask(60), allowed)).blocked_by == "tokens_per_minute"
 
 
-async def test_an_early_refund_gives_back_all_that_was_not_used(server):
-    _, quota = server
+async def test_an_early_refund_gives_back_all_that_was_not_used(quotas):
+    _, quota = quotas
     allowed = granted(tokens_per_minute=60)
     for _ in range(5):
         wanted = ask(50)
@@ -178,8 +156,8 @@ async def test_an_early_refund_gives_back_all_that_was_not_used(server):
     ],
     ids=lambda each: each if isinstance(each, str) else None,
 )
-async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(server, limits, blocked_by, fits):
-    _, quota = server
+async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(quotas, limits, blocked_by, fits):
+    _, quota = quotas
     allowed = granted(**limits)
     told = await reserve(quota, ask(200, prompt=10), allowed)
     assert (told.blocked_by, told.fits) == (blocked_by, fits)
@@ -190,8 +168,8 @@ async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(ser
     assert left.fits < 16
 
 
-async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(server):
-    redis, quota = server
+async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(quotas):
+    redis, quota = quotas
     allowed = granted(prices=PRICES, charged=9_000, ceiling=10_000)
     refused = await reserve(quota, ask(10), allowed)
     assert (refused.blocked_by, refused.remaining) == ("spend", 1_000)
@@ -201,69 +179,8 @@ async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(server
     assert (await stored(redis, allowed.levels[0].quota))["spent_nanos"] == 9_450
 
 
-async def test_an_orphan_is_billed_once_by_its_last_checkpoint(server):
-    redis, quota = server
-    allowed, dead, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
-    for each in (dead, silent):
-        assert not (await reserve(quota, each, allowed)).blocked_by
-    group = (allowed.tenant_id, "rep_one")
-    for tokens in (5, 9):
-        used = Used(output_tokens=tokens, cost_nanos=tokens * 400)
-        said = Checkpoint(event=event(dead.request_id, allowed.tenant_id, tokens), used=used)
-        assert await quota.renew({group: {dead.request_id: said, silent.request_id: None}}) == (0, [])
-    assert await quota.renew({group: {dead.request_id: None}}) == (0, [])
-    assert await quota.sweep(allowed.tenant_id) == 0
-    await redis.zadd(keys.tenant_leases(allowed.tenant_id), {dead.request_id: 1, silent.request_id: 1})
-    assert await quota.sweep(allowed.tenant_id) == 2
-    (entry,) = await redis.xrange(keys.USAGE_STREAM)
-    assert msgspec.json.decode(entry[1][b"event"], type=UsageEvent).input_tokens == 9
-    for level in allowed.levels:
-        found = await stored(redis, level.quota)
-        assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (9, 3600, 0, 0)
-    assert await redis.zscore(keys.LEASED_TENANTS, allowed.tenant_id) is None
-    assert await quota.renew({group: {dead.request_id: None, silent.request_id: None, "req_none": None}}) == (
-        3, [dead.request_id, silent.request_id],
-    )  # fmt: skip
-    assert await redis.hlen(keys.replica_held_pages("rep_one")) == 1  # its total
-    assert await redis.hget(keys.replica_held_pages("rep_one"), "total") == b"0"
-
-
-async def test_of_an_orphan_that_was_alive_the_rest_is_billed_once_as_well(server):
-    redis, quota = server
-    allowed, alive, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
-    for each in (alive, silent):
-        assert not (await reserve(quota, each, allowed)).blocked_by
-    estimate = msgspec.structs.replace(event(alive.request_id, allowed.tenant_id, 5), kv_page_ms=70, estimated=True)
-    said = Checkpoint(event=estimate, used=Used(input_tokens=5, cost_nanos=2000))
-    await quota.renew({(allowed.tenant_id, "rep_one"): {alive.request_id: said}})
-    await redis.zadd(keys.tenant_leases(allowed.tenant_id), {alive.request_id: 1, silent.request_id: 1})
-    assert await quota.sweep(allowed.tenant_id) == 2
-    exact = msgspec.structs.replace(
-        event(alive.request_id, allowed.tenant_id, 9), output_tokens=40, kv_page_ms=100, first_token_ms=3
-    )
-    for settled in (True, False):
-        ending = Settlement(
-            request_id=alive.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one",
-            used=Used(input_tokens=9, output_tokens=40, cost_nanos=5000), event=exact,
-        )  # fmt: skip
-        assert await quota.settle(ending) == settled
-        assert await settle(quota, silent, allowed, output_tokens=1) == settled
-    first, rest, whole = [
-        msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in await redis.xrange(keys.USAGE_STREAM)
-    ]
-    assert first == estimate
-    assert rest == msgspec.structs.replace(
-        exact, request_id=f"{alive.request_id}:rest", input_tokens=4, output_tokens=40, kv_page_ms=30,
-        first_token_ms=None,
-    )  # fmt: skip
-    assert whole.request_id == silent.request_id
-    for level in allowed.levels:
-        found = await stored(redis, level.quota)
-        assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
-
-
-async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_admitted(server):
-    redis, quota = server
+async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_admitted(quotas):
+    redis, quota = quotas
     await redis.delete(keys.QUOTAS_REBUILT)
     limited, free = granted(), granted(tokens_per_month=-1)
     with pytest.raises(QuotasForgotten):
@@ -273,21 +190,12 @@ async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_ad
     assert not (await reserve(quota, ask(1), limited)).blocked_by
 
 
-async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(server):
-    redis, quota = server
+async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(quotas):
+    redis, quota = quotas
     allowed, wanted = granted(), ask(5)
     assert await settle(quota, wanted, allowed)
     assert (await reserve(quota, wanted, allowed)).blocked_by == "settled"
     assert await stored(redis, allowed.levels[0].quota) == {}
-
-
-async def test_many_leases_are_renewed_in_runs_of_a_bounded_length(server):
-    _, quota = server
-    allowed = granted()
-    asks = [ask(1) for _ in range(450)]
-    await asyncio.gather(*(reserve(quota, each, allowed) for each in asks))
-    group = (allowed.tenant_id, "rep_one")
-    assert await quota.renew({group: {each.request_id: None for each in asks} | {new_id("req"): None}}) == (1, [])
 
 
 async def test_the_month_is_the_servers_in_utc(redis_settings):

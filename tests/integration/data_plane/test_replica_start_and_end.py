@@ -9,8 +9,6 @@ import pytest
 import redis
 
 from core import keys
-from tenora import servers
-from tenora.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.agent_room import REPLICA, Room, engine_name
@@ -109,11 +107,10 @@ def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
 
 
 def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
-    valkey = servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="of-the-test")
-    with processes.running(valkey.program) as server, redis.Redis.from_url(valkey.url) as client:
-        publisher = Publisher(client, processes.PEPPER)
+    with processes.valkey(tmp_path) as valkey:
+        publisher = Publisher(valkey.client, processes.PEPPER)
         with processes.agent(tmp_path, valkey.url, REPLICA) as agent:
-            room = Room(client, publisher, agent)
+            room = Room(valkey.client, publisher, agent)
             wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
             name = engine_name()
             room.engine.faults(token_interval_s=0.1, output_tokens=30, times=1)
@@ -122,8 +119,8 @@ def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
             wait_until(lambda: any(name == line.get("model") for line in room.engine.lines()), what="the request")
             room.revoke(name)
             wait_until(lambda: name.partition("@")[0] in room.truth()["revoked"], what="the refusal")
-            server.kill()
-            server.wait()
+            valkey.process.kill()
+            valkey.process.wait()
             asking.join()
             wait_until(lambda: not room.in_memory(name), what="the unloading without Redis")
             before = agent.metric(FAILURES, '{task="revocations"}')

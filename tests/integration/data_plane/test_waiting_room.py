@@ -15,10 +15,13 @@ from core.contracts import KeyGrant, ReplicaStatus, Residency, TenantGrant
 from core.errors import Unavailable
 from data_plane.gateway.placing.demand import Demand
 from data_plane.gateway.placing.fair_queue import Bounds
+from data_plane.gateway.placing.neighbours import Neighbours
 from data_plane.gateway.placing.placement import PlacementCosts, rank
 from data_plane.gateway.placing.replicas import Replicas
+from data_plane.gateway.placing.room import Patience
 from data_plane.gateway.placing.seat import Seat
-from data_plane.gateway.placing.waiting_room import Patience, WaitingRoom
+from data_plane.gateway.placing.sharing import Told
+from data_plane.gateway.placing.waiting_room import WaitingRoom
 from data_plane.gateway.quota.allowance import PlatformLimits, allowance
 from data_plane.gateway.surface.client import ClientGone
 from tests.fixtures.published import AMPLE
@@ -42,10 +45,11 @@ async def room(redis_settings) -> AsyncIterator[WaitingRoom]:
         await client.set(keys.replica("rep_1"), msgspec.json.encode(status))
         await client.set(keys.replica_residency("rep_1"), msgspec.json.encode(residency))
         await client.zadd(keys.REPLICAS, {"rep_1": 1})
-        replicas = Replicas(client, poll_ms=50, stale_s=60, allows=lambda _status: True)
+        neighbours = Neighbours("gw_1", stale_ms=1000)
+        replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
         patience = Patience(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
-        yield WaitingRoom(replicas, COSTS, BOUNDS, patience)
+        yield WaitingRoom(replicas, COSTS, BOUNDS, patience, Told(tenants_max=64, adapters_max=64))
 
 
 def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:
@@ -156,7 +160,7 @@ async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(room):
     room.hang_up(entry)
     with pytest.raises(ClientGone):
         await task
-    assert room.is_empty("m")
+    assert room.goes_first(demand("tn_c"))
     free(room, seats[0])
     assert seats[0].candidate.load.taken_pages == 8
 
@@ -169,7 +173,7 @@ async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again
     async with asyncio.timeout(1):
         with pytest.raises(ClientGone):
             await room.turn(entry)
-    assert room.is_empty("m")
+    assert room.goes_first(demand("tn_c"))
 
 
 async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(room, monkeypatch):
@@ -180,7 +184,7 @@ async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is
         ranked += 1
         return rank(*arguments, **options)
 
-    monkeypatch.setattr("data_plane.gateway.placing.waiting_room.rank", counted)
+    monkeypatch.setattr("data_plane.gateway.placing.look.rank", counted)
     seats = [take(room, demand("tn_a")) for _ in range(5)]
     waiting = [await waits(room, demand(f"tn_{number}")) for number in range(6)]
     ranked = 0
@@ -220,4 +224,4 @@ async def test_who_waited_in_vain_is_refused_at_the_bound(room):
     entry.item.deadline = asyncio.get_running_loop().time() + 0.05
     with pytest.raises(Unavailable):
         await room.turn(entry)
-    assert room.is_empty("m")
+    assert room.goes_first(demand("tn_c"))

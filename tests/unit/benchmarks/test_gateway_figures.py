@@ -88,7 +88,8 @@ def test_the_upstream_refuses_what_a_relay_has_changed():
 def measured(contender: str, kind: str, number: int, per_s: float, **changes: object) -> Measured:
     seen = {
         "served": 100, "completed": 90, "errors": 0, "error_examples": [], "per_s": per_s, "events": {31: 100},
-        "first_ms": [11.0, 13.0], "gap_ms": [1.0, 1.1], "total_ms": [45.0, 50.0], "late_ms": [0.0, 0.1], "busy": 0.3,
+        "first_ms": [11.0, 13.0], "gap_ms": [1.0, 1.1],
+        "event_gap_ms": [1.0, 1.05], "total_ms": [45.0, 50.0], "late_ms": [0.0, 0.1], "busy": 0.3,
         "cpu_s": 0.5, **changes,
     }  # fmt: skip
     return Measured(

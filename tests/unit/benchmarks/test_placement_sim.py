@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.placement_replicas import Fleet, Model, Request
-from benchmarks.placement_sim import RULES, recorded, simulate, tenora
+from benchmarks.placement_sim import RULES, judged, recorded, simulate, tenora
 from benchmarks.trace import Arrival, TraceShape, draw
 
 SHAPE = TraceShape(
@@ -31,6 +31,12 @@ def test_placement_by_cost_has_the_shortest_tail_and_swaps_least_often_where_ada
         assert ours["hit_rate"]["slot"] > 2 * results[name]["hit_rate"]["slot"]
         assert ours["swaps"] < results[name]["swaps"] / 2
     assert ours["first_token_s"]["p99"] <= results["residency only"]["first_token_s"]["p99"]
+
+
+def test_goals_are_met_by_placement_by_cost_and_missed_by_what_is_worse(results):
+    assert all(row["met"] for row in judged(results).values())
+    swapped = results | {"tenora": results["least loaded"], "least loaded": results["tenora"]}
+    assert not all(row["met"] for row in judged(swapped).values())
 
 
 def test_one_hot_adapter_is_spread_and_not_left_to_the_replica_that_has_it():

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,9 @@ from billing.models import PlanAssignment
 from billing.periods import EPOCH
 from billing.prices import PriceBook
 from billing.views import PriceView
+from core import clock
 from core.contracts import Prices
+from tests.fixtures.quota_levels import event
 
 FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 HOURS = st.integers(0, 50)
@@ -52,3 +55,19 @@ def test_a_price_begins_at_its_very_instant():
     assert book.in_force("tn", at(2) - timedelta(microseconds=1)).id == "a@1"
     assert book.in_force("tn", at(2)).id == "a@2"
     assert book.in_force("tn", at(0)) is None
+
+
+def test_a_request_is_charged_by_the_version_it_was_admitted_by_if_that_is_its_tenants():
+    book = PriceBook(
+        {"tn": [assignment("a", 0), assignment("b", 3)], "other": [assignment("c", 0)]},
+        {name: [version(name, 0), version(name, 5)] for name in "abc"},
+    )
+
+    def charged(price_version_id: str | None) -> str:
+        said = event("req", "tn")
+        at_ms = clock.to_ms(at(6))
+        return book.of(msgspec.structs.replace(said, price_version_id=price_version_id, settled_at_ms=at_ms)).id
+
+    assert charged("a@5") == "a@5"  # the plan it had when it began
+    assert charged("b@0") == "b@0"  # the price of that time
+    assert {charged("c@0"), charged("nothing"), charged(None)} == {"b@5"}

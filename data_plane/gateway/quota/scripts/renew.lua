@@ -3,10 +3,11 @@
 -- KEYS leases, replica_held
 -- ARGV lease_ms, reservation_prefix, settled_prefix, then for each request: request_id, checkpoint ('' for none newer), its
 --      input, output, nanos
--- Returns how many are not there (settled, run out, or forgotten by Redis), and the ids of those that had run out.
+-- Returns how many are not there (settled, run out, or forgotten by Redis), the ids of those that had run out, and of those
+-- of which nothing is known.
 
 local expires_ms = math.floor(now_us() / 1000) + tonumber(ARGV[1])
-local missing, expired = 0, {}
+local missing, expired, unknown = 0, {}, {}
 for index = 4, #ARGV, 5 do
   local request_id = ARGV[index]
   if redis.call('ZSCORE', KEYS[1], request_id) then
@@ -18,9 +19,12 @@ for index = 4, #ARGV, 5 do
     end
   else
     missing = missing + 1
-    if (redis.call('GET', ARGV[3] .. request_id) or SETTLED) ~= SETTLED then
+    local marker = redis.call('GET', ARGV[3] .. request_id)
+    if not marker then
+      unknown[#unknown + 1] = request_id
+    elseif marker ~= SETTLED then
       expired[#expired + 1] = request_id
     end
   end
 end
-return { missing, expired }
+return { missing, expired, unknown }

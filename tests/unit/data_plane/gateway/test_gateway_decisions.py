@@ -233,6 +233,9 @@ def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
     assert event.input_tokens == prompt * len(outputs)
     assert event.output_tokens == sum(outputs)
     assert event.cached_tokens == min(cached, event.input_tokens)
+    counts = Counts(prompt, 0, outputs, cached_known=False)
+    early = usage_event(caller, Target("bot", tiny_route(), None), msgspec.structs.replace(run, estimated=True), counts)
+    assert early.cached_tokens == early.input_tokens  # so that it costs no more than the whole
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)
     assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

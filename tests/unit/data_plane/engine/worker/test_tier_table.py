@@ -48,7 +48,33 @@ def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
     assert (tiers.take("a"), tiers.take("a")) == ("weights", None)
     assert tiers.stage("a", "weights")
     tiers.release("a")
+    tiers.drop_unwanted(frozenset())
     assert tiers.staged() == ()
+
+
+def test_what_a_caller_gave_up_stays_for_the_step_that_may_have_it_still():
+    tiers = table()
+    for name in ("a", "b"):
+        tiers.hold(name)
+        tiers.stage(name, "weights")
+    tiers.release("a")
+    tiers.drop_unwanted({"a"})
+    assert tiers.staged() == ("a", "b")
+    assert tiers.take("a") == "weights"
+    tiers.release("b")
+    tiers.drop_unwanted({"a"})
+    assert tiers.staged() == ()
+
+
+def test_without_a_step_what_was_given_up_leaves_for_what_is_wanted():
+    tiers = table()
+    for name in ("a", "b"):
+        tiers.hold(name)
+        tiers.stage(name, "weights")
+    tiers.release("a")
+    tiers.hold("c")
+    assert tiers.stage("c", "weights")
+    assert tiers.staged() == ("b", "c")
 
 
 def test_a_door_that_was_cut_off_says_what_it_still_holds():

@@ -41,3 +41,15 @@ def test_a_queue_from_which_nothing_was_ever_taken_says_nothing():
     rate = DrainRate()
     rate.begin(0.0)
     assert rate.wait_s(1000, 60.0) is None
+
+
+def test_the_margin_is_that_of_chance_and_small_where_many_are_taken():
+    few, many = DrainRate(), DrainRate()
+    for rate, requests in ((few, 10), (many, 1000)):
+        rate.begin(0.0)
+        for number in range(requests):
+            rate.note(1000 // requests, 10 * number / requests)  # a hundred tokens a second
+    assert few.wait_s(400, 10.0) == pytest.approx(4.0, rel=0.2)
+    assert few.wait_s_at_most(400, 10.0) == pytest.approx(8.0, rel=0.2)  # four requests, give or take two, twice
+    assert many.wait_s_at_most(400, 10.0) == pytest.approx(4.4, rel=0.2)
+    assert DrainRate().wait_s_at_most(400, 0.0) is None

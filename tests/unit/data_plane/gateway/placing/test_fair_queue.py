@@ -175,3 +175,45 @@ def test_what_is_ahead_of_a_tenant_is_its_own_and_of_others_as_much_as_their_sha
 
 def test_a_generated_token_counts_twice_as_much_as_one_that_is_read():
     assert service(100, 50) == 200
+
+
+def test_it_knows_whether_a_better_tier_waits():
+    turns = queue()
+    assert not turns.has_better(5)
+    fill(turns, "a", [10], tier=2)
+    fill(turns, "b", [10], tier=3)
+    assert [turns.has_better(tier) for tier in (1, 2, 3)] == [False, False, True]
+    taken = serve(turns)
+    assert not turns.has_better(3)
+    turns.put_back(taken)
+    assert turns.has_better(3)
+
+
+def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():
+    turns = queue()
+    fill(turns, "here", [10] * 40)
+    fill(turns, "everywhere", [10] * 40)
+    turns.set_parts({"everywhere": 0.25})
+    served = Counter(serve(turns).tenant_id for _ in range(40))
+    assert served == {"here": 32, "everywhere": 8}
+
+
+def test_a_charge_is_taken_back_at_the_rate_at_which_it_was_made():
+    turns = queue()
+    fill(turns, "a", [10, 10])
+    turns.set_parts({"a": 0.5})
+    account = turns.remove(next(turns.in_order(of_tenant_max=1)))
+    rate = account.rate
+    account.charge(100, rate)
+    turns.set_parts({})
+    account.charge(-100, rate)
+    assert account.counter == 0
+
+
+def test_who_was_served_more_than_others_expects_what_they_wait_with_to_go_first():
+    turns = queue()
+    fill(turns, "a", [100, 100])
+    fill(turns, "b", [50])
+    evenly = turns.tokens_ahead(entry("a", 100))
+    turns.remove(next(turns.in_order(of_tenant_max=1))).charge(1000)
+    assert turns.tokens_ahead(entry("a", 100)) == evenly - 100 - 100 + 50

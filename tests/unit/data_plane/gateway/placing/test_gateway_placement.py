@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from core.contracts import ReplicaStatus, Residency
 from data_plane.gateway.placing.glance import Glance
 from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Resident, Wish, pages_max, rank
-from data_plane.gateway.placing.replica_load import Load
+from data_plane.gateway.placing.replica_load import Load, tag
 
 DIGEST = "a" * 64
 NAME = f"ad_1@{DIGEST}"
@@ -43,7 +44,9 @@ def status(replica_id: str, **changes) -> ReplicaStatus:
 
 def load(held: int = 0, adapters: dict[str, int] | None = None, **fields: int) -> Load:
     made = Load(held)
-    made.adapters.update(adapters or {})
+    for name, requests in (adapters or {}).items():
+        for _ in range(requests):
+            made.begin(name)
     made.requests = fields.get("requests", sum((adapters or {}).values()))
     made.prompt_tokens = fields.get("prompt_tokens", 0)
     return made
@@ -116,7 +119,7 @@ def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, t
 
 @given(candidates=candidates_strategy, wanted=wishes, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
 def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
-    costs, wanted = replace(COSTS, headroom_share=headroom_share), replace(wanted, sequences=sequences)
+    costs, wanted = replace(COSTS, headroom_share=headroom_share), structs.replace(wanted, sequences=sequences)
     glance, ranking = Glance(candidates, costs), rank(candidates, wanted, costs)
     if glance.lacks_pages(wanted):
         assert not ranking.now
@@ -247,3 +250,20 @@ def test_a_published_residency_says_the_fastest_tier():
     resident = Resident.of(residency)
     tiers = [resident.tier(f"ad_{number}@" + str(number) * 64) for number in (1, 2, 3, 4)]
     assert tiers == ["slot", "memory", "disk", "store"]
+
+
+def test_a_tag_is_reckoned_once_for_a_request_however_many_replicas_there_are(monkeypatch):
+    crowded = [candidate(f"rep_{number}", adapters=dict.fromkeys(OTHERS[:4], 1)) for number in range(50)]
+    for each in crowded:
+        each.load.elsewhere = frozenset(each.load.tags)
+    reckoned = []
+
+    def counted(name: str) -> str:
+        reckoned.append(name)
+        return tag(name)
+
+    for module in ("placement", "replica_load"):
+        monkeypatch.setattr(f"data_plane.gateway.placing.{module}.tag", counted)
+    ranking = rank(crowded, wish(), COSTS)
+    assert len(ranking.crowded) == 50
+    assert reckoned == [NAME]

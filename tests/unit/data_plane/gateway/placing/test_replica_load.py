@@ -1,9 +1,12 @@
 """What a process counts on replicas: nothing is counted twice, and nothing stays when a request is over."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.placing.replica_load import Load, Shares, Stay
+from data_plane.gateway.placing.replica_load import Load, Shares, Stay, tag
+from data_plane.gateway.placing.sharing import Claim
 
 
 def stay(load: Load, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, adapter: str = "ad_1") -> Stay:
@@ -38,7 +41,26 @@ def test_when_all_are_over_nothing_is_left(ends):
         each.leave()
         each.give_back()  # a second time changes nothing
     assert (load.taken_pages, load.requests, load.prompt_tokens, dict(load.adapters)) == (0, 0, 0, {})
-    assert shares.is_below("tn_1", 1, 1, 2, 1)
+    assert (shares.total, shares.claims()) == (0, {})
+    assert shares.is_below("tn_1", 1, 1, 2)
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=12), st.frozensets(st.sampled_from("defgh")))
+def test_adapters_in_work_are_those_of_all_gateways_each_counted_once(ours, theirs):
+    load = Load()
+    for name in ours[::2]:
+        load.begin(name)
+    load.elsewhere = frozenset(tag(name) for name in theirs)
+    for name in ours[1::2]:
+        load.begin(name)
+    assert load.in_work == len(theirs.union(ours))
+    assert load.tags == [tag(name) for name in load.adapters]
+    assert all(load.runs(name, tag(name)) == (name in theirs.union(ours)) for name in "abcdefgh")
+    for name in ours:
+        load.end(name)
+    assert load.in_work == len(theirs)
+    load.elsewhere = frozenset()
+    assert (load.in_work, load.tags) == (0, [])
 
 
 def test_a_request_that_moves_takes_its_pages_along():
@@ -54,19 +76,52 @@ def test_a_request_that_moves_takes_its_pages_along():
 
 def test_a_tenant_is_below_its_share_as_long_as_there_would_be_as_much_for_the_others_and_a_newcomer():
     shares = Shares()
-    shares.add("tn_a", 1, 40)
-    assert shares.is_below("tn_a", 1, 10, 100, 1)  # half, beside one newcomer
-    assert not shares.is_below("tn_a", 1, 11, 100, 1)
-    shares.add("tn_b", 1, 4)
-    assert not shares.is_below("tn_a", 1, 10, 100, 1)
-    assert shares.is_below("tn_b", 1, 29, 100, 1)
-    assert not shares.is_below("tn_b", 1, 30, 100, 1)
-    assert shares.is_below("tn_b", 2, 45, 100, 1)
+    shares.add("tn_a", 1, 1, 40)
+    assert shares.is_below("tn_a", 1, 10, 100)  # half, beside one newcomer
+    assert not shares.is_below("tn_a", 1, 11, 100)
+    shares.add("tn_b", 1, 1, 4)
+    assert not shares.is_below("tn_a", 1, 10, 100)
+    assert shares.is_below("tn_b", 1, 29, 100)
+    assert not shares.is_below("tn_b", 1, 30, 100)
+    assert shares.is_below("tn_b", 2, 45, 100)
+    assert shares.total == 44
 
 
-def test_behind_several_gateways_a_share_is_that_much_smaller_and_the_first_request_is_always_below():
+def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_not():
     shares = Shares()
-    assert shares.is_below("tn_a", 1, 100, 100, 8)
-    shares.add("tn_a", 1, 10)
-    assert shares.is_below("tn_a", 1, 2, 100, 4)
-    assert not shares.is_below("tn_a", 1, 3, 100, 4)
+    assert shares.is_idle("tn_a")
+    assert shares.is_below("tn_a", 1, 50, 100)
+    shares.hear({"tn_a": Claim(1, 1, 10, 5), "tn_b": Claim(2, 1, 30, 0), "tn_c": Claim(9, 1, 0, 50)})
+    assert not shares.is_idle("tn_a")
+    assert shares.is_idle("tn_c")
+    assert shares.is_below("tn_a", 1, 15, 100)  # a quarter, beside tn_b of weight 2 and a newcomer
+    assert not shares.is_below("tn_a", 1, 16, 100)
+    shares.add("tn_a", 1, 1, 15)
+    assert not shares.is_below("tn_a", 1, 1, 100)
+    shares.hear({})
+    assert shares.is_below("tn_a", 1, 35, 100)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-50, 50)), max_size=30),
+    st.dictionaries(
+        st.sampled_from("abcd"), st.builds(Claim, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
+    ),
+)
+def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere):
+    shares, pages = Shares(), Counter()
+    for number, (tenant, change) in enumerate(changes):
+        if number == len(changes) // 2:
+            shares.hear(elsewhere)
+        shares.add(tenant, 2, 1, change)
+        pages[tenant] = max(0, pages[tenant] + change)
+    shares.hear(elsewhere)
+    at_work = {tenant: 2 for tenant, held in pages.items() if held}
+    for tenant, claim in elsewhere.items():
+        if claim.held:
+            at_work[tenant] = max(claim.weight, at_work.get(tenant, 0))
+    weights = sum(at_work.values())
+    assert shares.total == sum(pages.values())
+    # A newcomer of weight 1 with a page: below exactly where the pool has a page for each unit of weight.
+    assert shares.is_below("new", 1, 1, weights + 2)
+    assert not shares.is_below("new", 1, 1, weights + 1)

@@ -40,7 +40,7 @@ async def journal(folder, **bounds: int):
     await made.close()
 
 
-LINES = [Line(at_ms=7, settlement=settlement(n)) for n in range(3)] + [Line(done="req_1")]
+LINES = [Line(settlement=settlement(n)) for n in range(3)] + [Line(done="req_1")]
 RAW = b"".join(map(framed, LINES))
 
 

@@ -111,6 +111,9 @@ def test_running_counts_are_read_before_the_end():
     one.feed(chunk("a", 1) + chunk("b", 2))
     assert (one.counts().input_tokens, one.counts().output_tokens) == (9, 2)
     assert not one.final
+    assert not one.counts().cached_known
+    one.feed(event(**HEAD, choices=[], usage=usage(9, 2)))
+    assert (one.counts().cached_tokens, one.counts().cached_known) == (0, True)
 
 
 def test_several_sequences_are_counted_each():
@@ -173,6 +176,29 @@ def test_the_fast_way_is_taken():
     assert one._last_usage is None
     one.feed(chunk("b", 2))
     assert one._last_usage is not None
+
+
+odd = st.sampled_from(
+    [final(3), b": ping\n\n", chunk("", 3, reason="abort"), event(error="x"), chunk("x", 3)[:-2], b"\n"]
+)
+
+
+@given(
+    events=st.lists(texts.map(lambda some: chunk("".join(some), len(some))) | odd, min_size=4, max_size=12),
+    usage_shown=st.sampled_from(["none", "final", "continuous"]),
+)
+def test_events_that_come_together_are_read_as_one_by_one(events, usage_shown):
+    together, singly = rewriter(usage_shown), rewriter(usage_shown)
+    results = []
+    for one, pieces in ((together, [b"".join(events)]), (singly, events)):
+        out = one.feed(chunk("", 0, role=True))
+        try:
+            for piece in pieces:
+                out += one.feed(piece)
+            results.append((out, one.counts()))
+        except StreamBroken:
+            results.append((b"", one.counts()))
+    assert results[0] == results[1]
 
 
 @given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))

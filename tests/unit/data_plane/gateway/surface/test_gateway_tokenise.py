@@ -1,5 +1,7 @@
 """Prompt counts are those of the model's own tokenizer and template, as transformers applies them."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from core.errors import InvalidRequest
 from data_plane.gateway.surface.body import Call
-from data_plane.gateway.surface.tokenise import PromptCounter
+from data_plane.gateway.surface.tokenise import PromptCounter, parts_are_independent
 from tests.fixtures.tiny_tokenizer import SPECIAL_TOKENS, tiny_route, tokenizer_json
 
 TOOLS_TEMPLATE = (
@@ -44,7 +46,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def counter():
-    return PromptCounter(tokenizer_json(), ROUTE)
+    return PromptCounter(tokenizer_json(), ROUTE, kept_max_bytes=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,7 @@ def test_chats_count_as_transformers_counts_them(counter, reference, messages):
         messages, chat_template=ROUTE.chat_template, add_generation_prompt=True, return_dict=False
     )
     assert counter.count(call(messages)) == len(ids)
+    assert counter.count(call(messages)) == len(ids), "some of it from memory"
     text = reference.apply_chat_template(
         messages, chat_template=ROUTE.chat_template, add_generation_prompt=True, tokenize=False
     )
@@ -130,3 +133,28 @@ def test_arguments_that_are_no_object_render_as_an_empty_one(tools_counter, argu
     made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     rendered = tools_counter.render([{"role": "assistant", "content": "", "tool_calls": [made]}], None)
     assert ("Rome" in rendered) == ("Rome" in arguments)
+
+
+@pytest.mark.parametrize("how", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_tokens_that_look_around_them_are_counted_with_what_is_there(how):
+    tokenizer = json.loads(tokenizer_json())
+    assert parts_are_independent(json.dumps(tokenizer))
+    tokenizer["added_tokens"][1][how] = True
+    assert not parts_are_independent(json.dumps(tokenizer))
+    counter = PromptCounter(json.dumps(tokenizer), ROUTE, kept_max_bytes=20_000)
+    chat = [{"role": "user", "content": "  where is it?  "}]
+    whole = Tokenizer.from_str(json.dumps(tokenizer)).encode(counter.render(chat, None), add_special_tokens=False)
+    assert counter.count(call(chat)) == len(whole)
+
+
+def test_a_first_part_that_is_treated_otherwise_is_counted_with_the_rest():
+    tokenizer = json.loads(tokenizer_json())
+    first = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [first, tokenizer["pre_tokenizer"]]}
+    assert not parts_are_independent(json.dumps(tokenizer))
+
+
+def test_a_tokenizer_without_added_tokens_is_read():
+    tokenizer = json.loads(tokenizer_json())
+    del tokenizer["added_tokens"]
+    assert parts_are_independent(json.dumps(tokenizer))

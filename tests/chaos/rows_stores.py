@@ -1,34 +1,36 @@
-"""Rows of the fault matrix that break Redis. What each promises stands in matrix.py."""
+"""Rows of the fault matrix that break Redis or Postgres. What each promises stands in matrix.py."""
 
 import time
 
 from core import keys
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import assert_served, whole
+from tests.chaos.standing import FAR_DEADLINE_MS, assert_served, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
+
+_AWAY_S = 60
+_ADDED_S = 0.06  # to the deadline, of a refusal
 
 
 def late_and_silent(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     key, url, proxy = platform.tenant(), platform.gateways["gw_far"], platform.proxies["gw_far"]
-    slowest_s = 0.0
+    p99_s = 0.0
     for toxics in ({"latency_s": 2.0}, {"stall": True}):
         load = Load([url], key, 10, max_tokens=60, spread_s=0.2)
         wait_until(lambda load=load: load.begun == 10, what="streams to run")
         proxy.set(**toxics)
-        time.sleep(0.3)
-        refused = whole(url, key, calls=5, spread_s=0)
+        refused = whole(url, key, calls=100, spread_s=1)
         assert {(one.end, one.status) for one in refused} == {("refused", 503)}
-        slowest_s = max(slowest_s, *(one.ended_s for one in refused))
+        p99_s = max(p99_s, sorted(one.ended_s for one in refused)[-2])
         assert_served(load.join())
         proxy.set()
         wait_until(lambda: whole(url, key, 1)[0].end == "done", what="the gateway to serve again")
-    assert slowest_s < 2
+    assert p99_s <= FAR_DEADLINE_MS / 1000 + _ADDED_S
     verdict = judge(platform, before)
     verdict.check()
-    return f"refused within {slowest_s * 1000:.0f} ms, 20 streams ended and settled"
+    return f"200 refused, p99 {p99_s * 1000:.0f} ms; 20 streams ended and settled"
 
 
 def emptied(platform: Platform) -> str:
@@ -50,3 +52,19 @@ def emptied(platform: Platform) -> str:
     verdict.check()
     assert verdict.exact == verdict.requests
     return f"{verdict.requests} requests, all billed exactly"
+
+
+def without_postgres(platform: Platform) -> str:
+    before, key = frozenset(emitted(platform)), platform.tenant()
+    platform.kill("postgres")
+    began, heard = time.monotonic(), []
+    while time.monotonic() - began < _AWAY_S:
+        heard += Load(list(platform.gateways.values())[:2], key, 50, max_tokens=60, spread_s=8).join()
+    platform.restart("postgres")
+    back_at = time.monotonic()
+    assert_served(heard)
+    verdict = judge(platform, before, heard=heard)
+    drained_s = time.monotonic() - back_at
+    verdict.check()
+    assert verdict.exact == verdict.requests == len(heard)
+    return f"{len(heard)} streams meanwhile, all ended whole; all billed exactly {drained_s:.1f} s after its return"

@@ -1,0 +1,96 @@
+"""What the ledger, the usage report and Redis say, and where they differ. Witnesses are heard in verdict.py."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+import sqlalchemy as sa
+
+from billing import service as billing
+from core import keys
+from core.db import unit_of_work
+from tests.chaos.platform import Platform
+
+Record = Mapping[str, object]
+REST: Final = ":rest"  # of a request whose estimate was billed before its gateway was heard of again
+_COLUMNS: Final = (
+    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, output_tokens, amount_nanos, duration_ms"
+)
+_SUMMED: Final = ("input_tokens", "output_tokens", "amount_nanos")
+_HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
+
+
+def recorded(platform: Platform) -> dict[str, Record]:
+    """Usage records by request id; where an estimate was billed and then the rest of it, both together."""
+    with platform.engine.connect() as connection:
+        rows = connection.execute(sa.text(f"SELECT {_COLUMNS} FROM usage_records")).mappings().all()
+    found: dict[str, Record] = {}
+    for row in sorted(rows, key=lambda row: row["request_id"].endswith(REST)):
+        request_id = row["request_id"].removesuffix(REST)
+        before = found.get(request_id)
+        summed = {name: row[name] + before[name] for name in _SUMMED} if before else {}
+        found[request_id] = {**row, **summed}
+    return found
+
+
+def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collection[str]) -> list[str]:
+    """Where the usage report or Redis says something else of a tenant than its records, or anything is still held."""
+    by_tenant: dict[str, list[Record]] = {tenant: [] for tenant in tenants}
+    for record in ledger.values():
+        if record["tenant_id"] in by_tenant:
+            by_tenant[record["tenant_id"]].append(record)
+    found = []
+    with unit_of_work(platform.engine) as session:
+        now = session.connection().execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+        for tenant, records in by_tenant.items():
+            buckets = billing.usage(
+                session, tenant_id=tenant, start=now - timedelta(days=1), end=now + timedelta(days=1), bucket="1d"
+            )
+            shown = sum(bucket.input_tokens + bucket.output_tokens for bucket in buckets)
+            tokens = sum(record["input_tokens"] + record["output_tokens"] for record in records)
+            if shown != tokens:
+                found.append(f"{tenant}: the usage report says {shown} tokens, the ledger {tokens}")
+            found += _counter_problems(platform, tenant, tokens, records)
+        unbalanced = session.connection().execute(sa.text(
+            "SELECT count(*) FROM"
+            " (SELECT transfer_id FROM entries GROUP BY transfer_id HAVING sum(amount_nanos) <> 0) AS unbalanced"
+        )).scalar_one()  # fmt: skip
+        if unbalanced:
+            found.append(f"{unbalanced} transfers do not sum to zero")
+    if dead := platform.client.xlen(keys.USAGE_DEAD_LETTERS):
+        found.append(f"{dead} dead letters")
+    return found + _held_problems(platform)
+
+
+def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Sequence[Record]) -> list[str]:
+    """What Redis counts at the levels of a tenant and of its key, against its records."""
+    nanos = sum(record["amount_nanos"] for record in records)
+    expected = {"month_used": tokens, "month_spent_nanos": nanos, "spent_nanos": nanos, **dict.fromkeys(_HELD, 0)}
+    found = []
+    for level in (keys.tenant_quota(tenant), keys.key_quota(tenant, platform.key_ids[tenant])):
+        counted = _numbers(platform.client.hgetall(level))
+        differing = {name: (counted.get(name, 0), due) for name, due in expected.items() if counted.get(name, 0) != due}
+        if differing:
+            found.append(f"{level}: Redis and the ledger have {differing}")
+    if leases := platform.client.zcard(keys.tenant_leases(tenant)):
+        found.append(f"{tenant}: {leases} leases are left")
+    return found
+
+
+def held(platform: Platform) -> dict[str, int]:
+    """What the platform's level and the replicas still hold."""
+    client = platform.client
+    found = _numbers(client.hgetall(keys.PLATFORM_QUOTA))
+    left = {name: found.get(name, 0) for name in _HELD}
+    for replica in platform.witnesses:
+        left[f"pages of {replica}"] = int(client.hget(keys.replica_held_pages(replica), "total") or 0)
+        left[f"requests on {replica}"] = client.zcard(keys.replica_held(replica))
+    return {name: number for name, number in left.items() if number}
+
+
+def _held_problems(platform: Platform) -> list[str]:
+    return [f"still held: {left}"] if (left := held(platform)) else []
+
+
+def _numbers(stored: Mapping[bytes, bytes]) -> dict[str, int]:
+    return {name.decode(): int(value) for name, value in stored.items() if name != b"month"}

@@ -1,0 +1,202 @@
+"""The control plane killed while things are changed through it: what it has acknowledged takes effect, and gateways
+serve on. It is a stack of its own, in which the control plane itself publishes; money is the other stack's.
+"""
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+from alembic import command
+from pydantic import SecretStr
+
+from control_plane.api_keys import service as api_keys
+from control_plane.settings import WebSettings
+from core import db, keys
+from core.api_keys import mint_key
+from core.settings import RedisSettings, S3Settings
+from tenora import servers
+from tenora.program import Program, answers, free_port
+from tests.chaos.kills import Kill, Victim
+from tests.chaos.load import Load
+from tests.chaos.platform import Platform
+from tests.conftest import alembic_config, create_database, wait_until
+from tests.fixtures import processes
+from tests.fixtures.control_api import PEPPER, Api, Tenant, control_settings
+from tests.fixtures.control_worker import environment
+from tests.fixtures.peft_adapters import tiny_base
+from tests.fixtures.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
+
+STREAMS: Final = 10
+TOKENS: Final = 100
+EFFECT_S: Final = 15  # in which a change that was acknowledged is known to gateways, after a kill
+VICTIMS: Final = {one.name: one for one in (
+    Victim("web", ("web",)), Victim("worker", ("worker",)), Victim("web+worker", ("web", "worker")),
+)}  # fmt: skip
+_ASKED_EACH_S: Final = 0.25  # what a gateway knows: a tenant may ask for so many lists a second, and no more
+_AMPLE: Final = {
+    "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "concurrent_requests": 1000,
+    "kv_pages": 1_000_000, "tokens_per_month": 1_000_000_000,
+}  # fmt: skip
+
+
+@dataclass
+class Plane:
+    """What runs, a tenant that streams, and another that changes its keys."""
+
+    made: Platform
+    tenant: Tenant
+    changing: Tenant
+    gateway: str
+
+
+@dataclass
+class ControlResult:
+    """Sums over the kills of one victim."""
+
+    victim: Victim
+    runs: int = 0
+    acknowledged: int = 0
+    unanswered: int = 0
+    streams: int = 0
+    whole: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        return (
+            f"{self.acknowledged} changes acknowledged, {self.unanswered} not, {self.whole} of "
+            f"{self.streams} streams whole, problems {len(self.problems)}"
+        )
+
+
+@contextlib.contextmanager
+def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
+    """Web, worker, S3, a Valkey, a gateway and a witness, over a database of their own."""
+    folder.mkdir()
+    database = create_database(postgres_url, "chaos_control")
+    command.upgrade(alembic_config(database), "head")
+    engine = db.connect(database)
+    secret = mint_key("admin")
+    with db.unit_of_work(engine) as session:
+        api_keys.store_admin_key(session, secret, PEPPER.encode())
+    with contextlib.ExitStack() as up:
+        up.callback(engine.dispose)
+        valkey = up.enter_context(processes.valkey(folder))
+        valkey.client.set(keys.QUOTAS_REBUILT, 1)  # there is no billing worker here
+        s3 = servers.s3(
+            folder / "s3", folder, port=free_port(), access_key="tests", secret_key="secret-of-tests", bucket="tenora"
+        )
+        up.enter_context(processes.running(s3.program))
+        made = Platform(folder, valkey.client, None, engine, valkey.url, up)
+        up.callback(made.stop)
+        port = free_port()
+        settings = control_settings(
+            database,
+            RedisSettings(redis_url=valkey.url),
+            S3Settings(s3_endpoint=s3.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests")),
+            web=WebSettings(control_port=port),
+        )
+        env = environment(settings, TENORA_CONTROL_PORT=str(port))
+        url = f"http://127.0.0.1:{port}"
+        for name, ready in (("web", lambda: answers(f"{url}/healthz")), ("worker", lambda: True)):
+            argv = (sys.executable, "-m", "control_plane", name)
+            made.start(Program(name=name, argv=argv, ready=ready, log=folder / f"{name}.log", env=env))
+        api = Api(url=url, settings=settings, admin_secret=secret)
+        up.callback(lambda: [client.close() for client in api.clients])
+        route = tiny_route()
+        api.register(msgspec.structs.replace(
+            tiny_base(id=route.id, hub_name=route.hub_name), tokenizer_json=tokenizer_json().decode(),
+            chat_template=CHATML, bos_token=route.bos_token, eos_token=route.eos_token, vocab_size=route.vocab_size,
+        )).raise_for_status()  # fmt: skip
+        tenant, changing = api.tenant(**_AMPLE), api.tenant(**_AMPLE)
+        made.witness("rep_control")
+        wait_until(lambda: api.anyone.get("/readyz").status_code == 200, timeout_s=60, what="the control plane")
+        yield Plane(made, tenant, changing, made.gateway("gw_control"))
+
+
+class _Changes:
+    """Keys made and revoked through the API, one after the other, until told to stop."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.alive: dict[str, str] = {}
+        self.dead: dict[str, str] = {}
+        self.acknowledged = self.unanswered = 0
+        self.unexpected: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(plane.changing,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self, tenant: Tenant) -> None:
+        with httpx.Client(base_url=tenant.http.base_url, headers=tenant.http.headers, timeout=5) as http:
+            for number in itertools.count():
+                if self._over.wait(0.02):
+                    return
+                try:
+                    self._change(http, revoke=number % 2 == 1 and bool(self.alive))
+                except httpx.TransportError:
+                    self.unanswered += 1
+
+    def _change(self, http: httpx.Client, *, revoke: bool) -> None:
+        if revoke:
+            key_id = next(iter(self.alive))
+            secret = self.alive.pop(key_id)  # whether it lives or not, once nobody answers
+            answer = http.delete(f"/api/v1/api-keys/{key_id}")
+            if answer.is_success:
+                self.dead[key_id] = secret
+        else:
+            answer = http.post("/api/v1/api-keys", json={})
+            if answer.is_success:
+                made = answer.json()
+                self.alive[made["id"]] = made["key"]
+        self.acknowledged += answer.is_success
+        if not answer.is_success and answer.status_code != 503:
+            self.unexpected.append(f"{answer.status_code} {answer.text[:100]}")
+
+
+def run(plane: Plane, kill: Kill, total: ControlResult) -> None:
+    """Kill, start again, and see that what was acknowledged takes effect and that no stream noticed."""
+    load = Load([plane.gateway], plane.tenant.key, STREAMS, max_tokens=TOKENS)
+    changes = _Changes(plane)
+    try:
+        time.sleep(kill.instant_s)
+        plane.made.kill(*kill.victim.processes)
+        plane.made.restart(*kill.victim.processes)
+        heard = load.join()
+    finally:
+        changes.stop()
+    total.runs += 1
+    total.streams += len(heard)
+    total.whole += sum(one.end == "done" for one in heard)
+    total.acknowledged += changes.acknowledged
+    total.unanswered += changes.unanswered
+    said = f"seed {kill.seed} at {kill.instant_s:.2f} s: "
+    total.problems += [f"{said}a stream ended {one.end} {one.code}" for one in heard if one.end != "done"]
+    total.problems += [said + one for one in (*changes.unexpected, *_without_effect(plane, changes))]
+
+
+def _without_effect(plane: Plane, changes: _Changes) -> list[str]:
+    """What was acknowledged and is not so at the gateway, however long one waits."""
+    wanted = {secret: (key_id, 200) for key_id, secret in changes.alive.items()}
+    wanted |= {secret: (key_id, 401) for key_id, secret in changes.dead.items()}
+    deadline = time.monotonic() + EFFECT_S
+    with httpx.Client(base_url=plane.gateway) as http:
+        while wanted:
+            for secret, (_, due) in list(wanted.items()):
+                answer = http.get("/v1/models", headers={"authorization": f"Bearer {secret}"})
+                if answer.status_code == due:
+                    del wanted[secret]
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_ASKED_EACH_S)
+    return [f"key {key_id} should be answered {due} by now" for key_id, due in wanted.values()]

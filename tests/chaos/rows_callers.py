@@ -1,0 +1,143 @@
+"""Rows of the fault matrix in which callers leave, dawdle or are sent away. What each promises stands in matrix.py."""
+
+import time
+
+from tests.chaos.books import recorded
+from tests.chaos.load import Heard, Load
+from tests.chaos.platform import BRISK, Platform
+from tests.chaos.standing import assert_served, records, rss_bytes, whole
+from tests.chaos.verdict import emitted, judge
+from tests.conftest import wait_until
+from tests.fixtures import faulty_callers
+
+_EACH = 5  # streams that end in each way
+_PER_S = 50  # tokens of a stream
+_READERS = 200
+_SLOW = 500
+_CUT_S = 30
+_PATIENCE_S = 10  # with heads and bodies, as in production
+
+
+def hung_up_on(platform: Platform) -> str:
+    """FIN, RST, and packets that are lost from now on, in the midst of streams."""
+    before = frozenset(emitted(platform))
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=1000)
+    key, url = platform.tenant(), platform.gateways["gw_one"]
+    whole(url, key, 1)
+    extra: dict[str, int] = {}
+    for name, leave in (
+        ("FIN", faulty_callers.hang_up), ("RST", faulty_callers.reset), ("nothing", faulty_callers.vanish),
+    ):  # fmt: skip
+        asked = faulty_callers.request(key, stream=True, max_tokens=1000)
+        with faulty_callers.callers(url, _EACH, asked, receive_bytes=65_536) as calls:
+            ids = [faulty_callers.begun(one) for one in calls]
+            left_at = _produced(platform, ids)
+            for one in calls:
+                leave(one)
+            wait_until(lambda ids=ids: set(ids) <= recorded(platform).keys(), what=f"bills after {name}")
+            extra[name] = max(after - at for at, after in zip(left_at, _produced(platform, ids), strict=True))
+    silent_s = BRISK["client_silent_s"]
+    assert max(extra["FIN"], extra["RST"]) <= _PER_S + 5, extra  # a second's worth, and what was under way
+    assert extra["nothing"] <= (silent_s + 1) * _PER_S + 5, extra
+    verdict = judge(platform, before)
+    verdict.check()
+    assert verdict.exact == verdict.requests == 3 * _EACH + 1
+    return (
+        f"after FIN at most {extra['FIN']} tokens, after RST {extra['RST']}; {extra['nothing']} where nothing was "
+        f"acknowledged for {silent_s} s; all billed exactly"
+    )
+
+
+def _produced(platform: Platform, ids: list[str]) -> list[int]:
+    return [sum(one.output_tokens for one in emitted(platform)[name].values()) for name in ids]
+
+
+def read_slowly(platform: Platform) -> str:
+    """The times are those of production; the kernel keeps less, so that reaching its bound takes no minute."""
+    before = frozenset(emitted(platform))
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=480, token_interval_s=0.001)
+    key = platform.tenant()
+    asked = faulty_callers.request(key, stream=True, max_tokens=480, logprobs=True, top_logprobs=2)
+    grown = 0
+    patient = platform.gateway_for_now(
+        "gw_patient", inter_token_s=15, client_silent_s=20, client_unread_max_bytes=16_384
+    )
+    with patient as url:
+        whole(url, key, 5)
+        memory = rss_bytes(platform, "gw_patient")
+        with (
+            faulty_callers.callers(url, _READERS, asked, receive_bytes=2048) as readers,
+            faulty_callers.each_second(readers),
+        ):
+
+            def all_billed() -> bool:
+                nonlocal grown
+                grown = max(grown, rss_bytes(platform, "gw_patient") - memory)
+                return len(records(platform, key)) == _READERS + 5
+
+            wait_until(all_billed, timeout_s=90, what="slow readers to be cut off")
+    assert grown <= 50_000_000, grown
+    cut = [one for one in records(platform, key) if one["outcome"] == "client_gone"]
+    assert len(cut) == _READERS, {one["outcome"] for one in records(platform, key)}
+    slowest_s = max(one["duration_ms"] for one in cut) / 1000
+    assert slowest_s <= _CUT_S, slowest_s
+    judge(platform, before).check()
+    return f"cut off and billed exactly within {slowest_s:.0f} s, memory +{grown / 1e6:.0f} MB"
+
+
+def sent_slowly(platform: Platform) -> str:
+    """Heads without an end, and bodies of which a byte comes now and then, by two tenants of whom nobody is one."""
+    key, slow_keys = platform.tenant(), [platform.tenant(), platform.tenant()]
+    with platform.gateway_for_now("gw_patient", headers_s=_PATIENCE_S, body_s=_PATIENCE_S) as url:
+        whole(url, key)
+        quiet_s = [_p99(url, key)]
+        began = time.monotonic()
+        part = [faulty_callers.head(one, 100_000) + b'{"model": "' for one in slow_keys]
+        with (
+            faulty_callers.callers(url, _SLOW, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ") as heads,
+            faulty_callers.callers(url, _SLOW // 2, part[0]) as some,
+            faulty_callers.callers(url, _SLOW // 2, part[1]) as others,
+        ):
+            slow = [*heads, *some, *others]
+            with faulty_callers.each_second(slow, sends=b"a"):
+                during_s = _p99(url, key)
+                faulty_callers.ends(slow, timeout_s=_PATIENCE_S + 5)
+                closed_s = time.monotonic() - began
+        quiet_s.append(_p99(url, key))
+    assert during_s <= 2 * max(quiet_s), (during_s, quiet_s)
+    times = f"{during_s * 1000:.0f} ms beside them, {max(quiet_s) * 1000:.0f} ms without"
+    return f"all {len(slow)} connections closed within {closed_s:.1f} s; others' p99 {times}"
+
+
+def _p99(url: str, key: str) -> float:
+    """Of whole answers of one token."""
+    heard = whole(url, key, 600, max_tokens=1, spread_s=6)
+    assert_served(heard)
+    return sorted(one.ended_s for one in heard)[-6]
+
+
+def revoked(platform: Platform) -> str:
+    before = frozenset(emitted(platform))
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=1000)
+    said: dict[str, list[Heard]] = {}
+    keys = {code: platform.tenant() for code in ("invalid_api_key", "tenant_suspended")}
+    loads = {
+        code: Load([platform.gateways["gw_one"]], key, 5, max_tokens=1000, spread_s=0) for code, key in keys.items()
+    }
+    wait_until(lambda: all(load.begun == 5 for load in loads.values()), what="streams to run")
+    began = time.monotonic()
+    platform.publisher.revoke(keys["invalid_api_key"])
+    platform.publisher.tenant(tenant_id=platform.tenants[keys["tenant_suspended"]], status="suspended")
+    for code, load in loads.items():
+        said[code] = load.join()
+    ended_s = time.monotonic() - began
+    assert ended_s <= 30
+    for code, heard in said.items():
+        assert [(one.end, one.code) for one in heard] == [("error", code)] * 5
+    verdict = judge(platform, before)
+    verdict.check()
+    assert verdict.exact == verdict.requests == 10
+    return f"10 streams cut off {ended_s:.1f} s later, all billed exactly"

@@ -1,0 +1,73 @@
+"""Rows of the fault matrix in which Redis forgets what billing had not read, or comes back as it was a while ago."""
+
+import shutil
+import time
+
+from core import keys
+from tests.chaos.load import Load
+from tests.chaos.platform import Platform
+from tests.chaos.standing import assert_served
+from tests.chaos.verdict import emitted, judge, quiet
+from tests.conftest import wait_until
+
+_FORGOTTEN_S = 8  # for longer than gateways keep what billing has recorded
+
+
+def unread(platform: Platform) -> str:
+    """What gateways had settled is in no ledger and, from one instant on, in no Redis either."""
+    before, key = frozenset(emitted(platform)), platform.tenant()
+    platform.kill("billing")
+    heard = Load(list(platform.gateways.values())[:2], key, 20, max_tokens=60, spread_s=0.5).join()
+    assert_served(heard)
+    time.sleep(_FORGOTTEN_S)
+    published = {name: platform.client.dump(name) for name in platform.client.scan_iter("tenora:*")
+                 if name.startswith((b"tenora:snapshot", b"tenora:blob"))}  # fmt: skip
+    platform.client.flushall()
+    for name, value in published.items():
+        platform.client.restore(name, 0, value)
+    platform.restart("billing")
+    wait_until(lambda: platform.client.exists(keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
+    wait_until(lambda: platform.client.xlen(keys.USAGE_STREAM), what="the settlements to come again")
+    verdict = judge(platform, before, heard=heard)
+    verdict.check()
+    assert verdict.exact == verdict.requests == len(heard)
+    return f"{verdict.requests} requests, all billed exactly"
+
+
+def an_old_copy(platform: Platform) -> str:
+    """Its streams run in the copy, and have long been billed when it comes back; quotas are right within a minute."""
+    before, key, gateways = frozenset(emitted(platform)), platform.tenant(), list(platform.gateways.values())[:2]
+    platform.kill("billing")
+    platform.billing(QUOTA_DRIFT_S="5")
+    load = Load(gateways, key, 20, max_tokens=60, spread_s=0.5)
+    wait_until(lambda: load.begun == 20, what="streams to run")
+    time.sleep(0.5)
+    folder, copy = platform.folder / "valkey", platform.folder / "valkey-copy"
+    shutil.copytree(folder, copy)
+    heard = load.join() + Load(gateways, key, 20, max_tokens=60, spread_s=0.5).join()
+    assert_served(heard)
+    quiet(platform)
+    time.sleep(_FORGOTTEN_S)
+    counted = _counted(platform, key)
+    platform.kill("valkey")
+    shutil.rmtree(folder)
+    shutil.move(copy, folder)
+    platform.restart("valkey")
+    began = time.monotonic()
+    assert _counted(platform, key) < counted
+    try:
+        verdict = wait_until(lambda: _right(platform, before, heard), timeout_s=60, what="quotas to be as the ledger")
+    finally:
+        platform.retire("billing")
+        platform.billing()
+    assert verdict.exact == verdict.requests == len(heard)
+    return f"{verdict.requests} requests, all billed exactly; quotas right {time.monotonic() - began:.0f} s later"
+
+
+def _counted(platform: Platform, key: str) -> int:
+    return int(platform.client.hget(keys.tenant_quota(platform.tenants[key]), "month_used") or 0)
+
+
+def _right(platform: Platform, before: frozenset[str], heard: list) -> object:
+    verdict = judge(platform, before, heard=heard)
+    return None if verdict.problems else verdict

@@ -1,0 +1,42 @@
+"""The deadline of a reservation as it comes with the defaults: 50 ms, however long Redis is silent."""
+
+import signal
+import time
+
+import openai
+import pytest
+
+from data_plane.gateway.settings import GatewaySettings
+from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
+
+pytestmark = pytest.mark.quiet
+
+DEADLINE_S = GatewaySettings.model_fields["reserve_deadline_ms"].default / 1000
+MARGIN_S = 0.06  # reading, counting and answering, on a machine that does other things too
+
+
+@pytest.fixture
+def own(tmp_path):
+    with stack_of_its_own(tmp_path, **BRISK, reserve_deadline_ms=round(DEADLINE_S * 1000)) as running:
+        yield running
+
+
+def test_a_silent_redis_costs_a_caller_the_deadline_and_no_more(own):
+    stack, valkey = own[0], own[1]
+    client = stack.tenant().sdk()
+    for _ in range(5):
+        chat(client, max_tokens=1)
+    took_s, codes = [], set()
+    valkey.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(10):
+            began = time.monotonic()
+            with pytest.raises(openai.InternalServerError) as caught:
+                chat(client, max_tokens=1)
+            took_s.append(time.monotonic() - began)
+            codes.add(caught.value.code)
+    finally:
+        valkey.send_signal(signal.SIGCONT)
+    assert codes == {"quota_unavailable"}
+    assert min(took_s) >= DEADLINE_S  # it was waited for
+    assert sorted(took_s)[len(took_s) // 2] < DEADLINE_S + MARGIN_S

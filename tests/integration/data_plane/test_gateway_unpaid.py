@@ -1,0 +1,73 @@
+"""What takes from no limit of a plan is bounded all the same: refusals, counts and listings, for each tenant alone."""
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import wait_until
+from tests.integration.data_plane.conftest import chat
+
+BURST = 5 * 4
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"tenant_unpaid_per_second": 4}
+
+
+@pytest.fixture
+def ask(stack, tenant):
+    """Sends a chat, or something else, as it is."""
+    tenant.sdk()
+    with httpx.Client(base_url=stack.gateway.url, timeout=20) as client:
+
+        def send(method: str = "POST", path: str = "/v1/chat/completions", **body: object) -> httpx.Response:
+            wanted = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], **body}
+            headers = {"authorization": f"Bearer {tenant.key}"}
+            return client.request(method, path, json=wanted if method == "POST" else None, headers=headers)
+
+        yield send
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/chat/completions", {"temperature": "hot"}, 400),
+        ("POST", "/v1/chat/completions", {"model": "nobody"}, 404),
+        ("POST", "/v1/chat/completions", {"max_tokens": 10**6}, 400),
+        ("POST", "/v1/tokenize", {}, 200),
+        ("GET", "/v1/models", {}, 200),
+        ("GET", "/v1/quota", {}, 200),
+    ],
+    ids=["malformed", "unknown", "too long", "counted", "listed", "quota"],
+)
+def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(ask, stack, method, path, body, status):
+    other = stack.tenant().sdk()
+    answers = [ask(method, path, **body) for _ in range(3 * BURST)]
+    codes = [answer.status_code for answer in answers]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert codes[0] == status
+    assert len(refused) >= BURST
+    assert {answer.json()["error"]["code"] for answer in refused} == {"too_many_refusals"}
+    assert all("retry-after" in answer.headers for answer in refused)
+    assert chat(other, max_tokens=1).choices
+    wait_until(lambda: ask().status_code == 200, timeout_s=3, what="the tenant to be served again")
+
+
+def test_a_minute_that_is_used_up_is_asked_for_a_few_times_and_then_not_at_all(stack):
+    tenant = stack.tenant(requests_per_minute=1)
+    client = tenant.sdk()
+    codes = []
+    for _ in range(3 * BURST):
+        try:
+            chat(client, max_tokens=1)
+        except openai.RateLimitError as error:
+            codes.append(error.code)
+    assert {"rate_limit_exceeded", "too_many_refusals"} == set(codes)
+    assert codes[-1] == "too_many_refusals"
+
+
+def test_requests_that_are_served_are_not_counted(stack, tenant):
+    client = tenant.sdk()
+    for _ in range(2 * BURST):
+        chat(client, max_tokens=1)
