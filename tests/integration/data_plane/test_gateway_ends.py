@@ -119,10 +119,11 @@ def test_a_caller_who_does_not_read_the_end_of_an_answer_does_not_keep_it_in_mem
     patience = {"last_write_s": 0.5, "client_least_bytes_per_s": 100_000}
     with stack_of_its_own(tmp_path, **least, **patience) as (stack, *_):
         slowly(stack, token_interval_s=0, output_tokens=1024)
-        key = stack.tenant().key
+        tenant = stack.tenant()
+        tenant.sdk()
         host, port = stack.gateway.url.removeprefix("http://").split(":")
         body = json.dumps({**CHAT, "n": 4, "max_tokens": 1024}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -133,5 +134,6 @@ def test_a_caller_who_does_not_read_the_end_of_an_answer_does_not_keep_it_in_mem
             def callers() -> set[int]:
                 return {remote for _, remote in connections_of(stack.gateway.process)}
 
-            wait_until(lambda: mine in callers(), what="the gateway to accept")
+            wait_until(stack.witness.journal, what="the engine to answer what the gateway accepted")
             wait_until(lambda: mine not in callers(), timeout_s=10, what="the gateway to hang up")
+            assert tenant.event().output_tokens > 0
