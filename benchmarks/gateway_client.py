@@ -72,8 +72,6 @@ class Session:
         self._check = check_stream if load.stream else check_whole
         self._idle: list[Channel] = []
         self._running = 0
-        self._served = 0
-        self._errors: list[str] = []
         self._exchanges: list[Exchange] = []
         self._events: Counter[int] = Counter()
         self._ended = asyncio.Event()
@@ -99,6 +97,8 @@ class Session:
         busy = cpu_s / (time.monotonic() - started)
         for channel in self._idle:
             channel.close()
+        for exchange in self._exchanges:
+            self._judge(exchange)
         return self._seen(busy, cpu_s)
 
     async def _send_at(self, rate_per_s: float, started: float) -> None:
@@ -130,18 +130,11 @@ class Session:
     def _on_end(self, channel: Channel, exchange: Exchange) -> None:
         self._running -= 1
         now = time.monotonic()
-        if not exchange.error:
-            try:
-                self._events[self._check(exchange.body, self._load.prompt_tokens)] += 1
-            except ValueError as error:
-                exchange.error = str(error)
-        exchange.body = b""
-        if exchange.error:
-            self._errors.append(exchange.error)
-        else:
-            self._served += 1
-            self._exchanges.append(exchange)
-        goes_on = self._load.rate_per_s is None and now < self._end
+        self._exchanges.append(exchange)
+        closed_loop = self._load.rate_per_s is None
+        if closed_loop:  # an open one is timed, and checking would delay what comes meanwhile: that is done in the end
+            self._judge(exchange)
+        goes_on = closed_loop and now < self._end
         if goes_on and not channel.lost:
             self._running += 1
             channel.ask(self._request(), now)
@@ -153,15 +146,26 @@ class Session:
             self._idle.append(channel)
         self._ended.set()
 
+    def _judge(self, exchange: Exchange) -> None:
+        """Check an answer, once, and forget its bytes."""
+        if not exchange.checked and not exchange.error:
+            try:
+                self._events[self._check(exchange.body, self._load.prompt_tokens)] += 1
+            except ValueError as error:
+                exchange.error = str(error)
+        exchange.body, exchange.checked = b"", True
+
     def _seen(self, busy: float, cpu_s: float) -> Seen:
-        timed = [each for each in self._exchanges if self._begin <= each.sent < self._end]
-        completed = sum(self._begin <= each.ended < self._end for each in self._exchanges)
+        served = [each for each in self._exchanges if not each.error]
+        errors = [each.error for each in self._exchanges if each.error]
+        timed = [each for each in served if self._begin <= each.sent < self._end]
+        completed = sum(self._begin <= each.ended < self._end for each in served)
         gaps = [[late - early for early, late in itertools.pairwise(each.events_at)] for each in timed]
         return Seen(
-            served=self._served,
+            served=len(served),
             completed=completed,
-            errors=len(self._errors),
-            error_examples=self._errors[:_ERRORS_SHOWN],
+            errors=len(errors),
+            error_examples=errors[:_ERRORS_SHOWN],
             per_s=completed / self._load.seconds,
             events=dict(self._events),
             first_ms=_quantiles_ms([each.events_at[0] - each.sent for each in timed if each.events_at]),

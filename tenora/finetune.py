@@ -78,6 +78,7 @@ def finetune(
                     progress(said.step, said.steps, said.loss)
         except BaseException:
             child.kill()
+            child.wait()  # Popen itself waits a quarter of a second only where this is a KeyboardInterrupt
             raise
         if child.wait() != 0 or report is None:
             messages.seek(0)

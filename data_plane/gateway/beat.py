@@ -13,10 +13,11 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from core import clock, keys
+from core import keys
 from core.contracts import GatewayStatus
 from core.errors import Unavailable
 from data_plane.gateway import metrics
+from data_plane.gateway.server_clock import server_clock
 from data_plane.gateway.snapshot import Snapshot
 
 _log = structlog.get_logger()
@@ -72,9 +73,9 @@ class Beat:
                     await self._snapshot.advanced.wait()
 
     async def beat(self) -> None:
-        """Write the status once. Raises redis.RedisError."""
+        """Write the status once, and hear what time it is. Raises redis.RedisError."""
         began, snapshot = time.monotonic(), self._snapshot
-        now_ms = clock.now_ms()
+        now_ms = server_clock.now_ms()
         status = GatewayStatus(id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms)
         # A connection that hangs must not outlast the lease: the next attempt takes another.
         async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
@@ -82,7 +83,9 @@ class Beat:
             pipe.zadd(keys.GATEWAYS, {self._id: now_ms})
             pipe.zremrangebyscore(keys.GATEWAYS, "-inf", now_ms - _FORGOTTEN_MS)
             pipe.hmget(keys.SNAPSHOT_META, ["epoch", "generation"])
-            *_, published = await pipe.execute()
+            pipe.time()
+            *_, published, server_time = await pipe.execute()
+        server_clock.hear(*server_time)
         # Where the old status expired meanwhile, somebody may have seen none and not have waited.
         if time.monotonic() < self._serves_until or _has(status, published):
             self._serves_until = began + self._lease_s

@@ -8,7 +8,6 @@ import time
 
 import msgspec
 
-from core import clock
 from core.contracts import Outcome, ReplicaStatus, UsageEvent
 from core.errors import AppError
 from data_plane.gateway import metrics
@@ -21,6 +20,7 @@ from data_plane.gateway.quota.used import saved_by_cache, used_by
 from data_plane.gateway.relaying.exchange import Attempt, Exchange, Relayed
 from data_plane.gateway.relaying.relay import Relay
 from data_plane.gateway.relaying.upstream import ReplicaFailed
+from data_plane.gateway.server_clock import server_clock
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settling import meter
 from data_plane.gateway.settling.meter import AdapterLoad, Counts
@@ -80,7 +80,7 @@ class Serving:
         self._relay.retries.deposit()
         while True:
             tried |= {self._place.replica.id}
-            self._dispatched, self._dispatched_at_ms = time.monotonic(), clock.now_ms()
+            self._dispatched, self._dispatched_at_ms = time.monotonic(), server_clock.now_ms()
             try:
                 self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
             except ReplicaFailed:
@@ -164,7 +164,7 @@ class Serving:
             block_tokens=self._place.replica.block_tokens,
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,
-            settled_at_ms=clock.now_ms(),
+            settled_at_ms=server_clock.now_ms(),
             # A request's pages are held, and charged, for no longer than it may run.
             on_replica_ms=min(round((now - self._dispatched) * 1000), self._settings.longest_ms),
             first_token_ms=self._first_token_ms,

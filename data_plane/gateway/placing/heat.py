@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import keys
-from core.clock import now_ms
+from data_plane.gateway.server_clock import server_clock
 
 _log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class AdapterHeat:
         """An adapter has served a request now, on a replica of the pool of this largest rank."""
         use = (base_model, rank_max, engine_name)
         if use in self._used_at_ms or len(self._used_at_ms) < self._names_max:
-            self._used_at_ms[use] = now_ms()
+            self._used_at_ms[use] = server_clock.now_ms()
 
     async def follow(self) -> None:
         """Write again and again, for ever."""

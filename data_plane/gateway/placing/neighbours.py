@@ -15,8 +15,8 @@ import structlog
 from redis.asyncio.client import Pipeline
 
 from core import keys
-from core.clock import now_ms
 from data_plane.gateway.placing.sharing import Backlog
+from data_plane.gateway.server_clock import server_clock
 
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
@@ -51,7 +51,7 @@ class Neighbours:
 
     def ask_who(self, pipe: Pipeline) -> None:
         """Put one command into a pipeline; ``hear_who`` takes its answer."""
-        pipe.zrangebyscore(keys.GATEWAYS, now_ms() - _SEEN_MS, "+inf")
+        pipe.zrangebyscore(keys.GATEWAYS, server_clock.now_ms() - _SEEN_MS, "+inf")
 
     def hear_who(self, answer: Sequence[bytes]) -> None:
         """Which other gateways there are."""

@@ -118,6 +118,7 @@ class Journal:
         self._batch: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._failing = False
+        self._flushing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Take the lock and make the first segment. Where that fails it is logged, and nothing is journalled."""
@@ -170,7 +171,15 @@ class Journal:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write and fsync all that has come, then delete what nobody needs. Never raises."""
+        """Write and fsync all that has come, then delete what nobody needs. Goes on to its end where whoever waits for
+        it is cancelled. Never raises.
+        """
+        while self._flushing is not None and not self._flushing.done():
+            await asyncio.wait((self._flushing,))
+        self._flushing = asyncio.create_task(self._flush(), name="journal flush")
+        await asyncio.shield(self._flushing)
+
+    async def _flush(self) -> None:
         if not self._segments:
             return
         chunks, batch, written = self._chunks, self._batch, self._unwritten

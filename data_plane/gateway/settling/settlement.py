@@ -17,13 +17,13 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError, ResponseError
 
-from core import clock
 from core.errors import AppError
 from data_plane.gateway import metrics
 from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.quota.allowance import Taken
 from data_plane.gateway.quota.redis_memory import RedisMemory
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
+from data_plane.gateway.server_clock import server_clock
 from data_plane.gateway.settling.journal import Journal
 from data_plane.gateway.settling.kept import Kept
 
@@ -232,7 +232,7 @@ class Settler:
         """
         event = settlement.event
         assert event is not None, "only what bills is kept and journalled"
-        if clock.now_ms() - event.settled_at_ms < self._marker_ms:
+        if server_clock.now_ms() - event.settled_at_ms < self._marker_ms:
             return await self._error_of(settlement)
         try:
             async with asyncio.timeout(self._deadline_s):

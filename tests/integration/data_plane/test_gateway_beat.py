@@ -11,6 +11,7 @@ from core import keys
 from core.contracts import GatewayStatus
 from core.errors import Unavailable
 from data_plane.gateway.beat import Beat
+from data_plane.gateway.server_clock import server_clock
 from data_plane.gateway.snapshot import Snapshot
 from tests.conftest import wait_until
 from tests.fixtures.published import Publisher
@@ -62,6 +63,18 @@ async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, 
     await beat.stop()
     assert not beat.current
     assert (redis.exists(keys.gateway("gw_1")), redis.zcard(keys.GATEWAYS)) == (0, 0)
+
+
+async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    await snapshot.load()
+    server_clock.hear(1_000_000_000, 0)  # in 2001
+    beat = beat_of(line, snapshot)
+    await beat.beat()
+    seconds, microseconds = redis.time()
+    assert abs(seconds * 1000 + microseconds // 1000 - server_clock.now_ms()) < 1000
+    await beat.beat()
+    assert abs(status(redis).heartbeat_ms - seconds * 1000) < 5000
 
 
 async def test_one_that_was_without_a_status_serves_again_only_with_all_that_was_published(line, redis, publisher):

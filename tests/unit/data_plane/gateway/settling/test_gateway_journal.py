@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -157,6 +158,26 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
         await journaling.flush()
         found = [line.settlement for line in on_disk(tmp_path)]
         assert found == [kept, later]
+
+
+async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, monkeypatch):
+    began, goes_on, write = threading.Event(), threading.Event(), os.write
+
+    def slow(descriptor: int, raw: bytes) -> int:
+        began.set()
+        assert goes_on.wait(5)
+        return write(descriptor, raw)
+
+    one = settlement()
+    async with journal(tmp_path) as journaling:
+        monkeypatch.setattr(os, "write", slow)
+        journaling.append(one)
+        following = asyncio.create_task(journaling.follow())
+        assert await asyncio.to_thread(began.wait, 5)
+        following.cancel()
+        await asyncio.wait((following,))
+        asyncio.get_running_loop().call_later(0.1, goes_on.set)
+    assert [line.settlement for line in on_disk(tmp_path)] == [one]
 
 
 async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_be_made(tmp_path, monkeypatch):
