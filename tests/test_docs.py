@@ -1,5 +1,6 @@
-"""Docs are held against the code: reference pages are current, and every path and command the docs name exists."""
+"""Docs are held against the code: reference pages are current, and every path, test and command they name exists."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from adapters import verdict
 from data_plane.engine.agent import canary
 from tenora import reference
+from tests.corpus.requests import doors
+from tests.corpus.uploads import corpus as uploads
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora", "migrations", "tests", "examples")
@@ -52,6 +55,29 @@ def test_named_files_exist(doc):
     """A name in code style that ends like a source file is one, somewhere in the tree."""
     named = set(re.findall(r"`([\w./-]+\.(?:py|lua|toml|lock|sh|jsonl))`", doc.read_text()))
     assert [name for name in sorted(named) if not (ROOT / name).exists() and Path(name).name not in KNOWN] == []
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_tests_exist(doc):
+    """A name like pytest's own, which may leave out the case in brackets."""
+    gone = []
+    for path, name in sorted(set(re.findall(r"`(tests/[\w./]+\.py)::(\w+)`", doc.read_text()))):
+        tree = ast.parse((ROOT / path).read_text()) if (ROOT / path).exists() else ast.Module([], [])
+        if name not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}:
+            gone.append(f"{path}::{name}")
+    assert not gone
+
+
+def test_every_regression_names_its_test_or_its_row_of_a_corpus():
+    lines = (ROOT / "docs" / "REGRESSIONS.md").read_text().splitlines()
+    entries = [line for line in lines if re.match(r"\| (?!-|project and issue|advisory \|)", line)]
+    rows = {item.row for item in (*doors.ITEMS, *uploads.ITEMS)}
+    assert len(entries) > 50
+    for entry in entries:
+        held = entry.split(" | ")[-1]
+        named = re.findall(r"\brow (\w+)", held)
+        assert set(named) <= rows, entry
+        assert named or "::test_" in held, entry
 
 
 def test_make_help_lists_every_target_the_readme_names():

@@ -55,10 +55,17 @@ class StreamExchange(Exchange):
 
     def _take(self, data: bytes) -> bool:
         """From the engine to the caller, in the moment in which it comes; false where the caller reads too slowly."""
-        out = self._rewriter.feed(data)
+        try:
+            out = self._rewriter.feed(data)
+        except StreamBroken as broken:
+            # What is billed is sent; before the first token the request may still be tried elsewhere.
+            if broken.before and (self._client.started or self.counts().outputs):
+                self._send(broken.before)
+            raise
         self._be_patient()
-        if not out:
-            return True
+        return self._send(out) if out else True
+
+    def _send(self, out: bytes) -> bool:
         if self._client.started:
             return self._client.push(out)
         self._attempt.on_first_byte()

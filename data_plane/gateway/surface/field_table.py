@@ -9,7 +9,8 @@ TAKEN: Final[dict[str, str]] = {
     "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`) or a base model",
     "messages": "1 to 256 messages of text parts and tool calls; chat only",
     "prompt": "one string; completions only",
-    "max_tokens": "the most tokens of an answer; absent means all that plan and context allow",
+    "max_tokens": "the most tokens of an answer; absent means all that plan and context allow, "
+    "and more than that is refused, never lowered without a word",
     "max_completion_tokens": "as `max_tokens`, and the smaller of the two counts; chat only",
     "n": "1 to 4 answers; each is billed with its prompt",
     "stream": "true for server-sent events",

@@ -45,7 +45,13 @@ _ODD: Final = (
 
 
 class StreamBroken(Exception):
-    """The replica's stream is not what an engine sends: an error event, an aborted choice, or no valid event at all."""
+    """The replica's stream is not what an engine sends: an error event, an aborted choice, or no valid event at all.
+    ``before`` came at once with that, was counted, and is the caller's.
+    """
+
+    def __init__(self, why: str, before: bytes = b"") -> None:
+        super().__init__(why)
+        self.before = before
 
 
 class Rewriter:
@@ -84,12 +90,17 @@ class Rewriter:
     def feed(self, data: bytes) -> bytes:
         """Rewrite what has arrived whole. Raises StreamBroken."""
         *events, self._pending = (self._pending + data if self._pending else data).split(b"\n\n")
+        out: list[bytes] = []
         try:
-            out = [self._rewrite(event) for event in events]
+            for event in events:
+                out.append(self._rewrite(event))  # noqa: PERF401 - what came before a bad one is kept
+        except StreamBroken as broken:
+            broken.before = b"".join(out)
+            raise
         except _ODD as error:
-            raise StreamBroken("an event that no engine sends") from error
+            raise StreamBroken("an event that no engine sends", b"".join(out)) from error
         if len(self._pending) > self._event_max_bytes:
-            raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes")
+            raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes", b"".join(out))
         return out[0] if len(out) == 1 else b"".join(out)
 
     def counts(self) -> Counts:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from data_plane.gateway.surface.field_table import REFUSED
+
 CHAT = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny-chat", "prompt": "hi"}
 
@@ -229,7 +231,10 @@ BAD_BODIES = [
     ),
     *_row(
         "R28",
-        _field("chat_template_kwargs", {"chat_template": "x"}, "unsupported_parameter"),
+        *[
+            _field("chat_template_kwargs", kwargs, "unsupported_parameter")
+            for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"enable_thinking": False})
+        ],
     ),
     *_row(
         "R29",
@@ -285,6 +290,11 @@ BAD_BODIES = [
         _text("completion with tools", "unknown_parameter", "tools", tools=[]),
         _text("suffix", "unsupported_parameter", "suffix", suffix="a"),
         _text("echo", "unsupported_parameter", "echo", echo=True),
+        *[
+            refused(f"{name} as the table has it", "unsupported_parameter", name, **{name: 1})
+            for name in sorted(REFUSED)
+            for refused in (_chat, _text)
+        ],
     ),
 ]
 """Each is refused with 400. Row F is of fields that no row names."""

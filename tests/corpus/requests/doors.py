@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core import api_keys
+from data_plane.gateway.surface import anthropic_request
 from tests.corpus.requests.bodies import BAD_BODIES, CHAT, COMPLETION
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -121,6 +122,11 @@ ITEMS = [
         ]
     ],
     *[
+        Item(row="F", name=f"{name} of a message", status=400, code="unsupported_parameter", param=name, headers=JSON,
+             path="/v1/messages", body=_body({**CHAT, "max_tokens": 5, name: 1}))
+        for name in sorted(anthropic_request.REFUSED)
+    ],
+    *[
         _nothing(method, path)
         for method, path in [
             ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"), ("POST", "/invocations"),
@@ -187,6 +193,6 @@ ELSEWHERE = {
 
 NO_SUCH_DOOR = {
     "A7": "nothing takes a session cookie", "A8": "there is no login", "A9": "no webhook is sent",
-    "A10": "Stripe's webhook is the control plane's", "A14": "no mail with a link is sent",
+    "A10": "no webhook is taken from anybody", "A14": "no mail with a link is sent",
 }  # fmt: skip
 """Rows of the table that the gateway has no door for."""

@@ -43,7 +43,7 @@ def test_a_replica_that_breaks_off_is_told_to_the_caller_and_billed_so_far(stack
 
 
 def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenant):
-    slowly(stack, error_after=3)
+    slowly(stack, error_after=3)  # at once with the third token
     tenant.sdk()
     headers = {"Authorization": f"Bearer {tenant.key}"}
     response = httpx.post(stack.gateway.url + "/v1/chat/completions", json={**CHAT, "stream": True}, headers=headers)
@@ -52,7 +52,9 @@ def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenan
     assert (error["code"], error["type"]) == ("replica_failed", "server_error")
     assert "[DONE]" not in response.text
     assert "secret" not in response.text
-    assert_settled(tenant, "replica_gone")
+    _, journal = assert_settled(tenant, "replica_gone")
+    said = [json.loads(each.removeprefix("data: "))["choices"][0]["delta"]["content"] for each in events[:-1]]
+    assert "".join(said) == "".join(journal.words)
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import CLIENTS
 from tests.fixtures import processes
-from tests.integration.data_plane.conftest import Tenant
+from tests.integration.data_plane.conftest import Tenant, assert_settled, slowly
 
 SCRIPTS = processes.ROOT / "tests" / "clients"
 
@@ -64,11 +64,34 @@ def test_llama_index_chats_streams_and_completes(tenant):
 
 
 @pytest.mark.clients("node_modules/openai")
-def test_openai_for_node_streams_calls_tools_and_knows_its_errors(tenant):
-    said = ran("node", "node_client.mjs", tenant)
-    whole, streamed, call = answers(tenant)
+def test_openai_for_node_streams_calls_tools_keeps_to_schemas_and_knows_its_errors(tenant):
+    said = ran("node", "node_client.mjs", tenant, "answers")
+    whole, streamed, call, shaped = answers(tenant)
     assert (said["text"], said["streamed"]) == (whole, streamed)
     assert said["usage"] == [tenant.events()[1].input_tokens, 3]
     assert said["call"] == {"name": "get_weather", "arguments": call}
+    assert said["shaped"] == json.loads(shaped) == {"city": "amber"}
     assert said["models"] == ["tiny-chat"]
     assert said["refused"] == ["NotFoundError", 404, "model_not_found", True]
+
+
+@pytest.mark.clients("node_modules/openai")
+def test_openai_for_node_comes_back_by_itself_when_it_is_told_to(stack):
+    slowly(stack)
+    tenant = stack.tenant(concurrent_requests=1)
+    said = ran("node", "node_client.mjs", tenant, "retries")
+    *refused, served = said["attempts"]
+    assert refused
+    assert refused == [[429, number, "1000"] for number in range(len(refused))]
+    assert served == [200, len(refused), None]
+    assert len(said["text"].split()) == 3
+
+
+@pytest.mark.clients("node_modules/openai")
+def test_openai_for_node_gets_the_error_that_ends_a_stream(stack, tenant):
+    slowly(stack, cut_after=3)
+    said = ran("node", "node_client.mjs", tenant, "breaks")
+    event, journal = assert_settled(tenant, "replica_gone")
+    assert event.output_tokens == 3
+    assert said["streamed"] == "".join(journal.words)
+    assert said["failed"] == ["APIError", "replica_failed", "server_error"]

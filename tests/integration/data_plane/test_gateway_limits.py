@@ -183,6 +183,21 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
     assert tenant.quota()["month_used"] == COST * fits == sum(e.input_tokens + e.output_tokens for e in tenant.events())
 
 
+async def test_requests_that_cross_into_a_new_month_together_are_each_counted_in_it(stack):
+    """What had been used before is forgotten once, and nothing that settles after the turn is."""
+    tenant = stack.tenant()
+    tenant.sdk()
+    stack.witness.faults(output_tokens=9, token_interval_s=0.2)
+    crossing = asyncio.create_task(flood(stack.gateway.url, tenant.key, 50, {**CHAT, "max_tokens": 9}))
+    await asyncio.to_thread(
+        wait_until, lambda: tenant.quota().get("concurrent") == 50, what="all of them to be under way"
+    )
+    stack.client.hset(keys.tenant_quota(tenant.id), mapping={"month": "2001-01", "month_used": 10**9})
+    assert {status for status, _ in await crossing} == {200}
+    await asyncio.to_thread(wait_until, tenant.holds_nothing)
+    assert tenant.quota()["month_used"] == 50 * COST
+
+
 async def test_concurrency_and_pages_are_never_exceeded_under_a_flood(stack):
     tenant = stack.tenant(concurrent_requests=5, kv_pages=12)
     tenant.sdk()

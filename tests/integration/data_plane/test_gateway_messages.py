@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.conftest import wait_until
-from tests.integration.data_plane.conftest import Tenant
+from tests.integration.data_plane.conftest import Tenant, assert_settled, slowly
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -72,6 +72,16 @@ def test_a_stream_is_the_sequence_of_events_that_the_sdk_knows(claude, tenant):
     assert final.stop_reason == "end_turn"
     assert final.usage.input_tokens + final.usage.cache_read_input_tokens == event.input_tokens
     assert final.usage.output_tokens == event.output_tokens
+
+
+def test_a_caller_who_hangs_up_on_a_message_pays_for_what_was_produced(stack, claude, tenant):
+    slowly(stack)
+    with claude.messages.create(model="tiny-chat", max_tokens=400, messages=HI, stream=True) as stream:
+        kinds = (event.type for event in stream)
+        assert "content_block_delta" in kinds
+    event, _ = assert_settled(tenant, "client_gone")
+    assert 1 <= event.output_tokens < 200
+    assert event.cached_tokens == 3
 
 
 def test_the_wire_has_named_events_and_a_ping(stack, claude, tenant):

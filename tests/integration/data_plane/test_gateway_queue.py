@@ -133,6 +133,30 @@ def test_a_full_queue_refuses_without_asking_redis_and_lets_in_who_has_less_ther
     assert [thread.error.code for thread in backlog if thread.error] == ["overloaded"]
 
 
+def test_who_is_refused_and_comes_back_after_exactly_the_announced_time_is_served(stack):
+    """Two run at a time, each for 1.3 seconds: of four who wait the last is taken after 2.6."""
+    stack.witness.faults(output_tokens=33, token_interval_s=0.04)
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    streams = fill(client)
+    backlog = queued(stack, tenant, client, 4)
+    for _ in range(2):  # a rate is known once somebody has waited for a second and was taken
+        wait_until(lambda: waiting(stack.gateway) == 2, what="two to be taken")
+        backlog += queued(stack, tenant, client, 2)
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(client, max_tokens=33)
+    refused_at, error = time.monotonic(), caught.value
+    assert (error.status_code, error.code) == (503, "overloaded")
+    announced_s = int(error.response.headers["retry-after-ms"]) / 1000
+    assert announced_s <= int(error.response.headers["retry-after"]) < announced_s + 1
+    assert 1.3 <= announced_s <= 2 * 2.6
+    time.sleep(max(0.0, refused_at + announced_s - time.monotonic()))
+    assert chat(client, max_tokens=33).choices
+    ended(backlog)
+    for stream in streams:
+        list(stream)
+
+
 def test_who_hangs_up_while_waiting_leaves_the_queue(stack):
     tenant = stack.tenant()
     client = tenant.sdk()

@@ -70,7 +70,7 @@ def _nothing_reached_an_engine(stack, tenant):
 
 
 def test_every_item_of_the_corpus_is_refused(stack, bare, keys):
-    """One test, since a hundred and seventy of them would each wait for a tenant of its own."""
+    """One test, since hundreds of them would each wait for a tenant of its own."""
     other = stack.tenant()
     stack.publisher.adapter(other.id, "secret-bot")
     wrong = []
@@ -86,6 +86,8 @@ def test_every_item_of_the_corpus_is_refused(stack, bare, keys):
         if item.method != "HEAD":
             error = error_of(response)
             told = (response.status_code, error["code"], error["param"])
+            if item.code == "unsupported_parameter" and f"`{item.param}`" not in error["message"]:
+                wrong.append((item.row, item.name, error["message"]))
         if told != (item.status, item.code, item.param) or time.monotonic() - began > 10:
             wrong.append((item.row, item.name, told))
     assert not wrong

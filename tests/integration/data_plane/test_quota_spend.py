@@ -18,7 +18,7 @@ from core.rating import rate
 from tests.conftest import wait_until
 from tests.corpus.requests.bodies import CHAT
 from tests.fixtures import processes
-from tests.integration.data_plane.conftest import BRISK, Tenant, chat
+from tests.integration.data_plane.conftest import BRISK, Tenant, chat, slowly
 
 CENT = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=NANOS_PER_CENT, kv_page_second_nanos=0)
 DOLLARS = 5 * NANOS_PER_DOLLAR
@@ -62,6 +62,19 @@ async def test_a_thousand_requests_at_ten_cents_through_four_gateways_spend_five
     assert 4.5 * NANOS_PER_DOLLAR <= spent(tenant) <= DOLLARS
     quota = tenant.quota()
     assert (quota["spent_nanos"], quota["spend_held_nanos"]) == (spent(tenant), 0)
+
+
+async def test_fifty_requests_of_a_hundred_at_once_take_a_thousand_and_no_more(stack):
+    """Each costs exactly what it held: ten fit, whatever the other forty see of the balance."""
+    each = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=10, kv_page_second_nanos=0)
+    tenant = stack.tenant(prices=each, spend_ceiling_nanos=1000)
+    tenant.sdk()
+    stack.witness.faults(output_tokens=10, token_interval_s=0.02)
+    statuses = await race([stack.gateway.url], tenant.key, [{**CHAT, "max_tokens": 10}] * 50)
+    assert statuses == {200: 10, 429: 40}
+    wait_until(tenant.holds_nothing, what="every hold to be given back")
+    assert sum(rate(event, each).amount_nanos for event in tenant.events()) == 1000
+    assert (tenant.quota()["spent_nanos"], tenant.quota()["spend_held_nanos"]) == (1000, 0)
 
 
 async def test_what_is_not_used_of_a_ceiling_is_anothers_to_spend(stack):
@@ -127,6 +140,35 @@ def test_a_key_with_limits_of_its_own_shows_them_and_leaves_the_tenants_other_ke
     assert set(quota["tenant"]["held"].values()) == {0}
     assert shown(tenant.key)["key"] is None
     assert httpx.get(f"{stack.gateway.url}/v1/quota").status_code == 401
+
+
+def test_what_a_running_stream_holds_is_shown_and_nothing_once_it_has_ended(stack):
+    priced = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
+    tenant = stack.tenant(prices=priced, spend_ceiling_nanos=DOLLARS)
+    key = stack.publisher.key(tenant.id, limits=KeyLimits(concurrent_requests=5))
+    client = Tenant(stack, tenant.id, key).sdk()
+    slowly(stack)
+
+    def shown() -> dict:
+        quota = httpx.get(f"{stack.gateway.url}/v1/quota", headers={"authorization": f"Bearer {key}"}).json()
+        assert quota["key"]["held"] == quota["tenant"]["held"]
+        return quota["tenant"]["held"]
+
+    stream = chat(client, stream=True, max_tokens=300)
+    next(iter(stream))
+    (lease,) = stack.client.zrange(keys.tenant_leases(tenant.id), 0, -1)
+    names = ("pages", "input", "output", "nanos")
+    reserved = stack.client.hmget(keys.reservation(tenant.id, lease.decode()), names)
+    pages, prompt_tokens, output_tokens, nanos = map(int, reserved)
+    assert shown() == {
+        "concurrent_requests": 1, "kv_pages": pages, "tokens": prompt_tokens + output_tokens, "spend_nanos": nanos
+    }  # fmt: skip
+    stream.close()
+    wait_until(tenant.holds_nothing, what="the stream to be settled")
+    assert set(shown().values()) == {0}
+    assert (prompt_tokens, output_tokens) == (tenant.event().input_tokens, 300)
+    assert pages == -(-(prompt_tokens + 300) // 16)
+    assert nanos > 3 * prompt_tokens + 7 * 300, "and its pages for as long as it may run"
 
 
 def test_a_dead_gateways_holds_are_not_shown_as_held(stack):

@@ -156,6 +156,17 @@ def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken, u
     assert one.counts().output_tokens == 1
 
 
+@pytest.mark.parametrize("broken", [b'data: {"error":{"message":"secret"}}\n\n', event(**HEAD, choices=[1])])
+def test_what_came_at_once_with_what_breaks_the_stream_is_the_callers_as_it_is_billed(broken):
+    one, other = rewriter(), rewriter()
+    for each in (one, other):
+        each.feed(chunk("", 0, role=True) + chunk("a", 1))
+    with pytest.raises(StreamBroken) as caught:
+        one.feed(chunk(" b", 2) + broken)
+    assert caught.value.before == other.feed(chunk(" b", 2))
+    assert one.counts().output_tokens == 2
+
+
 def test_an_abort_that_was_asked_for_ends_the_stream_with_its_count():
     one = rewriter()
     one.feed(chunk("a", 1))
