@@ -24,7 +24,7 @@ test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)
 
-chaos: setup ## break a whole data plane in every way and write docs/RELIABILITY.md (25 minutes; CHAOS_INSTANTS=40 kills of each process)
+chaos: setup ## break a whole data plane in every way and write docs/RELIABILITY.md (half an hour; CHAOS_INSTANTS=40 kills of each process)
 	@$(BIN)/python -m tests.chaos --instants $(or $(CHAOS_INSTANTS),40) --out docs/RELIABILITY.md
 
 up: setup ## the whole platform on this machine, until Ctrl-C

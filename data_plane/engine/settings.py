@@ -154,10 +154,23 @@ class ReplicaSettings(AdapterLifeSettings, DoorSettings, RedisSettings, Telemetr
     heartbeat_s: float = Field(default=1, gt=0, le=10, description="Between two published statuses.")
     status_ttl_s: float = Field(default=5, gt=0, le=60, description="A status older than this is gone.")
     probe_every_s: float = Field(
-        default=15, gt=0, le=600, description="Between two one-token generations on an engine that shows no progress."
+        default=5,
+        gt=0,
+        le=600,
+        description="Between two one-token generations on an engine that shows no progress. With "
+        "`TENORA_PROBE_TIMEOUT_S` and three heartbeats, the longest that requests go to an engine that hangs.",
     )
-    probe_timeout_s: float = Field(default=20, gt=0, le=600, description="A probe slower than this has failed.")
+    probe_timeout_s: float = Field(
+        default=10,
+        gt=0,
+        le=600,
+        description="A probe slower than this has failed, unless the engine's counters moved meanwhile: one that hangs "
+        "moves none, and one that is busy may answer late.",
+    )
     probe_failures_max: int = Field(
-        default=2, ge=1, le=20, description="Failed probes in a row after which the engine is replaced."
+        default=3,
+        ge=1,
+        le=20,
+        description="Failed probes in a row after which the engine is replaced; it gets no requests from the first on.",
     )
     drain_s: float = Field(default=30, ge=0, le=3600, description="Longest wait for running requests after SIGTERM.")

@@ -75,10 +75,14 @@ class Beat:
     async def beat(self) -> None:
         """Write the status once, and hear what time it is. Raises redis.RedisError."""
         began, snapshot = time.monotonic(), self._snapshot
-        now_ms = server_clock.now_ms()
-        status = GatewayStatus(id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms)
         # A connection that hangs must not outlast the lease: the next attempt takes another.
         async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
+            if not server_clock.heard:  # by a clock that is wrong the others would be forgotten below
+                server_clock.hear(*await self._redis.time())
+            now_ms = server_clock.now_ms()
+            status = GatewayStatus(
+                id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms
+            )
             pipe.set(keys.gateway(self._id), msgspec.json.encode(status), px=round(self._lease_s * 1000))
             pipe.zadd(keys.GATEWAYS, {self._id: now_ms})
             pipe.zremrangebyscore(keys.GATEWAYS, "-inf", now_ms - _FORGOTTEN_MS)

@@ -10,10 +10,11 @@ from core import clock
 
 
 class ServerClock:
-    """What Redis's time is by what was heard last."""
+    """What Redis's time is by what was ``heard`` last."""
 
     def __init__(self) -> None:
         self._ahead_ms = clock.now_ms() - _monotonic_ms()
+        self.heard = False
 
     def now_ms(self) -> int:
         """The current instant in Unix milliseconds."""
@@ -22,6 +23,7 @@ class ServerClock:
     def hear(self, seconds: int, microseconds: int) -> None:
         """Take over what Redis has just answered to TIME."""
         self._ahead_ms = seconds * 1000 + microseconds // 1000 - _monotonic_ms()
+        self.heard = True
 
 
 def _monotonic_ms() -> int:

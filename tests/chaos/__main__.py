@@ -40,7 +40,7 @@ def main() -> int:
         kill_results = list(_kills(made, [kills.VICTIMS[name] for name in given.victims], given.seed, given.instants))
         closing = _close(made)
         victims = [control.VICTIMS[name] for name in given.control]
-        control_results = list(_control(made, victims, given.seed, max(1, given.instants // kills.PAIRS_EACH)))
+        control_results = list(_control(made, victims, given.seed, given.instants))
     took_s = time.monotonic() - began
     text = report.markdown(row_results, kill_results, closing, control_results, seed=given.seed, took_s=took_s)
     if given.out is None:
@@ -113,7 +113,7 @@ def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int
         yield total
 
 
-def _control(made: Platform, victims: list[kills.Victim], seed: int, count: int) -> Iterator[ControlResult]:
+def _control(made: Platform, victims: list[kills.Victim], seed: int, instants: int) -> Iterator[ControlResult]:
     """On another stack, beside which the first one stands still."""
     results = [ControlResult(victim) for victim in victims]
     if not results:
@@ -121,6 +121,7 @@ def _control(made: Platform, victims: list[kills.Victim], seed: int, count: int)
     try:
         with control.plane(made.folder / "control", made.engine.url.render_as_string(hide_password=False)) as plane:
             for total in results:
+                count = total.victim.instants(instants)
                 for number in range(seed, seed + count):
                     control.run(plane, kills.Kill(total.victim, number), total)
                     _say(f"{total.victim.name} {number + 1 - seed}/{count}: {total.line()}")

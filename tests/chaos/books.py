@@ -14,7 +14,8 @@ from tests.chaos.platform import Platform
 Record = Mapping[str, object]
 REST: Final = ":rest"  # of a request whose estimate was billed before its gateway was heard of again
 _COLUMNS: Final = (
-    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, output_tokens, amount_nanos, duration_ms"
+    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, output_tokens, amount_nanos, duration_ms,"
+    " started_at, settled_at"
 )
 _SUMMED: Final = ("input_tokens", "output_tokens", "amount_nanos")
 _HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")

@@ -34,7 +34,7 @@ from tests.fixtures.control_worker import environment
 from tests.fixtures.peft_adapters import tiny_base
 from tests.fixtures.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
 
-STREAMS: Final = 10
+STREAMS: Final = 50
 TOKENS: Final = 100
 EFFECT_S: Final = 15  # in which a change that was acknowledged is known to gateways, after a kill
 VICTIMS: Final = {one.name: one for one in (

@@ -1,6 +1,6 @@
 """SIGKILL of a process, or of two at once, at a random instant under fifty streams, then what must be true.
 
-Seeds make it repeatable.
+Where Redis is killed, another tenant calls beside them until its spending ceiling is reached. Seeds make it repeatable.
 """
 
 import random
@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos.load import End, Heard, Load
-from tests.chaos.platform import Platform
+from tests.chaos.platform import TOKEN_PRICES, Platform
+from tests.chaos.standing import records
 from tests.chaos.verdict import Verdict, emitted, judge
 
 STREAMS: Final = 50
 TOKENS: Final = 100  # of each stream, one every 20 ms
 WINDOW_S: Final = 2.5  # in which the instant lies: from before the first token until after most ends
 PAIRS_EACH: Final = 4  # a pair is killed once for so many kills of one process
+BOUNDED_CALLS: Final = 60  # of the tenant with a ceiling, over the whole window and a while after it
+BOUNDED_TOKENS: Final = 20
+CEILING_NANOS: Final = 20 * BOUNDED_TOKENS * TOKEN_PRICES.output_nanos  # fewer calls than so many fit, with prompts
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,42 @@ def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=TOKENS)
-    load = Load([platform.gateways[name] for name in ("gw_one", "gw_two")], key, STREAMS, max_tokens=TOKENS)
+    gateways = [platform.gateways[name] for name in ("gw_one", "gw_two")]
+    bounded = _Bounded(platform, gateways) if "valkey" in kill.victim.processes else None
+    load = Load(gateways, key, STREAMS, max_tokens=TOKENS)
     time.sleep(kill.instant_s)
     platform.kill(*kill.victim.processes)
     platform.restart(*kill.victim.processes)
     if "rep_one" in kill.victim.processes:
         platform.witnesses["rep_one"].faults(output_tokens=TOKENS)
-    heard = load.join()
+    heard = load.join() + (bounded.load.join() if bounded else [])
     verdict = judge(platform, before, heard=heard)
+    if bounded:
+        bounded.judge(verdict)
     verdict.problems += [
         f"{one.request_id or 'a call'}: ended as {one.end} {one.status} {one.code}"
         for one in heard
         if one.end not in _may_end(platform, kill.victim, one)
     ]
     return verdict, heard
+
+
+class _Bounded:
+    """Calls of a tenant whose spending ceiling is reached by a part of them."""
+
+    def __init__(self, platform: Platform, gateways: list[str]) -> None:
+        self._platform = platform
+        self._key = platform.tenant("pl_tokens", ceiling_nanos=CEILING_NANOS)
+        self.load = Load(gateways, self._key, BOUNDED_CALLS, max_tokens=BOUNDED_TOKENS, spread_s=WINDOW_S + 1)
+
+    def judge(self, verdict: Verdict) -> None:
+        """The ceiling was in the way, and never passed."""
+        spent = sum(one["amount_nanos"] for one in records(self._platform, self._key))
+        verdict.ceiling_share = spent / CEILING_NANOS
+        if spent > CEILING_NANOS:
+            verdict.problems.append(f"{spent} nanodollars were spent under a ceiling of {CEILING_NANOS}")
+        if (last := self.load.heard[-1]).code != "insufficient_quota":
+            verdict.problems.append(f"the ceiling was not in the way: the last call ended {last.end} {last.code}")
 
 
 def _may_end(platform: Platform, victim: Victim, one: Heard) -> set[End]:

@@ -31,6 +31,8 @@ from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.published import AMPLE, Publisher
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
+TOKEN_PRICES = msgspec.structs.replace(PRICES, kv_page_second_nanos=0)  # so that a hold is about what is spent
+PLANS = {"pl_chaos": PRICES, "pl_tokens": TOKEN_PRICES}
 # What takes seconds in production takes less here; what is promised in seconds (checkpoints) is left as it is.
 BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
@@ -135,11 +137,11 @@ class Platform:
     def log(self, name: str) -> str:
         return self.programs[name].log.read_text()
 
-    def tenant(self, **limits: int) -> str:
+    def tenant(self, plan: str = "pl_chaos", *, ceiling_nanos: int | None = None) -> str:
         """A new tenant's key, which every gateway knows."""
-        tenant_id = self.publisher.tenant(msgspec.structs.replace(AMPLE, **limits), prices=PRICES)
+        tenant_id = self.publisher.tenant(AMPLE, prices=PLANS[plan], spend_ceiling_nanos=ceiling_nanos)
         with unit_of_work(self.engine) as session:
-            billing.assign_plan(session, tenant_id=tenant_id, plan_id="pl_chaos")
+            billing.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
         key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
         grant = self.client.hget(keys.snapshot("keys"), self.publisher.hashed(key))
         self.tenants[key], self.key_ids[tenant_id] = tenant_id, msgspec.json.decode(grant, type=KeyGrant).key_id
@@ -223,6 +225,7 @@ def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
         made.programs["valkey"], made.running["valkey"] = server.program, valkey
         up.callback(made.stop)
         with unit_of_work(engine) as session:
-            billing.add_price_version(session, plan_id="pl_chaos", prices=PRICES)
+            for plan, prices in PLANS.items():
+                billing.add_price_version(session, plan_id=plan, prices=prices)
         made.billing()
         yield made

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tests.chaos import control, kills
+from tests.chaos import control, kills, shipped
 from tests.chaos.control import ControlResult
 from tests.chaos.kills import Kill, Victim
 from tests.chaos.load import Heard
@@ -38,6 +38,7 @@ class KillResult:
     tail_tokens_max: int = 0
     lost: int = 0
     duplicated: int = 0
+    ceiling_share_max: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def add(self, kill: Kill, verdict: Verdict, heard: Sequence[Heard]) -> None:
@@ -46,6 +47,7 @@ class KillResult:
         for name in ("requests", "exact", "short", "lost", "duplicated"):
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
         self.tail_tokens_max = max(self.tail_tokens_max, verdict.tail_tokens_max)
+        self.ceiling_share_max = max(self.ceiling_share_max, verdict.ceiling_share)
         self.problems += [f"seed {kill.seed} at {kill.instant_s:.2f} s: {problem}" for problem in verdict.problems]
 
     def line(self) -> str:
@@ -87,10 +89,26 @@ matrix.
 | row | killed | kills | requests | whole | exact | short | longest tail | lost | duplicated | broken promises |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
+_CEILING = """
+Where Valkey is killed, {calls} more calls come before and after it, of a tenant whose spending ceiling allows for
+fewer. It has to be reached, and never passed: at most {share:.1%} of it was spent.
+"""
 _ROWS = """
 ## Broken in other ways
 
+After each row, too, all that its callers were served is compared, to the token except where a row's own gateway or
+replica was killed.
+
 | row | fault | promise | found |
+|---|---|---|---|
+"""
+_SETTINGS = """
+## What this ran with
+
+So that a run takes minutes, some times are shorter here than they are shipped, and some rows set their own. Beside each
+stand the rows whose times rest on it; all else is as it is shipped.
+
+| setting | shipped | here | rows |
 |---|---|---|---|
 """
 _CLOSING = """
@@ -120,8 +138,12 @@ _LIMITS = """
 - An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
   Their own gateway then breaks them off with an error event, and bills what they used beyond it, by a record of its own
   (`<request id>:rest`).
-- A caller without a packet is noticed when its kernel has acknowledged nothing for `TENORA_CLIENT_SILENT_S` (20 s; here
-  2 s). What its engine produces until then is billed.
+- A caller without a packet is noticed when its kernel has acknowledged nothing for `TENORA_CLIENT_SILENT_S`. What its
+  engine produces until then is billed.
+- Memory runs out here for one process, which its allocators are told (`RLIMIT_DATA`). Where a cgroup's limit is reached
+  the kernel kills, as in F18.
+- Nobody waits here for a month to end: what a period holds is tested in `tests/unit/billing` and
+  `tests/integration/billing`.
 - Kills and rows were run one after the other within an hour, on one machine with the load: times are upper bounds.
 - Whole (not streamed) answers have no checkpoints: where their gateway dies, nobody is billed for them.
 """
@@ -147,10 +169,13 @@ def markdown(
             f"{one.short} | {one.tail_tokens_max} | {one.lost} | {one.duplicated} | {len(one.problems)} |\n"
             for one in killed
         ]
+        if share := max(one.ceiling_share_max for one in killed):
+            lines.append(_CEILING.format(calls=kills.BOUNDED_CALLS, share=share))
         lines += _broken(killed)
     if rows:
         lines.append(_ROWS)
         lines += [f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} |\n" for one in rows]
+    lines += [_SETTINGS, *shipped.table()]
     found = "".join(f"\n- {one}" for one in closing.problems) or "They agree, and nothing is held."
     lines.append(_CLOSING.format(tenants=closing.tenants, records=closing.records, found=found))
     if controlled:

@@ -1,21 +1,25 @@
 """Rows of the fault matrix in which callers leave, dawdle or are sent away. What each promises stands in matrix.py."""
 
 import time
+from typing import Final
 
 from tests.chaos.books import recorded
 from tests.chaos.load import Heard, Load
-from tests.chaos.platform import BRISK, Platform
-from tests.chaos.standing import assert_served, records, rss_bytes, whole
+from tests.chaos.platform import BRISK, PRICES, Platform
+from tests.chaos.standing import assert_served, memory_bytes, records, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 from tests.fixtures import faulty_callers
 
+# The times are those of production; the kernel keeps less, so that reaching its bound takes no minute.
+READ_SLOWLY: Final = {"inter_token_s": 15, "client_silent_s": 20, "client_unread_max_bytes": 16_384}
+SENT_SLOWLY: Final = {"headers_s": 10, "body_s": 10}
 _EACH = 5  # streams that end in each way
 _PER_S = 50  # tokens of a stream
 _READERS = 200
 _SLOW = 500
 _CUT_S = 30
-_PATIENCE_S = 10  # with heads and bodies, as in production
+_HELD_TOKENS = 150
 
 
 def hung_up_on(platform: Platform) -> str:
@@ -54,19 +58,15 @@ def _produced(platform: Platform, ids: list[str]) -> list[int]:
 
 
 def read_slowly(platform: Platform) -> str:
-    """The times are those of production; the kernel keeps less, so that reaching its bound takes no minute."""
-    before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=480, token_interval_s=0.001)
     key = platform.tenant()
     asked = faulty_callers.request(key, stream=True, max_tokens=480, logprobs=True, top_logprobs=2)
     grown = 0
-    patient = platform.gateway_for_now(
-        "gw_patient", inter_token_s=15, client_silent_s=20, client_unread_max_bytes=16_384
-    )
-    with patient as url:
+    with platform.gateway_for_now("gw_patient", **READ_SLOWLY) as url:
         whole(url, key, 5)
-        memory = rss_bytes(platform, "gw_patient")
+        pid = platform.running["gw_patient"].pid
+        memory = memory_bytes(pid)
         with (
             faulty_callers.callers(url, _READERS, asked, receive_bytes=2048) as readers,
             faulty_callers.each_second(readers),
@@ -74,7 +74,7 @@ def read_slowly(platform: Platform) -> str:
 
             def all_billed() -> bool:
                 nonlocal grown
-                grown = max(grown, rss_bytes(platform, "gw_patient") - memory)
+                grown = max(grown, memory_bytes(pid) - memory)
                 return len(records(platform, key)) == _READERS + 5
 
             wait_until(all_billed, timeout_s=90, what="slow readers to be cut off")
@@ -83,14 +83,13 @@ def read_slowly(platform: Platform) -> str:
     assert len(cut) == _READERS, {one["outcome"] for one in records(platform, key)}
     slowest_s = max(one["duration_ms"] for one in cut) / 1000
     assert slowest_s <= _CUT_S, slowest_s
-    judge(platform, before).check()
     return f"cut off and billed exactly within {slowest_s:.0f} s, memory +{grown / 1e6:.0f} MB"
 
 
 def sent_slowly(platform: Platform) -> str:
     """Heads without an end, and bodies of which a byte comes now and then, by two tenants of whom nobody is one."""
     key, slow_keys = platform.tenant(), [platform.tenant(), platform.tenant()]
-    with platform.gateway_for_now("gw_patient", headers_s=_PATIENCE_S, body_s=_PATIENCE_S) as url:
+    with platform.gateway_for_now("gw_patient", **SENT_SLOWLY) as url:
         whole(url, key)
         quiet_s = [_p99(url, key)]
         began = time.monotonic()
@@ -103,7 +102,7 @@ def sent_slowly(platform: Platform) -> str:
             slow = [*heads, *some, *others]
             with faulty_callers.each_second(slow, sends=b"a"):
                 during_s = _p99(url, key)
-                faulty_callers.ends(slow, timeout_s=_PATIENCE_S + 5)
+                faulty_callers.ends(slow, timeout_s=max(SENT_SLOWLY.values()) + 5)
                 closed_s = time.monotonic() - began
         quiet_s.append(_p99(url, key))
     assert during_s <= 2 * max(quiet_s), (during_s, quiet_s)
@@ -141,3 +140,25 @@ def revoked(platform: Platform) -> str:
     verdict.check()
     assert verdict.exact == verdict.requests == 10
     return f"10 streams cut off {ended_s:.1f} s later, all billed exactly"
+
+
+def exhausted(platform: Platform) -> str:
+    """A request holds what it may use at most from its beginning, so that less for others takes nothing from it."""
+    for witness in platform.witnesses.values():
+        witness.faults(output_tokens=1000)
+    url, changes = platform.gateways["gw_one"], ({"spend_ceiling_nanos": 1}, {"tokens_per_month": 1})
+    loads = {
+        key: Load([url], key, 5, max_tokens=_HELD_TOKENS, spread_s=0) for key in (platform.tenant() for _ in changes)
+    }
+    wait_until(lambda: all(load.begun == 5 for load in loads.values()), what="streams to run")
+    for key, change in zip(loads, changes, strict=True):
+        platform.publisher.tenant(tenant_id=platform.tenants[key], prices=PRICES, **change)
+    for key, change in zip(loads, changes, strict=True):
+        wait_until(
+            lambda key=key: whole(url, key, 1)[0].code == "insufficient_quota", what=f"{change} to be in the way"
+        )
+    assert all(one.end == "cut" for load in loads.values() for one in load.heard), "they ended before they were tested"
+    for load in loads.values():
+        assert_served(load.join())
+        assert {one.words for one in load.heard} == {_HELD_TOKENS}
+    return "10 streams ended whole, all billed exactly, and the next requests were refused"

@@ -10,6 +10,7 @@ from tests.chaos.standing import assert_served
 from tests.chaos.verdict import emitted, judge, quiet
 from tests.conftest import wait_until
 
+DRIFT_S = 5
 _FORGOTTEN_S = 8  # for longer than gateways keep what billing has recorded
 
 
@@ -38,7 +39,7 @@ def an_old_copy(platform: Platform) -> str:
     """Its streams run in the copy, and have long been billed when it comes back; quotas are right within a minute."""
     before, key, gateways = frozenset(emitted(platform)), platform.tenant(), list(platform.gateways.values())[:2]
     platform.kill("billing")
-    platform.billing(QUOTA_DRIFT_S="5")
+    platform.billing(QUOTA_DRIFT_S=str(DRIFT_S))
     load = Load(gateways, key, 20, max_tokens=60, spread_s=0.5)
     wait_until(lambda: load.begun == 20, what="streams to run")
     time.sleep(0.5)

@@ -2,13 +2,19 @@
 
 import signal
 import time
+from typing import Final
 
+from data_plane.gateway.settings import GatewaySettings
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import assert_served, rss_bytes, whole
-from tests.chaos.verdict import CRASHED, emitted, judge
+from tests.chaos.standing import assert_served, memory_bytes, watch_memory, whole
+from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 
+# An open breaker would take attempts away; the budget for second ones is as shipped.
+THRIFTY: Final = {"breaker_failures": 10_000}
+_GROWN_BYTES = 20_000_000
+_STREAM_TOKENS = 60
 _HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 _EVENTS = _HEAD + b"content-type: text/event-stream\r\n\r\n"
 GARBAGE = {
@@ -16,7 +22,7 @@ GARBAGE = {
     "a page": _HEAD + b"content-type: text/html\r\ncontent-length: 6\r\n\r\n<html>",
     "an empty body": _HEAD + b"content-length: 0\r\n\r\n",
     "half an event": _EVENTS + b'data: {"id":"x","choi',
-    "a line of 10 MB": _EVENTS + b"data: " + b"x" * 10_000_000,
+    "a line of 40 MB": _EVENTS + b"data: " + b"x" * (2 * _GROWN_BYTES),
     "an event that is no JSON": _EVENTS + b"data: {]\n\n",
 }
 
@@ -37,7 +43,7 @@ def killed_before_its_first_byte(platform: Platform) -> str:
 def killed_under_streams(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     key = platform.tenant()
-    load = Load(list(platform.gateways.values())[:2], key, 50, max_tokens=60)
+    load = Load(list(platform.gateways.values())[:2], key, 50, max_tokens=_STREAM_TOKENS)
     wait_until(lambda: load.begun == 50, what="streams to run")
     platform.kill("rep_one")
     began = time.monotonic()
@@ -47,18 +53,20 @@ def killed_under_streams(platform: Platform) -> str:
     heard = load.join()
     ended = [one for one in heard if one.end == "error"]
     assert {one.code for one in ended} <= {"replica_failed"}
-    silent = [one for one in heard if one.end not in ("error", "done")]
-    assert not silent, silent[:2]
     assert 0 < len(ended) < 50
+    ran_on = {one.request_id: set(emitted(platform)[one.request_id]) for one in heard}
+    unharmed = [one for one in heard if one.end == "done" and one.words == _STREAM_TOKENS]
+    harmed = [one for one in ended if ran_on[one.request_id] == {"rep_one"}]
+    others = [one for one in heard if one not in unharmed and one not in harmed]
+    assert not others, [(one, ran_on[one.request_id]) for one in others[:2]]
     verdict = judge(platform, before)
-    verdict.check()
     return (
-        f"{len(ended)} of 50 streams ended, the longest tail {verdict.tail_tokens_max}; ten more took {served_s:.2f} s"
+        f"{len(ended)} of 50 streams ended, all of them there, the others whole; the longest tail "
+        f"{verdict.tail_tokens_max}; ten more took {served_s:.2f} s"
     )
 
 
 def stopped(platform: Platform) -> str:
-    before = frozenset(emitted(platform))
     key = platform.tenant()
     load = Load([platform.gateways["gw_one"]], key, 20, max_tokens=60, spread_s=0.2)
     wait_until(lambda: load.begun == 20, what="streams to run")
@@ -71,8 +79,6 @@ def stopped(platform: Platform) -> str:
     assert ended_s < 15
     wait_until(lambda: platform.proxies["rep_one"].connections == 0, timeout_s=10, what="its sockets to be closed")
     platform.signal("rep_one", signal.SIGCONT)
-    verdict = judge(platform, before, crashed=CRASHED | {"timeout"})
-    verdict.check()
     return f"all streams had ended {ended_s:.1f} s later, and no socket was left"
 
 
@@ -92,37 +98,43 @@ def hung_but_healthy(platform: Platform) -> str:
 
 
 def failing_now_and_then(platform: Platform) -> str:
-    calls, key = 200, platform.tenant()
-    # What may be tried again at once is beyond the share; and the breaker would take attempts away, at times all.
-    with platform.gateway_for_now("gw_thrifty", retry_burst=1, breaker_failures=100) as url:
+    calls, key, shipped = 200, platform.tenant(), GatewaySettings.model_fields
+    burst, percent = shipped["retry_burst"].default, shipped["retry_percent"].default
+    with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
         whole(url, key)
         before = _received(platform)
         for witness in platform.witnesses.values():
             witness.faults(status=500, share=0.3)
         heard = whole(url, key, calls=calls, spread_s=2)
         attempts = _received(platform) - before
-    assert calls < attempts <= calls * 1.1 + 1
+    assert calls < attempts <= calls + burst + calls * percent / 100, attempts
     assert {one.end for one in heard} <= {"done", "refused"}
     served = sum(one.end == "done" for one in heard)
     assert served > calls * 0.5
-    return f"{attempts} attempts for {calls} requests ({attempts / calls:.2f}x), {served} served"
+    beyond = max(0, attempts - burst) / calls
+    shares = f"{attempts / calls:.2f}x; {beyond:.2f}x beyond the burst of {burst}"
+    return f"{attempts} attempts for {calls} requests ({shares}), {served} served"
 
 
 def talking_garbage(platform: Platform) -> str:
-    key, url = platform.tenant(), platform.gateways["gw_one"]
-    whole(url, key, calls=5)
-    before = rss_bytes(platform, "gw_one")
-    for name, reply in GARBAGE.items():
-        for replica in platform.witnesses:
-            platform.proxies[replica].set(reply=reply)
-            platform.proxies[replica].reset()  # connections that are kept would go on as they began
+    key, grown = platform.tenant(), {}
+    with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
+        whole(url, key, calls=5)
+        pid = platform.running["gw_thrifty"].pid
         for stream in (True, False):
-            heard = Load([url], key, 2, stream=stream, max_tokens=5, spread_s=0).join()
-            assert all(one.end in ("refused", "error") for one in heard), (name, heard)
-            assert {one.status for one in heard} <= {502, 503}, (name, heard)
-    grown = rss_bytes(platform, "gw_one") - before
-    assert grown < 20_000_000
-    return f"{len(GARBAGE)} kinds of garbage, memory +{grown / 1e6:.1f} MB"
+            before = watch_memory(pid)
+            for name, reply in GARBAGE.items():
+                for replica in platform.witnesses:
+                    platform.proxies[replica].set(reply=reply)
+                    platform.proxies[replica].reset()  # connections that are kept would go on as they began
+                heard = Load([url], key, 5, stream=stream, max_tokens=5, spread_s=0).join()
+                assert {(one.end, one.status) for one in heard} == {("refused", 502)}, (name, heard)
+            grown[stream] = memory_bytes(pid, "VmHWM") - before
+            for proxy in platform.proxies.values():
+                proxy.set()
+    assert max(grown.values()) < _GROWN_BYTES, grown
+    peaks = f"+{grown[True] / 1e6:.1f} MB for five streams, +{grown[False] / 1e6:.1f} MB for five whole answers"
+    return f"{len(GARBAGE)} kinds of garbage, memory at its peak {peaks}"
 
 
 def without_an_adapter(platform: Platform) -> str:

@@ -1,6 +1,5 @@
 """The platform on which the fault matrix runs, and how it is made well again between two rows."""
 
-import resource
 import signal
 from pathlib import Path
 
@@ -10,17 +9,18 @@ from tests.chaos.platform import Platform
 from tests.conftest import wait_until
 
 TOKENS = 60
-FAR_DEADLINE_MS = 250  # of a reservation, at the gateway whose Redis is made slow
+FAR = {"reserve_deadline_ms": 250}  # of the gateway whose Redis is made slow
+# The rows share one process's budget for second attempts; only the row that is about it has the usual one.
+NEAR = {"gw_one": {"headers_s": 2, "retry_burst": 1000}, "gw_two": {"headers_s": 2}}
 
 
 def furnish(platform: Platform) -> None:
     """Two replicas behind proxies, two gateways with Redis at hand, and a third that reaches it through a proxy."""
     for name in ("rep_one", "rep_two"):
         platform.witness(name, proxied=True)
-    # The rows share one process's budget for second attempts; only the row that is about it has the usual one.
-    platform.gateway("gw_one", headers_s=2, retry_burst=1000)
-    platform.gateway("gw_two", headers_s=2)
-    platform.far_gateway("gw_far", reserve_deadline_ms=FAR_DEADLINE_MS)
+    for name, settings in NEAR.items():
+        platform.gateway(name, **settings)
+    platform.far_gateway("gw_far", **FAR)
 
 
 def heal(platform: Platform) -> None:
@@ -53,10 +53,16 @@ def assert_served(heard: list[Heard]) -> None:
     assert not failed, f"{len(failed)} of {len(heard)} calls failed: {failed[:2]}"
 
 
-def rss_bytes(platform: Platform, name: str) -> int:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{platform.running[name].pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def memory_bytes(pid: int, kind: str = "VmRSS") -> int:
+    """Memory of a process, by its name in proc(5); the resident one where nothing else is asked for."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition(f"{kind}:")[2].split()[0]) * 1024
+
+
+def watch_memory(pid: int) -> int:
+    """Resident memory of a process; its peak, ``VmHWM``, is counted anew from here on (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory_bytes(pid)
 
 
 def records(platform: Platform, key: str) -> list[Record]:

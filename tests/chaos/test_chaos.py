@@ -43,6 +43,15 @@ def test_the_verdict_sees_what_nobody_was_billed_for(furnished):
     assert "req_unbilled" in verdict.problems[0]
 
 
+def test_the_verdict_allows_a_row_no_more_than_it_asks_for(furnished):
+    before = frozenset(emitted(furnished))
+    with furnished.witnesses["rep_one"].journal_path.open("a") as journal:
+        journal.write(json.dumps({"request": "req_short", "model": "m", "prompt": 7}) + "\n")
+        journal.write(json.dumps({"request": "req_short", "token": "x"}) + "\n")
+    assert judge(furnished, before).problems == []
+    assert "req_short" in judge(furnished, before, crashed=frozenset()).problems[0]
+
+
 def test_the_books_show_a_counter_that_is_not_the_ledgers(furnished):
     key = furnished.tenant()
     standing.whole(furnished.gateways["gw_one"], key, 1)

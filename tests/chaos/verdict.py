@@ -22,7 +22,8 @@ CRASHED = frozenset({"gateway_gone", "replica_gone"})
 @dataclass(kw_only=True)
 class Verdict:
     """Requests by what became of them; ``problems`` is empty when all that is promised was kept. ``abandoned_tokens``
-    were emitted by replicas that were given up before their first byte: nobody is billed for them.
+    were emitted by replicas that were given up before their first byte: nobody is billed for them. ``ceiling_share`` is
+    what a tenant with a spending ceiling spent of it, where there was one.
     """
 
     requests: int = 0
@@ -34,6 +35,7 @@ class Verdict:
     abandoned_tokens: int = 0
     lost: int = 0
     duplicated: int = 0
+    ceiling_share: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -65,10 +67,12 @@ def judge(
     *,
     heard: Sequence[Heard] = (),
     crashed: frozenset[str] = CRASHED,
+    tenants: Collection[str] = (),
 ) -> Verdict:
     """Compare what was emitted since ``before`` (request ids known then) with the ledger, and the ledger of its tenants
-    with the usage report and Redis's counters; see that all holds are back. What was ``heard`` to its end must be
-    billed exactly; ``crashed`` are the outcomes that may be billed short.
+    and ``tenants`` with the usage report and Redis's counters; see that all holds are back. What was ``heard`` to its
+    end must be billed exactly; ``crashed`` are the outcomes that may be billed short, or not at all before the first
+    checkpoint. None means that everything is billed to the token.
     """
     quiet(platform)
     witnessed = {name: one for name, one in emitted(platform).items() if name not in before}
@@ -83,7 +87,7 @@ def judge(
             verdict.problems.append(f"{request_id}: billed, and no witness emitted it")
     verdict.problems += [f"{name}: heard to its end, and never billed" for name in whole - ledger.keys()]
     concerned = {record["tenant_id"] for request_id, record in ledger.items() if request_id not in before}
-    verdict.problems += books.problems(platform, ledger, concerned)
+    verdict.problems += books.problems(platform, ledger, concerned | set(tenants))
     return verdict
 
 
@@ -100,7 +104,8 @@ def _judge_one(
     one = by_replica.get(billed_by, Emitted())
     verdict.abandoned_tokens += sum(other.output_tokens for name, other in by_replica.items() if name != billed_by)
     if record is None:
-        tail, fits = one.output_tokens, one.output_tokens <= CHECKPOINT_TOKENS_MAX
+        tail = one.output_tokens
+        fits = tail <= (CHECKPOINT_TOKENS_MAX if crashed else 0)
         verdict.lost += not fits
     else:
         tail = one.output_tokens - record["output_tokens"]

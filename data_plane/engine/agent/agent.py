@@ -2,7 +2,7 @@
 
 When the engine ends or hangs, the agent ends too and whoever supervises it starts both anew: a fresh pair is the one
 recovery path. Probing fails closed. What the agent does for adapters beside that are tasks of their own
-(``side_work``), none of which can hold up the heartbeat.
+(``side_work``), none of which can hold up the heartbeat; nor can a probe, however slow.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from data_plane.engine.agent.condition import Condition
 from data_plane.engine.agent.door_client import DoorRefused
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.probe import Engine, EngineMetrics, ProbeTokens
+from data_plane.engine.agent.progress import Progress
 from data_plane.engine.agent.publish import Publisher
 from data_plane.engine.agent.published import NothingPublished
 from data_plane.engine.agent.side_work import SideWork
@@ -50,9 +51,10 @@ class Agent:
         self._side_work = side_work
         self._condition = condition
         self._start = start
+        self._progress = Progress()
         self._probe_failures = 0
-        self._last_progress = time.monotonic()
-        self._last_generated = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._drain_wanted = False
         self._process: EngineProcess | None = None
 
     async def run(self) -> int:
@@ -71,6 +73,7 @@ class Agent:
             return 0 if healthy else 1
         finally:
             await self._side_work.close()
+            await self._end_probe()
             await self._process.stop()
 
     async def _wait_until_ready(self) -> bool:
@@ -113,32 +116,57 @@ class Agent:
             if not self._alive():
                 log.error("engine process ended", exit_status=self._process.exit_status if self._process else None)
                 return False
-            engine = await self._publish()
-            quiet_s = time.monotonic() - self._last_progress
-            if (engine is None or quiet_s >= self._settings.probe_every_s) and not await self._probe():
-                self._condition.state = "unhealthy"
-                if self._probe_failures >= self._settings.probe_failures_max:
-                    log.error("engine generates nothing; replacing it", failures=self._probe_failures)
-                    await self._publish()
-                    return False
+            answered = await self._publish() is not None
+            if self._probe_failures >= self._settings.probe_failures_max:
+                log.error("engine generates nothing; replacing it", failures=self._probe_failures)
+                return False
+            if self._is_probe_due(answered=answered):
+                self._probing = asyncio.create_task(self._judge())
             await self._pause(self._settings.heartbeat_s)
         return True
 
+    def _is_probe_due(self, *, answered: bool) -> bool:
+        """Whether none is under way, and the engine gives a reason: silence, or that it has failed one."""
+        if self._probing is not None:
+            if not self._probing.done():
+                return False
+            self._probing.result()  # raises what nobody foresaw
+        quiet_s = time.monotonic() - self._progress.at
+        return not answered or self._condition.state == "unhealthy" or quiet_s >= self._settings.probe_every_s
+
+    async def _judge(self) -> None:
+        """Probe an engine that serves, and say what it is; the next heartbeat publishes it."""
+        if not await self._probe():
+            self._condition.state = "unhealthy"
+        elif self._condition.state == "unhealthy":
+            self._condition.state = "draining" if self._drain_wanted else "ready"
+
     async def _probe(self) -> bool:
+        """Have it generate a token. One that does not come in time is no failure where others' tokens came."""
+        began = time.monotonic()
         try:
             prompt_tokens, generated_tokens = await self._engine.generate_one_token()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-            self._probe_failures += 1
-            metrics.PROBES.labels("failed").inc()
-            log.warning("probe failed", failures=self._probe_failures, error=repr(error))
-            return False
-        self._probes.add(prompt_tokens, generated_tokens)
+            if isinstance(error, TimeoutError) and self._progress.at > began:
+                result = "busy"
+            else:
+                self._probe_failures += 1
+                metrics.PROBES.labels("failed").inc()
+                log.warning("probe failed", failures=self._probe_failures, error=repr(error))
+                return False
+        else:
+            result = "ok"
+            self._probes.add(prompt_tokens, generated_tokens)
+            self._progress.generated()
         self._probe_failures = 0
-        self._last_progress = time.monotonic()
-        if self._condition.state == "unhealthy":
-            self._condition.state = "ready"
-        metrics.PROBES.labels("ok").inc()
+        metrics.PROBES.labels(result).inc()
         return True
+
+    async def _end_probe(self) -> None:
+        """Give up the probe that is under way, if any."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
 
     async def _publish(self) -> EngineMetrics | None:
         """Scrape the engine and publish what it says; None when the engine did not answer the scrape."""
@@ -148,14 +176,14 @@ class Agent:
             log.warning("scrape failed", error=repr(error))
             return None
         self._condition.waiting_requests = engine.waiting
-        if engine.generation_tokens != self._last_generated:
-            self._last_generated = engine.generation_tokens
-            self._last_progress = time.monotonic()
+        self._progress.saw(engine)
         drain_wanted = await self._publisher.publish(
             self._condition.state, engine, self._probes, self._side_work.residency
         )
-        if drain_wanted is not None and self._condition.state in ("ready", "draining"):
-            self._condition.state = "draining" if drain_wanted or self._condition.stopping.is_set() else "ready"
+        if drain_wanted is not None:
+            self._drain_wanted = drain_wanted
+            if self._condition.state in ("ready", "draining"):
+                self._condition.state = "draining" if drain_wanted or self._condition.stopping.is_set() else "ready"
         return engine
 
     async def _drain(self, *, wait: bool) -> None:
@@ -165,13 +193,19 @@ class Agent:
         while self._alive():
             engine = await self._publish()
             waited_s = time.monotonic() - started
-            idle = engine is not None and engine.running + engine.waiting == 0 and self._side_work.is_idle
+            idle = engine is not None and engine.running + engine.waiting == 0 and self._is_idle
             if engine is None or not wait or (idle and waited_s >= _NOTICED_S) or waited_s >= self._settings.drain_s:
                 break
             await asyncio.sleep(0.2)
         await self._side_work.close()
+        await self._end_probe()
         await self._publish()  # a canary that was cut short has its tokens counted by now
         await self._publisher.withdraw()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing of the agent's own runs on the engine."""
+        return self._side_work.is_idle and (self._probing is None or self._probing.done())
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.is_alive

@@ -6,7 +6,11 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
-PROBES: Final = Counter("tenora_replica_probes_total", "One-token generations by the agent.", ["result"])
+PROBES: Final = Counter(
+    "tenora_replica_probes_total",
+    "One-token generations by the agent: ok, failed, or busy where only others' tokens came in time.",
+    ["result"],
+)
 READY: Final = Gauge("tenora_replica_ready", "1 once the engine has generated a token, 0 when it drains or fails.")
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence holds.")
 TASK_FAILURES: Final = Counter(

@@ -13,7 +13,9 @@ from data_plane.engine.settings import ReplicaSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMetrics:
-    """The engine's own numbers, as of one scrape. ``kv_used`` is a share between 0 and 1."""
+    """The engine's own numbers, as of one scrape. ``blocks`` are those that requests may hold, ``kv_used`` is the share
+    of them, between 0 and 1, that they do.
+    """
 
     prompt_tokens: int
     generation_tokens: int
@@ -53,7 +55,7 @@ def parse_metrics(text: str) -> EngineMetrics:
         running=int(values.get("vllm:num_requests_running", 0)),
         waiting=int(values.get("vllm:num_requests_waiting", 0)),
         kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),
-        blocks=int(cache["num_gpu_blocks"]),
+        blocks=int(cache["num_gpu_blocks"]) - 1,  # vLLM 0.32 keeps one for itself (block_pool.py, null_block)
         block_tokens=int(cache["block_size"]),
     )
 

@@ -94,6 +94,8 @@ class WholeExchange(Exchange):
     async def _read_to_end(self, answer: Answer) -> None:
         self._load = completion.load(answer.headers.get("x-tenora-load"))
         while data := await answer.some():
+            if not self._raw and not data.startswith(b"{"):
+                raise StreamBroken("an answer that is no JSON object")  # so that it is not kept until it ends
             self._raw += data
             if self._too_large or len(self._raw) > self._limits.response_max_bytes:
                 self._too_large = True

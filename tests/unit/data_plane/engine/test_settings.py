@@ -1,0 +1,18 @@
+"""What the shipped settings promise together."""
+
+from data_plane.engine.settings import ReplicaSettings
+
+
+def shipped(name: str) -> float:
+    return ReplicaSettings.model_fields[name].default
+
+
+def test_an_engine_that_hangs_is_out_of_placement_within_twenty_seconds():
+    """Its last token is seen a heartbeat late, the probe begins a heartbeat late, and so is what it finds published."""
+    gateways_read_s = 0.25
+    found_s = shipped("probe_every_s") + shipped("probe_timeout_s") + 3 * shipped("heartbeat_s") + gateways_read_s
+    assert found_s <= 20
+
+
+def test_one_slow_probe_replaces_no_engine():
+    assert shipped("probe_failures_max") > 1
