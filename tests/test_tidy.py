@@ -1,6 +1,7 @@
 """The few rules of the house a machine can keep, in one pass over the syntax trees. Each message names the cure."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def test_functions_can_be_seen_whole():
                 yield f"{where(path, node)} {node.name}"
 
     assert not (found := complaints(check)), f"move the leaves into functions of their own: {found}"
+
+
+def test_scripts_of_redis_can_be_seen_whole():
+    """Each function, and what runs when they are all known."""
+    long = []
+    for path in sorted((ROOT / "data_plane").rglob("*.lua")):
+        for part in re.split(r"(?m)^end\n", path.read_text()):
+            code = [line for line in part.splitlines() if line and not line.startswith("--")]
+            if len(code) >= FUNCTION_LINES_MAX:
+                long.append(f"{path.relative_to(ROOT)}: {code[0]}")
+    assert not long, f"move the leaves into functions of their own: {long}"
 
 
 def test_files_are_named_for_what_they_hold():

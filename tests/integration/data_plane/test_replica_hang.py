@@ -19,7 +19,7 @@ from tests.integration.data_plane.conftest import BRISK, chat
 
 BRISK_PROBES = {"probe_every_s": 0.5, "probe_timeout_s": 1.0, "probe_failures_max": 20}
 FOUND_S = 0.5 + 1.0 + 3 * 0.1  # and three heartbeats of the room's agent
-MARGIN_S = 3.0  # of a machine that does other things as well
+MARGIN_S = 8.0  # of a machine that does other things as well
 PROBES = "tenora_replica_probes_total"
 
 

@@ -193,6 +193,45 @@ local function answer(verdict, number, wait_us, limit, left, fits, max_tokens, p
     tokens[1], tokens[2], tokens[3], replica_total }
 end
 
+-- Take what is needed at one level; what of it may be given back again goes into held.
+local function take_at(position, level, need, held)
+  local taken = { 'concurrent', level.concurrent + 1, 'kv_pages', level.kv_pages + need.pages,
+    'month_held', exact(level.month_held + need.tokens), 'spend_held_nanos', exact(level.spend_held_nanos + need.nanos) }
+  if level.spent_is_lost then
+    taken[#taken + 1] = 'spent_nanos'
+    taken[#taken + 1] = exact(level.spent_nanos)
+  end
+  for _, rate in ipairs(level.rates) do
+    if rate.limit >= 0 and need[rate.name] > 0 then
+      local took_us = takes_us(rate, need[rate.name])
+      rate.tat = rate.tat + took_us
+      taken[#taken + 1] = rate.name .. '_tat_us'
+      taken[#taken + 1] = exact(rate.tat)
+      if rate.name ~= 'requests' then -- a request that was made is never given back
+        local n = position .. ':' .. rate.name
+        held[#held + 1] = n .. '_us'
+        held[#held + 1] = exact(took_us)
+        held[#held + 1] = n .. '_end_us'
+        held[#held + 1] = exact(rate.tat)
+      end
+    end
+  end
+  redis.call('HSET', level.quota, unpack(taken))
+end
+
+-- Write down what was taken, and until when it is held.
+local function hold(need, names, held)
+  local expires_ms = now_ms + lease_ms
+  redis.call('HSET', reservation, 'levels', table.concat(names, ' '), 'pages', need.pages, 'input', exact(need.input),
+    'output', exact(need.output), 'nanos', exact(need.nanos), 'replica_held', replica_held, 'replica_pages',
+    replica_pages, unpack(held))
+  redis.call('ZADD', leases, expires_ms, request_id)
+  redis.call('ZADD', KEYS[4], 'LT', expires_ms, tenant_id)
+  redis.call('ZADD', replica_held, expires_ms, request_id)
+  redis.call('HSET', replica_pages, request_id, need.pages)
+  replica_total = redis.call('HINCRBY', replica_pages, 'total', need.pages)
+end
+
 if redis.call('EXISTS', KEYS[3], reservation) > 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then
     return answer('settled', 0, -1, 0, 0, 0, 0, 0) -- it came after its own settlement: nobody waits for it
@@ -233,37 +272,8 @@ end
 
 local names, held = {}, {}
 for position, level in ipairs(levels) do
-  local taken = { 'concurrent', level.concurrent + 1, 'kv_pages', level.kv_pages + need.pages,
-    'month_held', exact(level.month_held + need.tokens), 'spend_held_nanos', exact(level.spend_held_nanos + need.nanos) }
-  if level.spent_is_lost then
-    taken[#taken + 1] = 'spent_nanos'
-    taken[#taken + 1] = exact(level.spent_nanos)
-  end
-  for _, rate in ipairs(level.rates) do
-    if rate.limit >= 0 and need[rate.name] > 0 then
-      local took_us = takes_us(rate, need[rate.name])
-      rate.tat = rate.tat + took_us
-      taken[#taken + 1] = rate.name .. '_tat_us'
-      taken[#taken + 1] = exact(rate.tat)
-      if rate.name ~= 'requests' then -- a request that was made is never given back
-        local n = position .. ':' .. rate.name
-        held[#held + 1] = n .. '_us'
-        held[#held + 1] = exact(took_us)
-        held[#held + 1] = n .. '_end_us'
-        held[#held + 1] = exact(rate.tat)
-      end
-    end
-  end
-  redis.call('HSET', level.quota, unpack(taken))
+  take_at(position, level, need, held)
   names[position] = level.quota
 end
-local expires_ms = now_ms + lease_ms
-redis.call('HSET', reservation, 'levels', table.concat(names, ' '), 'pages', need.pages, 'input', exact(need.input),
-  'output', exact(need.output), 'nanos', exact(need.nanos), 'replica_held', replica_held, 'replica_pages', replica_pages,
-  unpack(held))
-redis.call('ZADD', leases, expires_ms, request_id)
-redis.call('ZADD', KEYS[4], 'LT', expires_ms, tenant_id)
-redis.call('ZADD', replica_held, expires_ms, request_id)
-redis.call('HSET', replica_pages, request_id, need.pages)
-replica_total = redis.call('HINCRBY', replica_pages, 'total', need.pages)
+hold(need, names, held)
 return answer('', 0, 0, 0, 0, granted, granted, need.pages)
