@@ -100,6 +100,8 @@ def sent_slowly(platform: Platform) -> str:
             faulty_callers.callers(url, _SLOW // 2, part[1]) as others,
         ):
             slow = [*heads, *some, *others]
+            (behind,) = whole(url, key, 1, max_tokens=1)  # all that came at once: it waits for them to be taken in
+            assert_served([behind])
             with faulty_callers.each_second(slow, sends=b"a"):
                 during_s = _p99(url, key)
                 faulty_callers.ends(slow, timeout_s=max(SENT_SLOWLY.values()) + 5)
@@ -107,6 +109,7 @@ def sent_slowly(platform: Platform) -> str:
         quiet_s.append(_p99(url, key))
     assert during_s <= 2 * max(quiet_s), (during_s, quiet_s)
     times = f"{during_s * 1000:.0f} ms beside them, {max(quiet_s) * 1000:.0f} ms without"
+    times += f"; a call made as all came at once took {behind.ended_s * 1000:.0f} ms"
     return f"all {len(slow)} connections closed within {closed_s:.1f} s; others' p99 {times}"
 
 
