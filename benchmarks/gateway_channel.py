@@ -17,7 +17,7 @@ _CLOSE: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 @dataclass(slots=True)
 class Exchange:
     """One request and its answer; monotonic seconds. ``events_at`` has a time for every event, the same one for events
-    that came together. ``error`` is empty where the answer was whole; the body is forgotten once it is ``checked``.
+    that came together. ``error`` is empty where the answer was whole; the body is forgotten once it has been checked.
     """
 
     due: float
@@ -26,7 +26,6 @@ class Exchange:
     events_at: list[float] = field(default_factory=list)
     body: bytes = b""
     error: str = ""
-    checked: bool = False
 
 
 class Channel(asyncio.Protocol):

@@ -139,7 +139,11 @@ class Agent:
         if not await self._probe():
             self._condition.state = "unhealthy"
         elif self._condition.state == "unhealthy":
-            self._condition.state = "draining" if self._drain_wanted else "ready"
+            self._serve()
+
+    def _serve(self) -> None:
+        """It is well: it takes requests, unless it is to drain."""
+        self._condition.state = "draining" if self._drain_wanted or self._condition.stopping.is_set() else "ready"
 
     async def _probe(self) -> bool:
         """Have it generate a token. One that does not come in time is no failure where others' tokens came."""
@@ -183,7 +187,7 @@ class Agent:
         if drain_wanted is not None:
             self._drain_wanted = drain_wanted
             if self._condition.state in ("ready", "draining"):
-                self._condition.state = "draining" if drain_wanted or self._condition.stopping.is_set() else "ready"
+                self._serve()
         return engine
 
     async def _drain(self, *, wait: bool) -> None:
