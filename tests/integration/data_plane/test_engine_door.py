@@ -107,7 +107,7 @@ async def test_an_adapter_that_takes_too_long_is_503_and_serves_the_next_request
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json["error"]["eta_s"] > 0
     door.worker.gate.set()
-    assert (await door.chat(name)).status == 200
+    assert (await door.chat_until_loaded(name)).status == 200
 
 
 async def test_more_adapters_than_memory_holds_wait_and_none_is_read_in_a_step(make_door, adapters):
@@ -120,7 +120,9 @@ async def test_more_adapters_than_memory_holds_wait_and_none_is_read_in_a_step(m
 async def test_memory_full_of_running_adapters_is_503_for_one_more_and_not_for_those_that_run(make_door, adapters):
     door, names = make_door(door_load_deadline_s=0.4), [adapters(seed) for seed in range(3)]
     door.generation.hold = True
-    running = [asyncio.create_task(door.chat(name, x_request_id=f"r{i}")) for i, name in enumerate(names[:2])]
+    running = [
+        asyncio.create_task(door.chat_until_loaded(name, x_request_id=f"r{i}")) for i, name in enumerate(names[:2])
+    ]
     await door.generation.until_started(2)
     assert (await door.chat(names[2])).code == "adapter_loading"
     beside = asyncio.create_task(door.chat(names[0], x_request_id="r2"))
@@ -128,7 +130,7 @@ async def test_memory_full_of_running_adapters_is_503_for_one_more_and_not_for_t
     await door.client.abort(["chatcmpl-r0", "chatcmpl-r1", "chatcmpl-r2"])
     assert {answer.status for answer in await asyncio.gather(beside, *running)} == {200}
     door.generation.hold = False
-    assert (await door.chat(names[2])).status == 200
+    assert (await door.chat_until_loaded(names[2])).status == 200
 
 
 async def test_too_many_adapters_on_their_way_are_refused_at_once(make_door, adapters):

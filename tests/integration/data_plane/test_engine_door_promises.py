@@ -89,7 +89,7 @@ async def test_what_nobody_waits_for_any_more_is_not_loaded(make_door, names):
     answers = await asyncio.gather(*(door.chat(name) for name in names[:3]))
     assert {answer.code for answer in answers} == {"adapter_loading"}
     door.worker.gate.set()
-    assert (await door.chat(names[3])).status == 200
+    assert (await door.chat_until_loaded(names[3])).status == 200
     assert len(door.worker.loads) == 2, "beside it only what had begun already"
 
 
