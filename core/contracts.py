@@ -41,9 +41,14 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    kv_pages: int | None = None
     tokens_per_month: int | None = None
     spend_nanos_per_month: int | None = None
+    context_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens
+from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, Window
 from core.contracts import KeyLimits
 
 Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
@@ -17,9 +17,14 @@ class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
+    input_tokens_per_minute: Rate | None = None
+    output_tokens_per_minute: Rate | None = None
     concurrent_requests: Concurrency | None = None
+    kv_pages: Rate | None = None
     tokens_per_month: Tokens | None = None
     spend_nanos_per_month: SpendNanos | None = None
+    context_tokens: Window | None = None
+    output_tokens: Window | None = None
 
 
 class NewApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from core import api_keys
-from core.contracts import KeyGrant, TenantGrant
+from core.contracts import KeyGrant, Limits, TenantGrant
 from core.errors import Forbidden, Unauthenticated
 from data_plane.gateway.snapshot import Tables
 
@@ -15,6 +15,18 @@ class Caller(msgspec.Struct, frozen=True):
 
     key: KeyGrant
     tenant: TenantGrant
+
+    @property
+    def limits(self) -> Limits:
+        """The tenant's, but what one request may ask where the key allows less."""
+        limits, own = self.tenant.limits, self.key.limits
+        if own is None or (own.context_tokens is None and own.output_tokens is None):
+            return limits
+        return msgspec.structs.replace(
+            limits,
+            context_tokens=min(limits.context_tokens, own.context_tokens or limits.context_tokens),
+            output_tokens=min(limits.output_tokens, own.output_tokens or limits.output_tokens),
+        )
 
 
 def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper: bytes) -> Caller:

@@ -69,7 +69,7 @@ class Lifecycle:
     async def _run(self, client: Client, prepared: Prepared, arrived: float) -> None:
         """Admit, relay, settle, and tell the caller how it ended."""
         call, target, tenant = prepared.call, prepared.target, prepared.caller.tenant
-        max_tokens = output_ceiling(prepared.prompt_tokens, call.max_tokens, tenant.limits, target.base)
+        max_tokens = output_ceiling(prepared.prompt_tokens, call.max_tokens, prepared.caller.limits, target.base)
         demand = Demand(
             request_id=prepared.request_id,
             limits=tenant.limits,
@@ -143,7 +143,7 @@ def _salt(secret: bytes, tenant_id: str) -> str:
 
 
 def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:
-    """``max_tokens`` for the engine. Absent means all that plan and context allow; more is refused, since
+    """``max_tokens`` for the engine. Absent means all that plan, key and context allow; more is refused, since
     an answer cut short without a word is worse. Raises InvalidRequest.
     """
     context = min(limits.context_tokens, base.context_tokens)
@@ -157,7 +157,7 @@ def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: 
         )
     if asked is not None and asked > limits.output_tokens:
         raise InvalidRequest(
-            f"`max_tokens` is {asked}; the plan allows {limits.output_tokens}.",
+            f"`max_tokens` is {asked}; at most {limits.output_tokens} are allowed to this key.",
             code="invalid_value",
             param="max_tokens",
         )
@@ -167,7 +167,10 @@ def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: 
 def platform_limits(settings: GatewaySettings) -> PlatformLimits:
     """The limits of all tenants together."""
     return PlatformLimits(
+        requests_per_minute=settings.platform_requests_per_minute,
+        tokens_per_minute=settings.platform_tokens_per_minute,
+        input_tokens_per_minute=settings.platform_input_tokens_per_minute,
+        output_tokens_per_minute=settings.platform_output_tokens_per_minute,
         concurrent_requests=settings.platform_concurrent_requests,
         kv_pages=settings.platform_kv_pages,
-        tokens_per_minute=settings.platform_tokens_per_minute,
     )

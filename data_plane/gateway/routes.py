@@ -116,7 +116,7 @@ class Routes:
 
     async def _tokenize(self, client: Client, request_id: str) -> None:
         prepared = await self._preparation.prepare("tokenize", client, request_id)
-        context = min(prepared.caller.tenant.limits.context_tokens, prepared.target.base.context_tokens)
+        context = min(prepared.caller.limits.context_tokens, prepared.target.base.context_tokens)
         await _answer(client, {"count": prepared.prompt_tokens, "max_model_len": context})
 
     async def _count_tokens(self, client: Client, request_id: str) -> None:
@@ -125,12 +125,12 @@ class Routes:
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
-        await _answer(client, {"object": "list", "data": describe(tables, caller.tenant)})
+        await _answer(client, {"object": "list", "data": describe(tables, caller)})
         self._listing_hints.note(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
-        await _answer(client, describe_one(tables, caller.tenant, client.path.removeprefix(_MODELS)))
+        await _answer(client, describe_one(tables, caller, client.path.removeprefix(_MODELS)))
 
     async def _show_quota(self, client: Client, _request_id: str) -> None:
         caller, _ = self._preparation.identify(client)

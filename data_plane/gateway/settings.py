@@ -142,14 +142,23 @@ class GatewaySettings(
         le=4096,
         description="A caller who sets no max_tokens is served while quotas leave room for so many.",
     )
+    platform_requests_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="Requests a minute that all tenants together may make."
+    )
+    platform_tokens_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="Tokens a minute that all tenants together may take."
+    )
+    platform_input_tokens_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="Prompt tokens of those, alone."
+    )
+    platform_output_tokens_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="Completion tokens of those, alone."
+    )
     platform_concurrent_requests: int | None = Field(
         default=None, ge=1, le=10_000_000, description="Requests that all tenants together may have in work."
     )
     platform_kv_pages: int | None = Field(
         default=None, ge=1, le=1_000_000_000, description="KV pages that all tenants together may have in flight."
-    )
-    platform_tokens_per_minute: int | None = Field(
-        default=None, ge=1, le=1_000_000_000, description="Tokens a minute that all tenants together may take."
     )
     lease_s: float = Field(default=20, gt=0, description="How long a reservation outlives the gateway that made it.")
     lease_renewal_s: float = Field(default=5, gt=0, description="How often leases of running requests are renewed.")

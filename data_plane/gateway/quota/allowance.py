@@ -57,11 +57,14 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What all tenants together may have in work."""
+    """What all tenants together may take. Months and money are between the platform and each tenant."""
 
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
     kv_pages: int | None = None
-    tokens_per_minute: int | None = None
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +132,10 @@ def _platform(limits: PlatformLimits) -> Level:
     return Level(
         name="platform",
         quota=keys.PLATFORM_QUOTA,
+        requests_per_minute=_or_none(limits.requests_per_minute),
         tokens_per_minute=_or_none(limits.tokens_per_minute),
+        input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
+        output_tokens_per_minute=_or_none(limits.output_tokens_per_minute),
         concurrent_requests=_or_none(limits.concurrent_requests),
         kv_pages=_or_none(limits.kv_pages),
     )
@@ -158,7 +164,10 @@ def _key(key: KeyGrant, limits: KeyLimits) -> Level:
         quota=keys.key_quota(key.tenant_id, key.key_id),
         requests_per_minute=_or_none(limits.requests_per_minute),
         tokens_per_minute=_or_none(limits.tokens_per_minute),
+        input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
+        output_tokens_per_minute=_or_none(limits.output_tokens_per_minute),
         concurrent_requests=_or_none(limits.concurrent_requests),
+        kv_pages=_or_none(limits.kv_pages),
         tokens_per_month=_or_none(limits.tokens_per_month),
         month_nanos=_or_none(limits.spend_nanos_per_month),
     )

@@ -6,8 +6,9 @@ Another tenant's adapter is not looked at, so it cannot be told from one that do
 from dataclasses import dataclass
 from typing import Final
 
-from core.contracts import PROD, AdapterRoute, BaseModelRoute, RevisionRoute, TenantGrant
+from core.contracts import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
+from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.placing.stickiness import pick
 from data_plane.gateway.snapshot import Tables
 
@@ -62,27 +63,28 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     return Target(model, base, Served(route, route.revisions[chosen]))
 
 
-def describe(tables: Tables, tenant: TenantGrant) -> list[dict[str, object]]:
+def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
     """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model. Only what
     ``resolve`` would find.
     """
-    own = tables.adapters.get(tenant.tenant_id, {})
+    tenant_id = caller.tenant.tenant_id
+    own = tables.adapters.get(tenant_id, {})
     bases = sorted(tables.base_models.values(), key=lambda route: route.id)
     return [
-        _adapter_entry(tables, tenant, name, route)
+        _adapter_entry(tables, caller, name, route)
         for route in sorted(own.values(), key=lambda route: route.name)
         if route.base_model in tables.base_models
         for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
-        if _find(tables, tenant.tenant_id, name)[2]
-    ] + [_base_entry(tenant, route) for route in bases if route.id not in own]
+        if _find(tables, tenant_id, name)[2]
+    ] + [_base_entry(caller, route) for route in bases if route.id not in own]
 
 
-def describe_one(tables: Tables, tenant: TenantGrant, model: str) -> dict[str, object]:
+def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, object]:
     """One entry of the list, or a revision. Raises NotFound as ``resolve`` does."""
-    target = resolve(tables, tenant.tenant_id, model, draw="")
+    target = resolve(tables, caller.tenant.tenant_id, model, draw="")
     if target.adapter is None:
-        return _base_entry(tenant, target.base)
-    return _adapter_entry(tables, tenant, model, target.adapter.route)
+        return _base_entry(caller, target.base)
+    return _adapter_entry(tables, caller, model, target.adapter.route)
 
 
 def _find(tables: Tables, tenant_id: str, model: str) -> tuple[AdapterRoute | None, str, dict[str, int]]:
@@ -107,22 +109,23 @@ def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
     return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
 
 
-def _base_entry(tenant: TenantGrant, base: BaseModelRoute) -> dict[str, object]:
+def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, object]:
     entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
-    return {**entry, "parent": None, "revisions": {}, **_bounds(tenant, base)}
+    return {**entry, "parent": None, "revisions": {}, **_bounds(caller, base)}
 
 
-def _adapter_entry(tables: Tables, tenant: TenantGrant, name: str, route: AdapterRoute) -> dict[str, object]:
+def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, object]:
     """``revisions`` are those that serve the name now, by weight."""
-    entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant.tenant_id}
-    _, _, weights = _find(tables, tenant.tenant_id, name)
-    bounds = _bounds(tenant, tables.base_models.get(route.base_model))
+    tenant_id = caller.tenant.tenant_id
+    entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant_id}
+    _, _, weights = _find(tables, tenant_id, name)
+    bounds = _bounds(caller, tables.base_models.get(route.base_model))
     return {**entry, "parent": route.base_model, "revisions": weights, **bounds}
 
 
-def _bounds(tenant: TenantGrant, base: BaseModelRoute | None) -> dict[str, object]:
+def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
     """What a request may ask of a model; ``max_model_len`` in tokens, under the name that engines give it."""
-    limits = tenant.limits
+    limits = caller.limits
     context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
     shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
     return {"max_model_len": context, "limits": {"context_tokens": context, **shown}}

@@ -107,7 +107,9 @@ def test_a_limited_key_cannot_make_itself_a_free_one(api):
     assert client.post("/api/v1/api-keys", json={"scopes": ["usage:read"]}).status_code == 201
 
 
-@pytest.mark.parametrize("wrong", [{"tokens_per_month": 0}, {"kv_pages": 3}, {"spend_nanos_per_month": 2**60}])
+@pytest.mark.parametrize(
+    "wrong", [{"tokens_per_month": 0}, {"kv_pages": 0}, {"adapters": 3}, {"spend_nanos_per_month": 2**60}]
+)
 def test_a_key_limit_out_of_bounds_is_refused_by_name(api, wrong):
     refused = api.tenant().http.post("/api/v1/api-keys", json={"limits": wrong})
     assert refused.status_code == 400

@@ -7,6 +7,7 @@ import openai
 import pydantic
 import pytest
 
+from core.contracts import KeyLimits
 from tests.conftest import wait_until
 from tests.integration.data_plane.conftest import chat
 
@@ -123,6 +124,27 @@ def test_models_say_what_may_be_asked_of_them(stack):
         assert model["limits"]["output_tokens"] == 77
         assert client.models.retrieve(model["id"]).model_dump() == model
     assert client.models.retrieve(f"bot@{old}").model_dump()["revisions"] == {old: 1}
+
+
+def test_a_key_with_narrower_windows_is_shown_and_held_to_them(stack, tenant):
+    narrow = stack.publisher.key(tenant.id, limits=KeyLimits(context_tokens=100, output_tokens=5))
+    client = tenant.sdk().with_options(api_key=narrow)
+    wait_until(lambda: seen(client))
+    shown = client.models.retrieve("tiny-chat").model_dump()
+    assert (shown["limits"]["context_tokens"], shown["limits"]["output_tokens"]) == (100, 5)
+    for refused in ({"max_tokens": 6}, {"content": "word " * 200}):
+        with pytest.raises(openai.BadRequestError):
+            chat(client, **refused)
+    assert chat(client).usage.completion_tokens <= 5
+    assert len(tenant.events()) == 1
+
+
+def seen(client: openai.OpenAI) -> bool:
+    """Whether the gateway knows the key."""
+    try:
+        return bool(client.models.list().data)
+    except openai.AuthenticationError:
+        return False
 
 
 def test_the_sdk_tries_again_by_itself_and_is_charged_once(stack, tenant):

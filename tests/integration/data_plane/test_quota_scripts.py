@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from core import keys
 from core.contracts import KeyLimits, Prices
 from data_plane.gateway.quota.allowance import PlatformLimits
+from data_plane.gateway.quota.limits import quota_exceeded
 from data_plane.gateway.quota.reservation import QuotasForgotten
 from data_plane.gateway.quota.script import Script
 from tests.fixtures.quota_levels import ask, connected, granted, reserve, scripts, settle, stored
@@ -108,6 +109,36 @@ async def test_each_level_has_limits_of_its_own(quotas, level):
     assert await settle(quota, wanted, first, output_tokens=3)
     assert not (await reserve(quota, ask(5), first)).blocked_by
     assert (await stored(redis, first.levels[0].quota))["month_used"] == 3
+
+
+@pytest.mark.parametrize("level", ["platform", "key"])
+@pytest.mark.parametrize(
+    ("limit", "room"),
+    [
+        ("requests_per_minute", 1), ("tokens_per_minute", 15), ("input_tokens_per_minute", 10),
+        ("output_tokens_per_minute", 5), ("kv_pages", 1),
+    ],
+)  # fmt: skip
+async def test_each_limit_holds_at_platform_and_key_too(quotas, level, limit, room):
+    """Requests of a prompt of 10 and 5 more, of which each limit has room for one."""
+    _, quota = quotas
+    limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
+    allowed = granted("tn_one", key_id="key_1", **{level: limits[level]})
+    assert not (await reserve(quota, ask(5, prompt=10), allowed)).blocked_by
+    refused = await reserve(quota, ask(5, prompt=10), allowed)
+    assert (refused.blocked_by, refused.level) == (limit, level)
+    of_another_key = granted("tn_one", key_id="key_2", **({level: limits[level]} if level == "platform" else {}))
+    assert bool((await reserve(quota, ask(5, prompt=10), of_another_key)).blocked_by) == (level == "platform")
+
+
+@pytest.mark.parametrize(("prompt", "never"), [(101, True), (60, False)])
+async def test_nothing_fits_beside_a_prompt_that_does_not(quotas, prompt, never):
+    _, quota = quotas
+    allowed = granted(input_tokens_per_minute=100)
+    assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
+    told = await reserve(quota, ask(200, prompt=prompt), allowed)
+    assert (told.blocked_by, told.fits, told.wait_us == -1) == ("input_tokens_per_minute", 0, never)
+    assert "lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
 
 
 async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):

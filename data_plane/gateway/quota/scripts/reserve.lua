@@ -149,9 +149,12 @@ local function fitting()
       local each = math.floor((level.pages_limit - level.kv_pages) / sequences)
       most = math.min(most, math.floor(each * PAGE_TOKENS / block) * block - prompt)
     end
-    local tokens, output = level.rates[2], level.rates[4]
+    local tokens, input, output = level.rates[2], level.rates[3], level.rates[4]
     if tokens.limit >= 0 then
       most = math.min(most, math.floor(left_in(tokens) / sequences) - prompt)
+    end
+    if input.limit >= 0 and prompt * sequences > left_in(input) then
+      return -1
     end
     if output.limit >= 0 then
       most = math.min(most, math.floor(left_in(output) / sequences))

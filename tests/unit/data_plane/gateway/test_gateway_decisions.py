@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core import api_keys
-from core.contracts import AdapterRoute, KeyGrant, RevisionRoute, TenantGrant
+from core.contracts import AdapterRoute, KeyGrant, KeyLimits, RevisionRoute, TenantGrant
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.authenticate import Caller, authenticate
@@ -20,6 +20,10 @@ from tests.fixtures.published import AMPLE
 from tests.fixtures.tiny_tokenizer import tiny_route
 
 PEPPER = b"pepper"
+
+
+def caller_of(built: Tables, tenant_id: str) -> Caller:
+    return Caller(KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=()), built.tenants[tenant_id])
 
 
 def tables(*, aliases=None, **tenants: str) -> Tables:
@@ -93,8 +97,8 @@ def test_names_are_looked_up_inside_the_tenant_only():
     assert named(built, "tn_1", "bot") == "ad_1@" + "d" * 64
     assert named(built, "tn_2", "tiny-chat") == "tiny-chat"
     assert named(built, "tn_2", "tenora-tests/tiny-chat") == "tiny-chat"
-    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == ["bot", "tiny-chat"]
-    assert [entry["id"] for entry in describe(built, built.tenants["tn_2"])] == ["tiny-chat"]
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == ["bot", "tiny-chat"]
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_2"))] == ["tiny-chat"]
 
 
 def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
@@ -103,26 +107,26 @@ def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
     assert named(built, "tn_1", "bot") == named(built, "tn_1", "bot:prod") == "ad_1@" + "c" * 64
     assert named(built, "tn_1", "bot:canary") == named(built, "tn_1", "bot@rev_2") == "ad_1@" + "d" * 64
     assert named(built, "tn_1", "bot@rev_1") == "ad_1@" + "c" * 64
-    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == [
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == [
         "bot",
         "bot:canary",
         "bot:prod",
         "tiny-chat",
     ]
-    assert describe_one(built, built.tenants["tn_1"], "bot:canary")["id"] == "bot:canary"
+    assert describe_one(built, caller_of(built, "tn_1"), "bot:canary")["id"] == "bot:canary"
 
 
 def test_only_what_can_be_called_is_listed():
     built = tables(aliases={"canary": {"rev_1": 1}, "gone": {"rev_9": 1}})
-    listed = [str(entry["id"]) for entry in describe(built, built.tenants["tn_1"])]
+    listed = [str(entry["id"]) for entry in describe(built, caller_of(built, "tn_1"))]
     assert listed == ["bot", "bot:canary", "tiny-chat"]
     for model in listed:
         assert named(built, "tn_1", model)
     built = tables(aliases={"prod": {"rev_9": 1}})
-    assert [entry["id"] for entry in describe(built, built.tenants["tn_1"])] == ["tiny-chat"]
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == ["tiny-chat"]
     built = tables()
     built.base_models.clear()
-    assert describe(built, built.tenants["tn_1"]) == []
+    assert describe(built, caller_of(built, "tn_1")) == []
 
 
 @pytest.mark.parametrize(
@@ -171,6 +175,23 @@ def test_anothers_adapter_cannot_be_told_from_none():
 def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceiling):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     assert output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200)) == ceiling
+
+
+@pytest.mark.parametrize(
+    ("own", "windows"),
+    [
+        (None, (100, 90)), (KeyLimits(requests_per_minute=1), (100, 90)), (KeyLimits(context_tokens=50), (50, 90)),
+        (KeyLimits(output_tokens=10), (100, 10)), (KeyLimits(context_tokens=500, output_tokens=500), (100, 90)),
+    ],
+)  # fmt: skip
+def test_a_key_narrows_what_one_request_may_ask_and_never_widens_it(own, windows):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    caller = Caller(
+        KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=own),
+        TenantGrant(tenant_id="tn_1", status="active", limits=limits),
+    )
+    assert (caller.limits.context_tokens, caller.limits.output_tokens) == windows
+    assert msgspec.structs.replace(caller.limits, context_tokens=100, output_tokens=90) == limits
 
 
 @pytest.mark.parametrize(
@@ -223,7 +244,7 @@ def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_u
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
 def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
     built = tables()
-    caller = Caller(KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=()), built.tenants["tn_1"])
+    caller = caller_of(built, "tn_1")
     run = Run(
         request_id="req_1", replica_id="rep_1", block_tokens=32, outcome="done",
         started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7, duration_ms=50,
