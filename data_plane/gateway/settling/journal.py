@@ -24,6 +24,7 @@ from data_plane.gateway.quota.reservation import Settlement
 _log = structlog.get_logger()
 _HEADER: Final = Struct(">II")  # length and CRC-32 of what follows
 _MARKS_FLUSH_S: Final = 1.0
+_LOCK_TRIES: Final = 5  # a sibling that looks for the dead may hold a new lock for a moment
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,11 +125,17 @@ class Journal:
         """Take the lock and make the first segment. Where that fails it is logged, and nothing is journalled."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = lock(lock_file(self.folder, self.name))
-            assert self._lock is not None, "the name is this process's own"
+            self._lock = self._own_lock()
             self._next_segment()
         except OSError as error:
             self._failed(error)
+
+    def _own_lock(self) -> int:
+        path = lock_file(self.folder, self.name)
+        for _ in range(_LOCK_TRIES):
+            if (descriptor := lock(path)) is not None:
+                return descriptor
+        raise OSError(f"another process holds {path}, though the name is this one's own")
 
     def append(self, settlement: Settlement) -> "asyncio.Future[None] | None":
         """Journal a settlement with the next flush. The future is done once the disk has it, or has failed (never
@@ -235,7 +242,21 @@ class Journal:
         path = self.folder / f"{self.name}.{self._made:08d}.journal"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._made += 1
-        self._segments.append(_Segment(path, descriptor, set()))
+        segment = _Segment(path, descriptor, set())
+        if self._segments:
+            self._move_unwritten(self._segments[-1], segment)
+        self._segments.append(segment)
+
+    def _move_unwritten(self, before: _Segment, after: _Segment) -> None:
+        """What came while the last flush wrote is written with the next, so it is the new segment's."""
+        moved_bytes = sum(map(len, self._chunks))
+        before.size_bytes -= moved_bytes
+        after.size_bytes += moved_bytes
+        for request_id in self._unwritten:
+            if self._where.get(request_id) is before:
+                self._where[request_id] = after
+                before.open_ids.discard(request_id)
+                after.open_ids.add(request_id)
 
     def _failed(self, error: OSError) -> None:
         metrics.journal_failures.inc()

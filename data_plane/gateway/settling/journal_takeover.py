@@ -13,7 +13,7 @@ import structlog
 
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
-from data_plane.gateway.settling.journal import Journal, lock, lock_file, read, segments
+from data_plane.gateway.settling.journal import Journal, lock, read, segments
 from data_plane.gateway.settling.settlement import Settler
 
 _log = structlog.get_logger()
@@ -38,34 +38,52 @@ class Takeover:
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> int:
-        """Settle every journal that nobody holds; returns how many settlements were in them. Raises OSError."""
+        """Settle every journal that nobody holds; returns how many settlements were in those that are gone now. Raises
+        OSError.
+        """
         count = 0
         for path in sorted(self._own.folder.glob(f"*{_LOCK_SUFFIX}")):
             name = path.name.removesuffix(_LOCK_SUFFIX)
-            if name == self._own.name or (descriptor := lock(path)) is None:
+            if name == self._own.name:
                 continue
             try:
-                count += await self._settle(name)
-                lock_file(self._own.folder, name).unlink(missing_ok=True)
-            finally:
-                os.close(descriptor)
+                count += await self._take(path, name)
+            except OSError as error:  # of this one alone: those behind it are settled
+                _log.error("the journal of a dead process cannot be read", journal=name, error=repr(error))
         return count
 
-    async def _settle(self, name: str) -> int:
-        """Settle one process's journal, however long Redis is away, then delete its segments."""
+    async def _take(self, path: Path, name: str) -> int:
+        if (descriptor := lock(path)) is None:
+            return 0
+        try:
+            return await self._settle(path, name)
+        finally:
+            os.close(descriptor)
+
+    async def _settle(self, held: Path, name: str) -> int:
+        """Settle one process's journal, however long Redis is away, then delete its segments and its lock. Where
+        neither Redis nor our own journal takes all of it, it stays for the next look.
+        """
         paths = segments(self._own.folder, name)
         left = await asyncio.to_thread(_left, paths)
-        journalled = None
+        journalled, refused = None, []
         for settlement in left:
             # Ours from now on, until billing has recorded it.
             journalled = self._own.append(settlement) or journalled
-            await self._settler.take_over(settlement)
+            if not await self._settler.take_over(settlement):
+                refused.append(settlement)
             metrics.journal_replays.inc()
         if journalled is not None:
             await asyncio.wait((journalled,))
+        ours = [settlement for settlement in refused if self._own.holds(settlement.request_id)]
+        if len(ours) < len(refused):
+            _log.error("the journal of a dead process stays: Redis refuses it and ours cannot take it", journal=name)
+            return 0
+        for settlement in ours:
+            self._settler.settle_again(settlement)
         if left:
             _log.warning("took over the journal of a dead process", journal=name, settlements=len(left))
-        for path in paths:
+        for path in (*paths, held):
             path.unlink(missing_ok=True)
         return len(left)
 

@@ -202,7 +202,7 @@ class Settler:
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
-            if not self._live and (await self.flush() or all(settlement.event is None for settlement in self._backlog)):
+            if not self._live and (await self.flush() or not self._unsafe()):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._deadline_s):
                         await self.look_back(at_end=True)
@@ -214,17 +214,27 @@ class Settler:
         if self._live:
             _log.critical("requests did not settle before shutdown", requests=list(self._live))
 
+    def _unsafe(self) -> bool:
+        """Whether something that bills waits for Redis which the next process would not find."""
+        return any(settlement.event is not None for settlement in self._backlog) or any(
+            not self._journal.holds(settlement.request_id) for settlement in self._again
+        )
+
     async def attempt(self, settlement: Settlement) -> bool:
         """Settle in Redis once; False where it did not answer in time."""
         return await self._error_of(settlement) is None
 
-    async def take_over(self, settlement: Settlement) -> None:
-        """Settle what a dead process left, however long Redis is away; what it refuses is tried again beside others."""
+    async def take_over(self, settlement: Settlement) -> bool:
+        """Settle what a dead process left, however long Redis is away; False where Redis refuses it."""
         while (error := await self._repeat(settlement)) is not None:
             if isinstance(error, ResponseError):
-                self._again.append(settlement)
-                return
+                return False
             await asyncio.sleep(self._retry_s)
+        return True
+
+    def settle_again(self, settlement: Settlement) -> None:
+        """Settle what our journal holds and may have settled before, beside others, for as long as it takes."""
+        self._again.append(settlement)
 
     async def _repeat(self, settlement: Settlement) -> Exception | None:
         """Settle what may have settled before; None, or why it did not. Of one so old that its marker may be gone

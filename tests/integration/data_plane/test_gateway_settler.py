@@ -1,68 +1,16 @@
 """The backlog of settlements and the journal, over a line to a Redis that is not there, restarts or forgets."""
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import msgspec
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from billing.stream import UsageStream
-from core import clock, keys
-from core.ids import new_id
+from core import keys
 from data_plane.gateway import metrics
-from data_plane.gateway.quota.redis_memory import RedisMemory
 from data_plane.gateway.quota.reservation import Reservations, Settlement
-from data_plane.gateway.quota.used import Used
-from data_plane.gateway.redis_line import RedisLine
-from data_plane.gateway.settling.journal import Journal
-from data_plane.gateway.settling.journal_takeover import Takeover
-from data_plane.gateway.settling.kept import Kept
-from data_plane.gateway.settling.settlement import Hold, Settler
+from data_plane.gateway.settling.settlement import Hold
 from tenora.program import free_port
-from tests.fixtures.quota_levels import event as usage
-
-
-def settler(
-    url: str, backlog_max: int = 4, journal: Journal | None = None, *, kept_s: float = 5, kept_max: int = 100
-) -> tuple[Settler, RedisLine]:
-    """Where no journal is given, one that never opened: it takes nothing."""
-    line = RedisLine(url, connect_s=1, stalled_s=1, pending_max=10)
-    reservations = Reservations(line, lease_s=30, settled_marker_s=60)
-    journal = journal or Journal(Path("nowhere"), "none", segment_max_bytes=4096, bytes_max=4096)
-    memory = RedisMemory(line, journal.name, kept_s=60)
-    kept = Kept(journal, kept_s=kept_s, count_max=kept_max)
-    settling = Settler(
-        reservations, journal, memory, kept, deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=backlog_max
-    )
-    return settling, line
-
-
-@contextlib.asynccontextmanager
-async def journal(folder: Path, name: str) -> AsyncIterator[Journal]:
-    """One that is written, until its process dies or ends."""
-    journaling = Journal(folder, name, segment_max_bytes=4096, bytes_max=65_536)
-    journaling.open()
-    writing = asyncio.create_task(journaling.follow())
-    yield journaling
-    writing.cancel()
-    await asyncio.wait([writing])
-    await journaling.close()
-
-
-def billed(redis) -> list[str]:
-    return sorted(json.loads(fields[b"event"])["request_id"] for _, fields in redis.xrange(keys.USAGE_STREAM))
-
-
-def settlement(tenant_id: str, *, bills: bool = True, ago_s: int = 0) -> Settlement:
-    said = msgspec.structs.replace(usage(new_id("req"), tenant_id, 3), settled_at_ms=clock.now_ms() - ago_s * 1000)
-    return Settlement(
-        request_id=said.request_id, tenant_id=tenant_id, replica_id="rep_one", used=Used(input_tokens=3),
-        event=said if bills else None,
-    )  # fmt: skip
+from tests.fixtures.settlers import billed, journal, recorded_below, settlement, settler
 
 
 @pytest.fixture
@@ -161,54 +109,6 @@ async def test_a_redis_that_refuses_many_is_left_alone_until_the_next_flush_whic
     await line.close()
 
 
-async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(nowhere, redis_settings, redis, tmp_path):
-    late = [settlement("tn_dead") for _ in range(3)]
-    async with journal(tmp_path, "jr_dead") as dying:
-        away, _ = settler(nowhere, journal=dying)
-        for one in late:
-            await away.settle(one)  # it returns once the disk has it
-    async with journal(tmp_path, "jr_next") as own:
-        back, line = settler(redis_settings.redis_url, journal=own)
-        await back.attempt(late[0])  # this one had reached Redis, but not its mark the disk
-        takeover = Takeover(own, back, every_s=60)
-        assert await takeover.look() == 3
-        assert billed(redis) == sorted(one.request_id for one in late)
-        assert await takeover.look() == 0
-        assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"jr_next"}
-        await line.close()
-
-
-async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, redis, tmp_path):
-    async with journal(tmp_path, "jr_living") as living, journal(tmp_path, "jr_own") as own:
-        living.append(settlement("tn_living"))
-        await living.flush()
-        back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 0
-        assert billed(redis) == []
-        await line.close()
-
-
-async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_billing_has_it(
-    redis_settings, redis, tmp_path
-):
-    old = settlement("tn_old", ago_s=7200)
-    async with journal(tmp_path, "jr_old") as dying:
-        dying.append(old)
-    before = metrics.journal_stale._value.get()
-    async with journal(tmp_path, "jr_next") as own:
-        back, line = settler(redis_settings.redis_url, journal=own)
-        await back.look_back()
-        assert await Takeover(own, back, every_s=60).look() == 1
-        assert billed(redis) == [old.request_id]
-        redis.flushall()
-        await back.look_back()
-        assert await back.flush()
-        await line.close()
-    assert billed(redis) == [old.request_id]
-    assert not redis.exists(keys.tenant_quota("tn_old"))
-    assert metrics.journal_stale._value.get() == before + 2
-
-
 async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, redis):
     back, line = settler(redis_settings.redis_url)
     kept, refused, late = [settlement("tn_1") for _ in range(3)]
@@ -225,23 +125,23 @@ async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, red
     await line.close()
 
 
-async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_stop_the_next(
-    redis_settings, redis, tmp_path
+async def test_a_shutdown_waits_for_a_redis_that_comes_back_where_no_journal_has_what_it_forgot(
+    redis_settings, redis, monkeypatch
 ):
-    refused, late = settlement("tn_dead"), settlement("tn_dead")
-    redis.hset(keys.settled("tn_dead", refused.request_id), "no", "marker")
-    async with journal(tmp_path, "jr_dead") as dying:
-        dying.append(refused)
-        dying.append(late)
-    async with journal(tmp_path, "jr_next") as own:
-        back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 2
-        assert billed(redis) == [late.request_id]
-        assert own.holds(refused.request_id)
-        redis.delete(keys.settled("tn_dead", refused.request_id))
-        assert await back.flush()
-        await line.close()
-    assert billed(redis) == sorted((refused.request_id, late.request_id))
+    back, line = settler(redis_settings.redis_url)
+    one, tries = settlement("tn_1"), iter([RedisError("away")] * 3)
+    settle = Reservations.settle
+
+    async def away_at_first(*given, **named):
+        if (error := next(tries, None)) is not None:
+            raise error
+        return await settle(*given, **named)
+
+    monkeypatch.setattr(Reservations, "settle", away_at_first)
+    back.settle_again(one)
+    await back.drain(5)
+    assert billed(redis) == [one.request_id]
+    await line.close()
 
 
 @pytest.mark.parametrize("reached_anew", [True, False], ids=["restarted", "emptied"])
@@ -283,14 +183,6 @@ async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings,
     assert await back.flush()
     assert billed(redis) == [one.request_id]
     await line.close()
-
-
-def recorded_below(redis) -> None:
-    """Billing has read and recorded all there is, and says so."""
-    stream = UsageStream(redis, "billing")
-    stream.ensure_group()
-    stream.acknowledge([each.id for each in stream.read(count=100, block_ms=None)])
-    stream.trim()
 
 
 async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_has_is_not(
@@ -344,28 +236,6 @@ async def test_what_is_kept_for_longer_than_its_marker_lives_is_billed_again_and
     assert billed(redis) == [old.request_id] * 2  # billing knows which it has
     assert redis.hget(keys.tenant_quota("tn_1"), "month_used") == b"3"
     await line.close()
-
-
-async def test_a_process_that_ends_before_billing_has_recorded_all_leaves_the_rest_to_the_next(
-    redis_settings, redis, tmp_path
-):
-    recorded, one = settlement("tn_1"), settlement("tn_1")
-    async with journal(tmp_path, "gw_ends") as ending:
-        back, line = settler(redis_settings.redis_url, journal=ending)
-        await back.settle(recorded)
-        await back.look_back()
-        assert await back.flush()
-        recorded_below(redis)
-        await back.settle(one)
-        await back.drain(1)
-        await line.close()
-    redis.flushall()
-    async with journal(tmp_path, "gw_next") as own:
-        back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 1
-        assert billed(redis) == [one.request_id]
-        assert own.holds(one.request_id)  # this one keeps it now
-        await line.close()
 
 
 async def test_who_is_let_go_is_renewed_no_more(nowhere):

@@ -10,7 +10,7 @@ from data_plane.gateway.authenticate import Caller
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.quota.toll import Toll
 from tests.fixtures.published import AMPLE
-from tests.integration.data_plane.test_gateway_settler import settler
+from tests.fixtures.settlers import settler
 
 
 async def test_a_place_whose_toll_was_answered_too_late_is_given_back(redis_settings, redis):

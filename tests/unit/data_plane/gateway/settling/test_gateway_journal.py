@@ -14,6 +14,7 @@ from core.ids import new_id
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.quota.used import Used
+from data_plane.gateway.settling import journal as journal_module
 from data_plane.gateway.settling.durability import redis_name
 from data_plane.gateway.settling.journal import Journal, Line, framed, lock, lock_file, read, segments
 
@@ -178,6 +179,58 @@ async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, m
         await asyncio.wait((following,))
         asyncio.get_running_loop().call_later(0.1, goes_on.set)
     assert [line.settlement for line in on_disk(tmp_path)] == [one]
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["with the mark", "before the mark"])
+async def test_what_comes_while_a_segment_fills_up_is_held_by_the_next(tmp_path, monkeypatch, written):
+    began, goes_on, write = threading.Event(), threading.Event(), os.write
+
+    def slow(descriptor: int, raw: bytes) -> int:
+        began.set()
+        assert goes_on.wait(5)
+        return write(descriptor, raw)
+
+    many, late = [settlement() for _ in range(20)], settlement()
+    async with journal(tmp_path) as journaling:
+        for one in many:
+            journaling.append(one)
+        with monkeypatch.context() as slowly:
+            slowly.setattr(os, "write", slow)
+            flushing = asyncio.create_task(journaling.flush())
+            assert await asyncio.to_thread(began.wait, 5)
+            journaling.append(late)
+            goes_on.set()
+            await flushing
+        assert len(segments(tmp_path, "jr_1")) == 2
+        if written:
+            await journaling.flush()
+        journaling.done(many[0].request_id)
+        await journaling.flush()
+        for one in many[1:]:
+            journaling.done(one.request_id)
+        await journaling.flush()
+        await journaling.flush()
+        assert journaling.holds(late.request_id)
+        assert late in [line.settlement for line in on_disk(tmp_path)]
+        assert len(segments(tmp_path, "jr_1")) == 1
+        journaling.done(late.request_id)
+
+
+async def test_a_sibling_that_looks_for_the_dead_does_not_keep_a_process_from_its_own_journal(tmp_path, monkeypatch):
+    answers = iter([None, None])
+    monkeypatch.setattr(journal_module, "lock", lambda path: next(answers, -1) and lock(path))
+    async with journal(tmp_path) as journaling:
+        journaling.append(one := settlement())
+        await journaling.flush()
+        assert journaling.holds(one.request_id)
+
+
+async def test_who_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "lock", lambda _: None)
+    before = metrics.journal_failures._value.get()
+    async with journal(tmp_path) as journaling:
+        assert journaling.append(settlement()) is None
+    assert metrics.journal_failures._value.get() == before + 1
 
 
 async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_be_made(tmp_path, monkeypatch):
