@@ -18,7 +18,7 @@ import redis
 from benchmarks import gateway_peers
 from benchmarks.gateway_exchange import MODEL, request_body
 from core import keys
-from core.contracts import ReplicaStatus
+from core.contracts import KeyLimits, Prices, ReplicaStatus
 from data_plane.gateway.surface.body import BodyLimits, parse_call
 from data_plane.gateway.surface.tokenise import PromptCounter
 from tenora.program import Program, accepts_connections, answers, free_port
@@ -28,10 +28,22 @@ from tests.fixtures.tiny_tokenizer import tiny_route, tokenizer_json
 
 _BEAT_S: Final = 0.5
 _BLOCK_TOKENS: Final = 16
-_OWN: Final = {"reserve_deadline_ms": 5000}
+_OWN: Final = {
+    "reserve_deadline_ms": 5000,
+    "platform_requests_per_minute": 10**9,
+    "platform_concurrent_requests": 10**7,
+}
 LIMITS: Final = msgspec.structs.replace(
     AMPLE, concurrent_requests=100_000, kv_pages=10**9, requests_per_minute=10**9, tokens_per_minute=10**9
 )
+
+
+KEY_LIMITS: Final = KeyLimits(
+    concurrent_requests=100_000, kv_pages=10**9, requests_per_minute=10**9, tokens_per_minute=10**9,
+    tokens_per_month=10**12, spend_nanos_per_month=10**15,
+)  # fmt: skip
+PRICES: Final = Prices(input_nanos=100, cached_input_nanos=25, output_nanos=400, kv_page_second_nanos=50)
+CEILING_NANOS: Final = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +123,23 @@ class Store:
 
 @contextlib.contextmanager
 def store(folder: Path, upstream_port: int) -> Iterator[Store]:
-    """Valkey with its append-only file, one tenant whose limits are never met, and the upstream as its replica."""
+    """Valkey with its append-only file, the upstream as its replica, and one tenant. It and its key have limits that
+    are never met; it has prices, and a ceiling for what it spends.
+    """
     with valkey(folder) as server:
         publisher = Publisher(server.client, PEPPER)
         publisher.base_model()
-        key = publisher.key(publisher.tenant(LIMITS))
+        tenant_id = publisher.tenant(LIMITS, prices=PRICES, spend_ceiling_nanos=CEILING_NANOS)
+        key = publisher.key(tenant_id, limits=KEY_LIMITS)
         with _beating(server.client, f"http://127.0.0.1:{upstream_port}"):
             yield Store(client=server.client, url=server.url, pid=server.process.pid, key=key)
 
 
 @contextlib.contextmanager
 def tenora(folder: Path, stored: Store, name: str = "tenora", **settings: object) -> Iterator[Contender]:
-    """The gateway as it is shipped, one process, but that a reservation may wait: a closed loop fills any machine."""
+    """The gateway as it is shipped, one process, and limits of the platform; but a reservation may wait longer,
+    since a closed loop fills any machine.
+    """
     with gateway(folder, stored.url, name, **_OWN, **settings) as process:
         port = int(process.url.rsplit(":", 1)[1])
         yield Contender(name=name, port=port, pid=process.process.pid, key=stored.key, store_pid=stored.pid)

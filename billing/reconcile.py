@@ -11,7 +11,8 @@ from sqlmodel import Session
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
 from core import keys
-from core.contracts import CHECKPOINT_TOKENS_MAX, EngineCounters
+from core.checkpoints import CHECKPOINT_TOKENS_MAX
+from core.contracts import EngineCounters
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 

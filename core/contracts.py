@@ -262,12 +262,6 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
 
-CHECKPOINT_TOKENS_MAX: Final = 64
-"""Tokens of one request after which a gateway writes another checkpoint, and so what its death leaves uncharged, or a
-second's where an engine is faster than that.
-"""
-
-
 REST: Final = ":rest"
 """Ends the id of what a request used beyond the estimate that was billed of it: no request of its own."""
 

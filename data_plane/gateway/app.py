@@ -88,6 +88,7 @@ class _Gateway:
             poll_ms=settings.replica_poll_ms,
             stale_s=settings.replica_stale_s,
             allows=self._breakers.allows,
+            failed_by=self._breakers.failed_by,
         )
         self._threads = FairThreads(
             settings.tokenise_threads,

@@ -83,10 +83,10 @@ class Serving:
             self._dispatched, self._dispatched_at_ms = time.monotonic(), server_clock.now_ms()
             try:
                 self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
-            except ReplicaFailed:
+            except ReplicaFailed as error:
                 metrics.replica_failures.inc()
                 moved = None
-                if len(tried) < self._settings.replica_attempts_max and self._may_retry():
+                if len(tried) < self._settings.replica_attempts_max and self._may_retry(error, tried):
                     moved = await self._admission.move(self._demand, self._place, tried)
                 if moved is None:
                     raise
@@ -94,7 +94,14 @@ class Serving:
             else:
                 return self._relayed
 
-    def _may_retry(self) -> bool:
+    def _may_retry(self, error: ReplicaFailed, tried: frozenset[str]) -> bool:
+        """Whether another replica may be asked. That is free, once a request, where an adapter is why and a replica is
+        left that has not failed it: who calls for it at once fails at once, and no engine has worked for them. Failures
+        are remembered, so each replica is asked so about once in ``replica_adapter_spared_s``; where none can bring it
+        in (its store is away, say), the budget holds as ever.
+        """
+        if error.about_adapter and len(tried) == 1 and self._admission.knows_another(self._demand, tried):
+            return True
         allowed = self._relay.retries.withdraw()
         if not allowed:
             metrics.retries_refused.inc()

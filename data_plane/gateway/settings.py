@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from core.contracts import CHECKPOINT_TOKENS_MAX
+from core.checkpoints import CHECKPOINT_TOKENS_MAX
 from core.keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, Fragment, KeySettings, RedisSettings, TelemetrySettings
 from data_plane.gateway.connection_settings import ConnectionSettings
@@ -54,6 +54,12 @@ class ReplicaHealthSettings(Fragment):
     breaker_failures: int = Field(default=5, ge=1, description="Failures in a row after which a replica is left alone.")
     breaker_open_s: float = Field(default=5, gt=0, description="For how long at first; it doubles with each trial.")
     breaker_open_max_s: float = Field(default=60, gt=0, description="For how long at most.")
+    replica_adapter_spared_s: float = Field(
+        default=5,
+        gt=0,
+        le=60,
+        description="How long others are asked for an adapter that a replica could not bring in.",
+    )
     retry_percent: int = Field(default=10, ge=0, le=100, description="Requests that may be tried a second time.")
     retry_burst: int = Field(default=20, ge=0, description="Second attempts that may be made at once.")
     replica_silent_s: float = Field(
@@ -242,7 +248,7 @@ class GatewaySettings(
 
     connect_s: float = Field(default=2, gt=0, description="How long a connection to a replica may take.")
     first_byte_s: float = Field(default=60, gt=0, description="How long a replica may take to its first byte.")
-    inter_token_s: float = Field(default=15, gt=0, description="How long a stream may stand still.")
+    inter_token_s: float = Field(default=13, gt=0, description="How long a stream may stand still.")
     request_s: float = Field(default=600, gt=0, description="How long one request may run.")
     last_write_s: float = Field(default=10, gt=0, description="How long the end of a response may take to be written.")
     abort_s: float = Field(

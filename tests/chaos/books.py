@@ -8,25 +8,30 @@ import sqlalchemy as sa
 
 from billing import service as billing
 from core import keys
+from core.contracts import Prices
 from core.db import unit_of_work
-from tests.chaos.platform import Platform
+from tests.chaos.platform import PLANS, Platform
 
 Record = Mapping[str, object]
 REST: Final = ":rest"  # of a request whose estimate was billed before its gateway was heard of again
 _COLUMNS: Final = (
-    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, output_tokens, amount_nanos, duration_ms,"
-    " started_at, settled_at"
+    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, cached_tokens, output_tokens, kv_page_ms,"
+    " amount_nanos, duration_ms, started_at, settled_at"
 )
-_SUMMED: Final = ("input_tokens", "output_tokens", "amount_nanos")
+_SUMMED: Final = ("input_tokens", "output_tokens", "amount_nanos", "due_nanos")
+_DUE: Final = {"input_tokens": "input_tokens", "output_tokens": "output_tokens", "amount_nanos": "due_nanos"}
 _HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
 
 
 def recorded(platform: Platform) -> dict[str, Record]:
-    """Usage records by request id; where an estimate was billed and then the rest of it, both together."""
+    """Usage records by request id; where an estimate was billed and then the rest of it, both together. ``due_nanos``
+    is what the prices of the tenant's plan give for it, reckoned here and not by the platform.
+    """
     with platform.engine.connect() as connection:
         rows = connection.execute(sa.text(f"SELECT {_COLUMNS} FROM usage_records")).mappings().all()
     found: dict[str, Record] = {}
-    for row in sorted(rows, key=lambda row: row["request_id"].endswith(REST)):
+    for read in sorted(rows, key=lambda row: row["request_id"].endswith(REST)):
+        row = {**read, "due_nanos": _due_nanos(read, PLANS[platform.plans[read["tenant_id"]]])}
         request_id = row["request_id"].removesuffix(REST)
         before = found.get(request_id)
         summed = {name: row[name] + before[name] for name in _SUMMED} if before else {}
@@ -35,7 +40,9 @@ def recorded(platform: Platform) -> dict[str, Record]:
 
 
 def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collection[str]) -> list[str]:
-    """Where the usage report or Redis says something else of a tenant than its records, or anything is still held."""
+    """Where the usage report or Redis says something else of a tenant than its records, or these another amount than
+    its prices give, or anything is still held.
+    """
     by_tenant: dict[str, list[Record]] = {tenant: [] for tenant in tenants}
     for record in ledger.values():
         if record["tenant_id"] in by_tenant:
@@ -47,11 +54,13 @@ def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collecti
             buckets = billing.usage(
                 session, tenant_id=tenant, start=now - timedelta(days=1), end=now + timedelta(days=1), bucket="1d"
             )
-            shown = sum(bucket.input_tokens + bucket.output_tokens for bucket in buckets)
-            tokens = sum(record["input_tokens"] + record["output_tokens"] for record in records)
-            if shown != tokens:
-                found.append(f"{tenant}: the usage report says {shown} tokens, the ledger {tokens}")
-            found += _counter_problems(platform, tenant, tokens, records)
+            due = {name: sum(record[its] for record in records) for name, its in _DUE.items()}
+            shown = {name: sum(getattr(bucket, name) for bucket in buckets) for name in due}
+            if differing := {name: (shown[name], due[name]) for name in due if shown[name] != due[name]}:
+                found.append(f"{tenant}: the usage report has, and the ledger by its prices should have, {differing}")
+            if wrong := [record for record in records if record["amount_nanos"] != record["due_nanos"]]:
+                found.append(f"{tenant}: {len(wrong)} records have another amount than the prices give: {wrong[0]}")
+            found += _counter_problems(platform, tenant, due["input_tokens"] + due["output_tokens"], records)
         unbalanced = session.connection().execute(sa.text(
             "SELECT count(*) FROM"
             " (SELECT transfer_id FROM entries GROUP BY transfer_id HAVING sum(amount_nanos) <> 0) AS unbalanced"
@@ -61,6 +70,16 @@ def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collecti
     if dead := platform.client.xlen(keys.USAGE_DEAD_LETTERS):
         found.append(f"{dead} dead letters")
     return found + _held_problems(platform)
+
+
+def _due_nanos(row: Record, prices: Prices) -> int:
+    """What a record costs: KV pages by the second, and nothing for the part of a nanodollar that is left."""
+    tokens_nanos = (
+        (row["input_tokens"] - row["cached_tokens"]) * prices.input_nanos
+        + row["cached_tokens"] * prices.cached_input_nanos
+        + row["output_tokens"] * prices.output_nanos
+    )
+    return tokens_nanos + row["kv_page_ms"] * prices.kv_page_second_nanos // 1000
 
 
 def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Sequence[Record]) -> list[str]:

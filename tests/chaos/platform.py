@@ -51,7 +51,7 @@ BILLING = {
 @dataclass
 class Platform:
     """The processes by name. ``tenants`` are ids by their keys; each has prices, so that all it uses is money, and a
-    key with limits, whose ids are ``key_ids`` by tenant.
+    key with limits, whose ids are ``key_ids`` by tenant. ``plans`` are PLANS by tenant.
     """
 
     folder: Path
@@ -67,6 +67,7 @@ class Platform:
     gateways: dict[str, str] = field(default_factory=dict)  # URLs
     tenants: dict[str, str] = field(default_factory=dict)
     key_ids: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
     witnessed: Witnessed = field(default_factory=Witnessed)
 
     def start(self, program: Program) -> None:
@@ -142,6 +143,7 @@ class Platform:
         tenant_id = self.publisher.tenant(AMPLE, prices=PLANS[plan], spend_ceiling_nanos=ceiling_nanos)
         with unit_of_work(self.engine) as session:
             billing.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
+        self.plans[tenant_id] = plan
         key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
         grant = self.client.hget(keys.snapshot("keys"), self.publisher.hashed(key))
         self.tenants[key], self.key_ids[tenant_id] = tenant_id, msgspec.json.decode(grant, type=KeyGrant).key_id

@@ -15,6 +15,9 @@ from tests.conftest import wait_until
 THRIFTY: Final = {"breaker_failures": 10_000}
 _GROWN_BYTES = 20_000_000
 _STREAM_TOKENS = 60
+_AT_ONCE = 50
+_NO_ADAPTER: Final = {"loading": "1", "loading_code": "store_unavailable", "adapters_only": True}
+_FAILS_AFTER_S = 0.5  # a load that fails: until then nobody knows, and all who call at once are on their way there
 _HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 _EVENTS = _HEAD + b"content-type: text/event-stream\r\n\r\n"
 GARBAGE = {
@@ -138,11 +141,23 @@ def talking_garbage(platform: Platform) -> str:
 
 
 def without_an_adapter(platform: Platform) -> str:
-    """In turn, since nobody knows where placement begins."""
-    key, url = platform.tenant(), platform.gateways["gw_one"]
+    """Many adapters in turn, then the first calls of one at once, at a gateway whose retry budget is as shipped."""
+    served, tried = _adapters_in_turn(platform, platform.gateways["gw_one"])
+    with platform.gateway_for_now("gw_shipped") as url:
+        at_once = [_first_calls_at_once(platform, url, broken) for broken in platform.witnesses]
+    sent, refused = [sum(counts) for counts in zip(*at_once, strict=True)]
+    return (
+        f"{served} adapters served, {tried} of them after a second attempt; of twice {_AT_ONCE} first calls at once "
+        f"{sent} were sent there, and {refused} failed"
+    )
+
+
+def _adapters_in_turn(platform: Platform, url: str) -> tuple[int, int]:
+    """How many were served, and how many of them tried in vain before: nobody knows where placement begins."""
+    key = platform.tenant()
     served = tried = 0
     for broken in platform.witnesses.values():
-        broken.faults(loading="1", loading_code="store_unavailable", adapters_only=True)
+        broken.faults(**_NO_ADAPTER)
         before = _received(platform, broken.id)
         names = [f"support-{broken.id[4:]}-{number}" for number in range(6)]
         for name in names:
@@ -154,7 +169,31 @@ def without_an_adapter(platform: Platform) -> str:
         served += len(names)
         broken.faults()
     assert tried > 0, "no request was placed where it could not be served"
-    return f"{served} adapters served, {tried} of them after a second attempt"
+    return served, tried
+
+
+def _first_calls_at_once(platform: Platform, url: str, broken: str) -> tuple[int, int]:
+    """Of one adapter whose home cannot load it: how many were sent there, more than may be retried, and how many of all
+    heard that it failed.
+    """
+    key, burst = platform.tenant(), GatewaySettings.model_fields["retry_burst"].default
+    names = [f"crowd-{broken[4:]}-{number}" for number in range(20)]
+    for name in names:
+        platform.publisher.adapter(platform.tenants[key], name)
+    wait_until(lambda: whole(url, key, 1, model=names[-1])[0].end == "done", what="adapters to be known")
+    platform.witnesses[broken].faults(**_NO_ADAPTER)
+    platform.proxies[broken].set(latency_s=_FAILS_AFTER_S)
+    sent = refused = 0
+    while sent <= burst:
+        assert len(names) > 1, "the first calls of no adapter went where it could not be loaded"
+        before = _received(platform, broken)
+        heard = whole(url, key, _AT_ONCE, model=names.pop(0), spread_s=0)
+        sent, failed = _received(platform, broken) - before, [one for one in heard if one.end != "done"]
+        refused += len(failed)
+        assert refused <= 1, f"{refused} of {_AT_ONCE} calls failed, of {sent} sent there: {failed[:2]}"
+    platform.proxies[broken].set()
+    platform.witnesses[broken].faults()
+    return sent, refused
 
 
 def _received(platform: Platform, *replicas: str) -> int:

@@ -2,11 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from core import keys
 from tests.chaos import books, kills, matrix, standing
-from tests.chaos.platform import platform
+from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import create_database, wait_until
 
@@ -63,3 +64,22 @@ def test_the_books_show_a_counter_that_is_not_the_ledgers(furnished):
             furnished.client.hincrby(level, counter, 1)
             assert len(books.problems(furnished, books.recorded(furnished), [tenant])) == 1
             furnished.client.hincrby(level, counter, -1)
+
+
+def test_the_books_show_a_report_of_other_tokens_and_an_amount_that_the_prices_do_not_give(furnished, monkeypatch):
+    key = furnished.tenant()
+    standing.whole(furnished.gateways["gw_one"], key, 1)
+    tenant = furnished.tenants[key]
+    (record,) = wait_until(lambda: standing.records(furnished, key), what="the bill")
+    ledger = books.recorded(furnished)
+    moved = {"input_tokens": record["input_tokens"] + 1, "output_tokens": record["output_tokens"] - 1}
+    (said,) = books.problems(furnished, ledger | {record["request_id"]: {**record, **moved}}, [tenant])
+    assert all(name in said for name in moved), "their sum is the same"
+    for name in ("input_nanos", "output_nanos", "kv_page_second_nanos"):
+        dearer = msgspec.structs.replace(PRICES, **{name: 1000 + getattr(PRICES, name)})
+        with monkeypatch.context() as patch:
+            patch.setitem(PLANS, "pl_chaos", dearer)
+            found = books.problems(furnished, books.recorded(furnished), [tenant])
+        assert len(found) == 2
+        assert all("amount" in said for said in found)
+    assert books.problems(furnished, books.recorded(furnished), [tenant]) == []

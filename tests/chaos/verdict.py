@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core import keys
-from core.contracts import CHECKPOINT_TOKENS_MAX
+from core.checkpoints import CHECKPOINT_TOKENS_MAX
 from tests.chaos import books
 from tests.chaos.books import Record, recorded
 from tests.chaos.load import Heard

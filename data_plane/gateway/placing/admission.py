@@ -113,6 +113,16 @@ class Admission:
                 return Place(replica, place.hold, place.verdict, seat)
         return None
 
+    def knows_another(self, demand: Demand, tried: frozenset[str]) -> bool:
+        """Whether an adapter's request could be served by a replica that was not ``tried`` and has not failed to bring
+        the adapter in lately.
+        """
+        if demand.engine_name == demand.base_model:
+            return False
+        able = self._room.ranking(demand, tried=tried, overdue=True).able
+        failed_by = self._replicas.failed_by(demand.engine_name)
+        return any(candidate.status.id not in failed_by for candidate in able)
+
     def ended(self, demand: Demand, place: Place, event: UsageEvent | None) -> None:
         """A request has settled, or will: its room is another's, and its tenant is charged what it was served."""
         place.seat.stay.give_back()

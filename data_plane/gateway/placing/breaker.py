@@ -1,5 +1,6 @@
 """Circuit breakers, one a replica: after failures in a row it is left alone, asked for its health, then tried with one
-request. What a failure is, its caller decides.
+request. What a failure is, its caller decides. One that is about an adapter breaks nothing: the replica is well, and
+is only spared that adapter for a while.
 
 Fails open: a replica that nobody has reported on is used. Only this process's requests are counted.
 """
@@ -8,13 +9,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from core.contracts import ReplicaStatus
 from data_plane.gateway import metrics
+from data_plane.gateway.placing.adapter_failures import AdapterFailures
 
 _log = structlog.get_logger()
+_ADAPTERS_MAX: Final = 4096  # that failed somewhere, remembered at once
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class Breakers:
         self._open_max_s = open_max_s
         self._trial_s = trial_s
         self._circuits: dict[str, _Circuit] = {}
+        self._adapters = AdapterFailures(adapters_max=_ADAPTERS_MAX)
 
     def allows(self, replica: ReplicaStatus) -> bool:
         """Whether a request may be sent there. An engine that has started anew begins without a past."""
@@ -88,6 +93,16 @@ class Breakers:
         circuit.closed_until, circuit.healthy, circuit.trial_until = now + pause_s, False, 0.0
         metrics.breakers_open.set(self._open())
         _log.warning("replica is left alone", replica=replica.id, failures=circuit.failures, pause_s=pause_s)
+
+    def adapter_failed(self, replica: ReplicaStatus, adapter: str, *, spared_s: float) -> None:
+        """It could not bring an adapter in: for so long others are asked for that one."""
+        now = time.monotonic()
+        if self._adapters.note(adapter, replica.id, now_s=now, until_s=now + spared_s):
+            _log.warning("replica is spared an adapter", replica=replica.id, adapter=adapter, spared_s=spared_s)
+
+    def failed_by(self, adapter: str) -> frozenset[str]:
+        """Replicas that could not bring an adapter in lately."""
+        return self._adapters.of(adapter, now_s=time.monotonic())
 
     async def follow(self) -> None:
         """Ask replicas for their health once their pause is over, for ever."""

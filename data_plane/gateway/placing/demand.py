@@ -53,7 +53,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         """KV pages it may take at most on an engine with blocks of this size."""
         return self.sequences * kv_pages.pages_for(self.sequence_tokens, block_tokens)
 
-    def wish(self, *, headroom: bool = True, overdue: bool = False) -> Wish:
+    def wish(self, *, headroom: bool = True, overdue: bool = False, failed_by: frozenset[str] = frozenset()) -> Wish:
         """What of it matters to placement."""
         return Wish(
             base_model=self.base_model,
@@ -65,4 +65,5 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
             affinity=self.affinity,
             headroom=headroom,
             overdue=overdue,
+            failed_by=failed_by,
         )

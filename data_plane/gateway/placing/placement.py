@@ -73,7 +73,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What a request needs of a replica. A base model's ``engine_name`` is its id, and its ``rank`` 0.
 
     ``affinity`` names its session or prefix ("" for none). ``headroom`` is true for who may take a replica's last
-    pages, ``overdue`` for who has waited so long that an adapter too many is the lesser harm.
+    pages, ``overdue`` for who has waited so long that an adapter too many is the lesser harm. ``failed_by`` are the
+    replicas that could not bring its adapter in lately.
     """
 
     base_model: str
@@ -85,6 +86,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     affinity: str = ""
     headroom: bool = True
     overdue: bool = False
+    failed_by: frozenset[str] = _NOBODY
 
     @property
     def adapter(self) -> str:
@@ -135,6 +137,9 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
     A replica with as many adapters in work as slots takes no other one unless the request is overdue: they would swap
     in turn, each time holding up every request. The cheapest rank class comes first (a larger one pays for its rank
     with KV pages), then the fewest milliseconds to a first token. Same snapshot, same answer.
+
+    A replica that has just failed to bring the adapter in comes behind every other, full ones too: it is not named
+    while there is any. A wait has a bound, and so has the time for which a failure is remembered.
     """
     adapter, pages_by_block = wish.adapter, dict[int, int]()
     able: list[Candidate] = []
@@ -152,6 +157,8 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
         able.append(candidate)
         if adapter and adapter in candidate.resident.slots:
             users += candidate.load.adapters.get(adapter, 0)
+    if wish.failed_by:
+        able = [candidate for candidate in able if candidate.status.id not in wish.failed_by] or able
     its_tag = tag(adapter) if adapter else ""
     choice = len(able) > 1  # else there is nothing to draw for
     saved = _saved_ms(able, wish, costs) if choice and wish.affinity else {}

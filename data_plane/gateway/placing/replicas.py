@@ -30,6 +30,11 @@ _HELD_AT_ONCE_MAX = 32
 _Seen = tuple[str, int]  # boot id and residency version
 
 
+def nobody(_adapter: str) -> frozenset[str]:
+    """No replica has failed any adapter."""
+    return frozenset()
+
+
 class Replicas:
     """The live replicas, refreshed by ``follow``."""
 
@@ -41,10 +46,15 @@ class Replicas:
         poll_ms: int,
         stale_s: float,
         allows: Callable[[ReplicaStatus], bool],
+        failed_by: Callable[[str], frozenset[str]] = nobody,
     ) -> None:
+        """``allows`` says whether requests may be sent to a replica, ``failed_by`` which could not bring an adapter in
+        lately.
+        """
         self._redis = redis
         self.neighbours = neighbours
         self._allows = allows
+        self.failed_by = failed_by
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._statuses: dict[str, ReplicaStatus] = {}

@@ -228,7 +228,8 @@ class WaitingRoom:
         headroom = not room.is_outranked(demand) and (
             room.shares.is_idle(demand.tenant_id) or room.is_below(demand, self._pages(demand), pages_total)
         )
-        return demand.wish(headroom=headroom, overdue=overdue)
+        failed_by = self._replicas.failed_by(demand.engine_name)
+        return demand.wish(headroom=headroom, overdue=overdue, failed_by=failed_by)
 
     def _pages(self, demand: Demand) -> int:
         return demand.pages(self._replicas.block_tokens(demand.base_model))

@@ -72,8 +72,10 @@ class Exchange(ABC):
         self._gone = self._ending = False
         self._writing = False
         self.cut: AppError | None = None  # why it was ended from outside
+        self.stood_still = False  # the replica, for longer than one may
 
-    async def run(self) -> Relayed:
+    async def run(self, on_stood_still: Callable[[], None]) -> Relayed:
+        """The exchange to its end. ``on_stood_still`` is told at once, since a hung engine answers no abort either."""
         attempt = self._attempt
         self._client.watch(self._on_gone)
         try:
@@ -88,8 +90,12 @@ class Exchange(ABC):
                 )
                 return await self._exchange(await self._asked.answer())
         except TimeoutError:
-            # A caller who does not read is as gone as one who hung up.
-            return await self._end_early("client_gone" if self._gone or self._writing else "timeout")
+            if self._gone or self._writing:  # a caller who does not read is as gone as one who hung up
+                return await self._end_early("client_gone")
+            if self.cut is None and self._loop.time() < attempt.deadline:
+                self.stood_still = True
+                on_stood_still()
+            return await self._end_early("timeout")
         except asyncio.CancelledError:  # the server does so when the time to drain is over, and waits no longer
             self.cut = _stopping()
             return await self._end_early("timeout")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -43,12 +44,12 @@ class WholeExchange(Exchange):
     def _first_deadline(self) -> float:
         return self._attempt.deadline  # nothing comes before everything
 
-    async def run(self) -> Relayed:
+    async def run(self, on_stood_still: Callable[[], None]) -> Relayed:
         """The exchange, given up when the engine counts no token any more."""
         watching = asyncio.create_task(self._watch_engine())
         try:
             with self._signs.watch(self._attempt.replica):
-                return await super().run()
+                return await super().run(on_stood_still)
         finally:
             watching.cancel()
 

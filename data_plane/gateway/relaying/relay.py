@@ -2,8 +2,6 @@
 the lifecycle's.
 """
 
-import asyncio
-
 import msgspec
 
 from core.errors import AppError
@@ -47,16 +45,20 @@ class Relay:
         attempt.on_open(relaying)
         self._breakers.began(attempt.replica)
         try:
-            relayed = await relaying.run()
+            relayed = await relaying.run(lambda: self._breakers.failed(attempt.replica))
         except LocalShortage:
             raise
         except AppError as error:
-            self._report(attempt, failed=isinstance(error, ReplicaFailed) and not error.about_adapter)
+            about_adapter = isinstance(error, ReplicaFailed) and error.about_adapter
+            if about_adapter and attempt.adapter is not None:
+                spared_s = self._limits.replica_adapter_spared_s
+                self._breakers.adapter_failed(attempt.replica, attempt.adapter, spared_s=spared_s)
+            if not relaying.stood_still:
+                self._report(attempt, failed=isinstance(error, ReplicaFailed) and not about_adapter)
             raise
-        stood_still = relayed.outcome == "timeout" and asyncio.get_running_loop().time() < attempt.deadline
         waited_for = relayed.outcome != "client_gone" and relaying.cut is None
-        if waited_for or relayed.counts.outputs:
-            self._report(attempt, failed=waited_for and (relayed.outcome == "replica_gone" or stood_still))
+        if not relaying.stood_still and (waited_for or relayed.counts.outputs):
+            self._report(attempt, failed=waited_for and relayed.outcome == "replica_gone")
         return relayed if relaying.load is None else msgspec.structs.replace(relayed, load=relaying.load)
 
     def _report(self, attempt: Attempt, *, failed: bool) -> None:

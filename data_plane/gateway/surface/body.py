@@ -149,6 +149,8 @@ def _take_content(call: Call, name: str, value: Any, limits: BodyLimits) -> bool
             if not isinstance(value, str):
                 raise invalid(name, "one string; lists and token ids are not supported")
             call.prompt = fields.text(name, value, empty=False)
+        case "chat_template_kwargs" if call.kind != "completion":
+            call.fields[name] = fields.template_options(name, value)
         case "tools" if call.kind != "completion":
             call.tools = schemas.check_tools(name, value)
         case "tool_choice" if call.kind == "chat":

@@ -21,6 +21,8 @@ TAKEN: Final[dict[str, str]] = {
     "tool_choice": '`"auto"`, `"none"`, `"required"` or one function by name; chat only',
     "parallel_tool_calls": "false for at most one call where a call is forced; chat only",
     "response_format": "`text`, `json_object` or `json_schema` with a bounded schema; chat only",
+    "chat_template_kwargs": "`enable_thinking`, true or false, for base models whose template asks for it; "
+    "anything else in it is refused; chat only",
     "user": "a session: a weighted alias gives it always the same revision; nothing is kept",
     "prompt_cache_key": "as `user`, where there is none; the prefix cache needs no key and never crosses tenants",
     "service_tier": 'every tier is the default one, and the answer says so: `"service_tier": "default"`',
@@ -56,8 +58,8 @@ IGNORED: Final[dict[str, str]] = {
 
 _REASONS: Final[dict[str, tuple[str, ...]]] = {
     "it changes the template or the tokens that the prompt is counted by": (
-        "add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs",
-        "continue_final_message", "documents", "echo", "prompt_embeds", "return_prompt_text", "suffix",
+        "add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message",
+        "documents", "echo", "prompt_embeds", "return_prompt_text", "suffix",
         "truncate_prompt_tokens", "truncation_side",
     ),
     "it reaches into the engine or into what other requests share": (

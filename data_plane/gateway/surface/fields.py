@@ -101,6 +101,15 @@ def stream_options(name: str, value: Any) -> dict[str, bool]:
     return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
 
 
+def template_options(name: str, value: Any) -> dict[str, bool]:
+    """``enable_thinking``, for base models whose template asks for it. Others would reach into how it is rendered."""
+    if not isinstance(value, dict):
+        raise invalid(name, "an object")
+    if not value.keys() <= {"enable_thinking"}:
+        raise unsupported(name, "only `enable_thinking` is taken in it")
+    return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
+
+
 def unknown(name: str) -> InvalidRequest:
     """400 for a field nobody knows: said loudly, since dropping it would change what the caller gets."""
     shown = name[:64]
@@ -109,9 +118,9 @@ def unknown(name: str) -> InvalidRequest:
     )
 
 
-def unsupported(name: str) -> InvalidRequest:
+def unsupported(name: str, cure: str = "remove it") -> InvalidRequest:
     """400 for a field that engines know and that is not offered here."""
-    return InvalidRequest(f"`{name}` is not supported; remove it.", code="unsupported_parameter", param=name)
+    return InvalidRequest(f"`{name}` is not supported; {cure}.", code="unsupported_parameter", param=name)
 
 
 SAMPLING: Final[dict[str, Check]] = {

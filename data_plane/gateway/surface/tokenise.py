@@ -97,8 +97,10 @@ class PromptCounter:
                 param="messages",
             )
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        """The prompt text of a chat. Raises InvalidRequest where the template refuses the messages."""
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
+        """The prompt text of a chat, by the template's own ``options``. Raises InvalidRequest where it refuses the
+        messages.
+        """
         try:
             return self._template.render(
                 messages=[_as_template_sees(message) for message in messages],
@@ -106,6 +108,7 @@ class PromptCounter:
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
+                **options,
             )
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, jinja2.TemplateError) else "it cannot render them"
@@ -119,7 +122,9 @@ class PromptCounter:
         """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is whose it is."""
         self.refuse_special_tokens(call)
         if call.messages is not None:
-            return self._count_parts(self.render(call.messages, call.tools), owner)
+            return self._count_parts(
+                self.render(call.messages, call.tools, **call.fields.get("chat_template_kwargs", {})), owner
+            )
         assert call.prompt is not None
         return self._lengths([call.prompt], add_special_tokens=True)[0]
 

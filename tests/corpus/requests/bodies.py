@@ -233,7 +233,7 @@ BAD_BODIES = [
         "R28",
         *[
             _field("chat_template_kwargs", kwargs, "unsupported_parameter")
-            for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"enable_thinking": False})
+            for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"enable_thinking": False, "tools": []})
         ],
     ),
     *_row(

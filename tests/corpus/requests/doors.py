@@ -108,7 +108,7 @@ ITEMS = [
     Item(row="R33", name="a role in the text", status=400, code="special_token", param="messages", headers=JSON,
          body=_said(_ROLE)),
     *[
-        Item(row="R38", name=name, status=400, code="invalid_value", param="Idempotency-Key",
+        Item(row="F", name=name, status=400, code="invalid_value", param="Idempotency-Key",
              headers={**JSON, "idempotency-key": key}, body=_body(CHAT))
         for name, key in [("an empty Idempotency-Key", ""), ("256 characters of it", "a" * 256), ("a space", "a b")]
     ],
@@ -180,19 +180,33 @@ WIRE = [
 ]
 """What no HTTP client would send. It is answered with a 4xx or not at all, and the connection ends."""
 
+_GATEWAY = "tests/integration/data_plane"
+_CONTROL = "tests/integration/control_plane"
+
 ELSEWHERE = {
-    "R26": "tests/integration/data_plane/test_gateway_schemas.py",
-    "R30": "tests/integration/data_plane/test_gateway_serves.py",
-    "R35": "tests/integration/data_plane/test_gateway_limits.py",
-    "R36": "tests/integration/data_plane/test_gateway_limits.py",
-    "R37": "tests/integration/data_plane/test_gateway_limits.py",
-    "A11": "tests/integration/control_plane/test_access.py",
-    "A13": "tests/integration/control_plane/test_bad_input.py",
+    "R26": (
+        f"{_GATEWAY}/test_gateway_schemas.py::test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not",
+        f"{_GATEWAY}/test_gateway_limits.py::test_schemas_beyond_their_minute_reach_no_engine_and_no_bill",
+    ),
+    "R30": (f"{_GATEWAY}/test_gateway_serves.py::test_engines_see_our_names_our_salt_and_none_of_the_callers_headers",),
+    "R35": (f"{_GATEWAY}/test_gateway_limits.py::test_tokens_per_month",),
+    "R36": (
+        f"{_GATEWAY}/test_gateway_limits.py::test_requests_per_minute",
+        f"{_GATEWAY}/test_gateway_limits.py::test_tokens_per_minute_counts_the_ceiling_and_refunds_what_was_not_used",
+    ),
+    "R37": (f"{_GATEWAY}/test_gateway_limits.py::test_two_hundred_requests_at_the_edge_never_oversell",),
+    "R38": (
+        f"{_GATEWAY}/test_gateway_idempotency.py::test_the_same_key_with_another_body_or_path_is_refused",
+        f"{_GATEWAY}/test_gateway_idempotency.py::test_while_the_first_is_in_flight_the_second_is_told_to_wait",
+    ),
+    "A11": (f"{_CONTROL}/test_access.py::test_admin_keys_and_tenant_keys_do_not_mix",),
+    "A13": (f"{_CONTROL}/test_bad_input.py::test_a_wrong_query_parameter_is_named",),
 }
-"""Rows that are no single refused request, and where they are tested."""
+"""Rows that are no single refused request, and the tests that hold them."""
 
 NO_SUCH_DOOR = {
+    "A3": "a key ends when it is revoked: none expires, and none is rotated with a grace",
     "A7": "nothing takes a session cookie", "A8": "there is no login", "A9": "no webhook is sent",
     "A10": "no webhook is taken from anybody", "A14": "no mail with a link is sent",
 }  # fmt: skip
-"""Rows of the table that the gateway has no door for."""
+"""Rows of the table, of A3 only what ITEMS lacks, that the gateway has no door for."""

@@ -7,7 +7,8 @@ import pytest
 
 from billing import rebuild_quotas, service
 from core import keys
-from core.contracts import CHECKPOINT_TOKENS_MAX, REST, EngineCounters, TenantGrant
+from core.checkpoints import CHECKPOINT_TOKENS_MAX
+from core.contracts import REST, EngineCounters, TenantGrant
 from core.db import unit_of_work
 from core.rating import rate
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement

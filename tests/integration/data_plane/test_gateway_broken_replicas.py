@@ -87,6 +87,28 @@ def test_a_stream_that_stands_still_ends_in_time(stack, tenant):
     wait_until(tenant.holds_nothing)
 
 
+@pytest.mark.parametrize("hung", [{"token_interval_s": 30}, {"hang": True}], ids=["in mid-stream", "before a token"])
+def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_too(stack, tenant, hung):
+    slowly(stack, deaf=True, **hung)
+    once = {**BRISK, "first_byte_s": 1, "inter_token_s": 1, "abort_s": 15, "breaker_failures": 1}
+    with processes.gateway(stack.folder, stack.redis_url, "hasty", **once) as hasty:
+        client = tenant.sdk(hasty.url)
+        ended = threading.Event()
+
+        def call() -> None:
+            with pytest.raises(openai.APIError):
+                list(chat(client, stream=True))
+            ended.set()
+
+        calling = threading.Thread(target=call)
+        calling.start()
+        wait_until(lambda: hasty.metric("tenora_gateway_breakers_open") == 1, what="the breaker to open")
+        assert not ended.is_set()
+        stack.witness.faults()
+        calling.join()
+    wait_until(tenant.holds_nothing)
+
+
 def test_a_replica_that_never_begins_is_given_up(stack, tenant):
     slowly(stack, hang=True)
     with pytest.raises(openai.InternalServerError) as caught:

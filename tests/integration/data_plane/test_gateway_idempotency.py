@@ -54,12 +54,21 @@ def test_a_message_is_replayed_in_its_own_shape(post, tenant):
     assert len(tenant.events()) == 1
 
 
-def test_the_same_key_with_another_body_or_path_is_refused(post, tenant):
+def test_the_same_key_with_another_body_or_path_is_refused(post, stack, tenant):
+    before = len(stack.witness.received())
     assert post("order-2").status_code == 200
     for refused in (post("order-2", temperature=1), post("order-2", path="/v1/messages", max_tokens=5)):
         assert refused.status_code == 422
     assert post("order-2", temperature=1).json()["error"]["code"] == "idempotency_key_reused"
-    assert len(tenant.events()) == 1
+    assert_only_the_first_ran(stack, tenant, before)
+
+
+def assert_only_the_first_ran(stack, tenant, before: int) -> None:
+    """One request reached the engine, and the bill; what was refused beside it did neither."""
+    (received,) = stack.witness.received()[before:]
+    assert [event.request_id for event in tenant.events()] == [received["received"]]
+    wait_until(tenant.holds_nothing)
+    assert tenant.quota()["month_used"] == tenant.event().input_tokens + tenant.event().output_tokens
 
 
 def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, tenant):
@@ -79,7 +88,7 @@ def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, te
         patient = chat(client, extra_headers={"idempotency-key": "slow"})  # the SDK tries again by itself
     first.join()
     assert patient.id == answers[0].json()["id"]
-    assert len(tenant.events()) == 1
+    assert_only_the_first_ran(stack, tenant, before)
 
 
 def test_keys_belong_to_an_api_key(post, stack, tenant):

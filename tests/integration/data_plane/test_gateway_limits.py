@@ -29,10 +29,36 @@ COST = 9 + len(
 )
 
 
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"schemas_per_minute": 12}
+
+
+@pytest.fixture(autouse=True)
+def _what_an_engine_received_is_billed_once_and_nothing_else_is(stack):
+    """What was refused reached no engine and no bill, whosever it was."""
+    received, billed = len(stack.witness.received()), len(stack.events())
+    yield
+    asked = sorted(line["received"] for line in stack.witness.received()[received:])
+    wait_until(lambda: len(stack.events()) - billed >= len(asked), what="a usage event of each request")
+    assert sorted(event.request_id for event in stack.events()[billed:]) == asked
+
+
 def refusal(client: openai.OpenAI, **options: object) -> openai.RateLimitError:
     with pytest.raises(openai.RateLimitError) as caught:
         chat(client, **options)
     return caught.value
+
+
+def settled(tenant, *, requests: int) -> int:
+    """The month's tokens, when so many requests and no more are billed to a tenant, and the engine received those."""
+    wait_until(tenant.holds_nothing, what="holds to be released")
+    billed = {event.request_id for event in tenant.events()}
+    received = [line["received"] for line in tenant.stack.witness.received() if line["received"] in billed]
+    assert len(received) == len(billed) == len(tenant.events()) == requests
+    used = tenant.quota()["month_used"]
+    assert used == sum(event.input_tokens + event.output_tokens for event in tenant.events())
+    return used
 
 
 @pytest.fixture
@@ -49,10 +75,13 @@ def running(client: openai.OpenAI, **options: object):
 
 
 def test_requests_per_minute(stack):
-    client = stack.tenant(requests_per_minute=3).sdk()
+    tenant = stack.tenant(requests_per_minute=3)
+    client = tenant.sdk()
     for _ in range(3):
         chat(client, max_tokens=1)
+    used = settled(tenant, requests=3)
     error = refusal(client)
+    assert settled(tenant, requests=3) == used
     assert error.code == "rate_limit_exceeded"
     assert 1 <= int(error.response.headers["retry-after"]) <= 20
     assert error.response.headers["retry-after-ms"]
@@ -77,7 +106,9 @@ def test_tokens_per_minute_counts_the_ceiling_and_refunds_what_was_not_used(stac
     left = 100 - event.input_tokens - event.output_tokens
     assert left > event.input_tokens + 5
     assert chat(client, max_tokens=1)
+    used = settled(tenant, requests=2)
     error = refusal(client, max_tokens=60)
+    assert settled(tenant, requests=2) == used
     assert error.code == "rate_limit_exceeded"
     assert int(error.response.headers["retry-after"]) >= 1
     assert answer.usage.total_tokens == event.input_tokens + event.output_tokens
@@ -125,6 +156,7 @@ def test_tokens_per_month(stack):
     assert error.response.headers["x-should-retry"] == "false"
     assert "retry-after" not in error.response.headers
     assert tenant.quota()["month_used"] == tenant.event().input_tokens + tenant.event().output_tokens
+    settled(tenant, requests=1)
 
 
 def test_a_new_month_begins_with_nothing_used(stack):
@@ -181,6 +213,7 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
     assert {status for status, _ in answers} == {200, 429}
     wait_until(tenant.holds_nothing)
     assert tenant.quota()["month_used"] == COST * fits == sum(e.input_tokens + e.output_tokens for e in tenant.events())
+    settled(tenant, requests=fits)
 
 
 async def test_requests_that_cross_into_a_new_month_together_are_each_counted_in_it(stack):
@@ -219,6 +252,20 @@ async def test_concurrency_and_pages_are_never_exceeded_under_a_flood(stack):
     assert max(quota.get("kv_pages", 0) for quota in seen) <= 12  # 3 pages each, so 4 at a time
     assert max(quota.get("concurrent", 0) for quota in seen) <= 4
     wait_until(tenant.holds_nothing)
+
+
+async def test_schemas_beyond_their_minute_reach_no_engine_and_no_bill(stack):
+    tenant, answers = stack.tenant(), []
+    tenant.sdk()
+    for number in range(16):
+        schema = {"name": "answer", "schema": {"type": "string", "maxLength": 100 + number}}
+        form = {"type": "json_schema", "json_schema": schema}
+        body = {**CHAT, "max_tokens": 1, "response_format": form}
+        answers += await flood(stack.gateway.url, tenant.key, 1, body)
+    assert set(answers) == {(200, ""), (429, "schema_rate_limited")}
+    served = answers.count((200, ""))
+    assert served >= 12
+    settled(tenant, requests=served)
 
 
 def test_no_replica_is_said_at_once(stack):

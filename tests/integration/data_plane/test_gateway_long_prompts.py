@@ -1,6 +1,7 @@
 """A prompt of 100,000 tokens is read, checked and counted while other requests' events go on."""
 
 import asyncio
+import statistics
 import time
 
 import msgspec
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.quiet
 
 TOKENS = 100_000
 STALL_S = 0.020
-TRIES_MAX = 40
+TRIES = 9
 
 
 async def longest_stall(work) -> float:
@@ -60,11 +61,9 @@ async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(
 
         try:
             await serve()  # loads the tokenizer
-            # What else runs on this machine can only add to a stall: the least of several is the code's own.
-            stalls = [await longest_stall(serve)]
-            while stalls[-1] > STALL_S and len(stalls) < TRIES_MAX:
-                stalls.append(await longest_stall(serve))
+            stalls = [await longest_stall(serve) for _ in range(TRIES)]
         finally:
             threads.close()
     assert min(counted) >= TOKENS
-    assert min(stalls) <= STALL_S, stalls
+    # What else runs on this machine adds to some of them, and takes from none.
+    assert statistics.median(stalls) <= STALL_S, stalls

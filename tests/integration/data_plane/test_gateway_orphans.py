@@ -7,7 +7,7 @@ import threading
 import httpx
 
 from core import keys
-from core.contracts import CHECKPOINT_TOKENS_MAX
+from core.checkpoints import CHECKPOINT_TOKENS_MAX
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.integration.data_plane.conftest import BRISK, chat

@@ -1,5 +1,6 @@
 """Bad input at the gateway's door: told clearly, in OpenAI's shape; none of it is billed or reaches an engine."""
 
+import ast
 import contextlib
 import json
 import socket
@@ -8,17 +9,70 @@ import time
 import httpx
 import pytest
 
-from core import api_keys
-from tests.conftest import wait_until
+from core import api_keys, keys
+from tenora.program import free_port
+from tests.conftest import running, wait_until
 from tests.corpus.requests.bodies import CHAT
 from tests.corpus.requests.doors import ELSEWHERE, ITEMS, JSON, NO_SUCH_DOOR, PATHS, WIRE
 from tests.fixtures import processes
-from tests.integration.data_plane.conftest import BRISK
+from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
+from tests.fixtures.published import Publisher
+from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
 
 
 @pytest.fixture(scope="module")
 def gateway_settings():
     return {"schema_compile_s": 2}
+
+
+@pytest.fixture(scope="module")
+def engine_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def line(engine_port):
+    """The only way from gateways to the engine. It counts what they send, also what the witness would not journal."""
+    with faults_proxy(engine_port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def module_stack(redis_server, tmp_path_factory, gateway_settings, engine_port, line):
+    folder = tmp_path_factory.mktemp("stack")
+    engine = processes.witness_program(folder, redis_server, port=engine_port, public_port=line.port)
+    with emptied(redis_server) as client, running(engine) as process:
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        url = f"http://127.0.0.1:{engine_port}"
+        witness = processes.WitnessProcess("rep_one", url, process, folder / "rep_one.jsonl")
+        with processes.gateway(folder, redis_server, **{**BRISK, **gateway_settings}) as gateway:
+            yield Stack(client, publisher, witness, gateway, folder, redis_server, contextlib.ExitStack())
+
+
+def traces(stack: Stack, line: FaultsProxy) -> dict[str, object]:
+    """What requests of any tenant leave behind on the way to the engine, in it and on bills."""
+    return {
+        "connections to the engine": line.accepted,
+        "bytes to the engine": line.received_bytes,
+        "requests in the engine": len(stack.witness.received()),
+        "usage events": len(stack.events()),
+        "tenants who used anything": len(stack.client.keys(keys.tenant_quota("*"))),
+    }
+
+
+@pytest.fixture(scope="module")
+def only_good_request(module_stack, line):
+    """One good request, all of whose traces must show. At the end there are no others, not even late ones."""
+    before = traces(module_stack, line)
+    tenant = module_stack.tenant()
+    chat(tenant.sdk(), max_tokens=1)
+    tenant.event()
+    wait_until(tenant.holds_nothing)
+    after = traces(module_stack, line)
+    assert [name for name in before if after[name] == before[name]] == []
+    yield
+    assert traces(module_stack, line) == after
 
 
 @pytest.fixture
@@ -38,7 +92,7 @@ def bare():
 
 
 @pytest.fixture
-def keys(stack, tenant) -> dict[str, str]:
+def credentials(stack, tenant) -> dict[str, str]:
     """The keys that the corpus names, known to the gateway."""
     tenant.sdk()
     suspended = stack.publisher.key(stack.publisher.tenant(status="suspended"))
@@ -61,24 +115,24 @@ def error_of(response: httpx.Response) -> dict:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_reached_an_engine(stack, tenant):
-    before = len(stack.witness.received())
+def _nothing_reached_an_engine(stack, tenant, line, only_good_request):
+    before = traces(stack, line)
     yield
-    assert len(stack.witness.received()) == before
+    assert traces(stack, line) == before
     assert tenant.events() == []
     assert not any(tenant.quota().values())
 
 
-def test_every_item_of_the_corpus_is_refused(stack, bare, keys):
+def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
     """One test, since hundreds of them would each wait for a tenant of its own."""
     other = stack.tenant()
     stack.publisher.adapter(other.id, "secret-bot")
     wrong = []
     for item in ITEMS:
-        began = time.monotonic()
-        headers = {name: value.format(**keys) if "{" in value else value for name, value in item.headers.items()}
+        began, sent = time.monotonic(), (line.accepted, line.received_bytes)
+        headers = {name: value.format(**credentials) if "{" in value else value for name, value in item.headers.items()}
         if item.credential:
-            credential = item.credential.format(**keys) if "{" in item.credential else item.credential
+            credential = item.credential.format(**credentials) if "{" in item.credential else item.credential
             headers["authorization"] = credential
         request = httpx.Request(item.method, stack.gateway.url + item.path, headers=headers, content=item.body or None)
         response = bare.send(request)  # without what a client would add by itself
@@ -90,14 +144,20 @@ def test_every_item_of_the_corpus_is_refused(stack, bare, keys):
                 wrong.append((item.row, item.name, error["message"]))
         if told != (item.status, item.code, item.param) or time.monotonic() - began > 10:
             wrong.append((item.row, item.name, told))
+        if (line.accepted, line.received_bytes) != sent:
+            wrong.append((item.row, item.name, f"{line.received_bytes - sent[1]} bytes reached the engine"))
     assert not wrong
 
 
 def test_every_row_of_the_table_has_its_place():
     rows = {item.row for item in ITEMS} | {row for row, _ in WIRE} | ELSEWHERE.keys() | NO_SUCH_DOOR.keys()
     assert rows - {"F"} == {f"R{n}" for n in range(1, 41)} | {f"A{n}" for n in range(1, 15)}
-    for path in ELSEWHERE.values():
-        assert (processes.ROOT / path).exists()
+    for name in (name for names in ELSEWHERE.values() for name in names):
+        path, _, function = name.partition("::")
+        nodes = ast.parse((processes.ROOT / path).read_text()).body
+        tests = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert function.startswith("test_"), name
+        assert function in tests, name
 
 
 def test_a_body_above_its_limit_is_refused_whether_or_not_it_says_so(http):

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from core.contracts import ReplicaStatus, Residency
 from data_plane.gateway.placing.glance import Glance
-from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Resident, Wish, pages_max, rank
+from data_plane.gateway.placing.placement import Candidate, PlacementCosts, Ranking, Resident, Wish, pages_max, rank
 from data_plane.gateway.placing.replica_load import Load, tag
 
 DIGEST = "a" * 64
@@ -203,6 +203,37 @@ def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
 def test_an_adapter_on_its_way_is_waited_for_where_it_goes():
     coming = candidate("rep_1", "store", adapters={NAME: 1})
     assert first([coming, candidate("rep_0", "store")], wish()) == "rep_1"
+
+
+def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other():
+    failed = candidate("rep_failed", "slot", adapters={NAME: 1})
+    failing = wish(failed_by=frozenset({"rep_failed"}))
+    for other in (candidate("rep_2", "store", requests=90), candidate("rep_2", changes={"rank_max": 64})):
+        assert first([failed, other], wish()) == "rep_failed"
+        assert first([failed, other], failing) == "rep_2"
+    full = candidate("rep_2", held=99)
+    assert rank([failed, full], failing, COSTS) == Ranking([], [full], [])  # it waits for that one
+    crowded = candidate("rep_2", adapters=dict.fromkeys(OTHERS[:4], 1))
+    assert rank([failed, crowded], failing, COSTS) == Ranking([], [], [crowded])
+
+
+def test_where_no_other_replica_can_serve_it_one_that_failed_is_asked_again():
+    failed = candidate("rep_failed")
+    failing = wish(failed_by=frozenset({"rep_failed", "rep_2"}))
+    for others in (
+        [], [candidate("rep_2", "store", requests=9)], [candidate("rep_3", changes={"state": "draining"})],
+        [candidate("rep_3", changes={"rank_max": 4})], [candidate("rep_3", changes={"pages_total": 9})],
+    ):  # fmt: skip
+        assert first([failed, *others], failing) == "rep_failed"
+    assert first([failed, candidate("rep_3")], failing, tried={"rep_3"}) == "rep_failed"
+
+
+@given(candidates=candidates_strategy, wanted=wishes, failed_by=tried_ids)
+def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(candidates, wanted, failed_by):
+    able = rank(candidates, wanted, COSTS).able
+    left = rank(candidates, structs.replace(wanted, failed_by=failed_by), COSTS).able
+    others = {c.status.id for c in able} - failed_by
+    assert {c.status.id for c in left} == (others or {c.status.id for c in able})
 
 
 def test_loading_into_a_slot_avoids_those_whom_it_would_hold_up():

@@ -88,6 +88,49 @@ def test_tools_with_bounded_schemas_pass_through():
     assert sent["messages"][1]["tool_calls"] == [call]
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_how_many_calls_at_once_is_said_to_the_engine_as_it_was_asked(parallel):
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    asked = {**CHAT, "tools": tools, "tool_choice": "required"}
+    sent = for_engine({**asked, "parallel_tool_calls": parallel})
+    assert sent["parallel_tool_calls"] is parallel
+    assert sent == {**for_engine(asked), "parallel_tool_calls": parallel}
+    assert for_engine({**CHAT, "parallel_tool_calls": parallel})["parallel_tool_calls"] is parallel
+
+
+def test_how_many_calls_at_once_is_the_engines_own_where_nothing_is_said():
+    assert "parallel_tool_calls" not in for_engine(CHAT)
+    assert for_engine({**CHAT, "parallel_tool_calls": None}) == for_engine(CHAT)
+
+
+@pytest.mark.parametrize("wrong", ["true", 1, 0, []])
+def test_how_many_calls_at_once_is_true_or_false_and_of_chats_alone(wrong):
+    with pytest.raises(InvalidRequest) as refusal:
+        parse({**CHAT, "parallel_tool_calls": wrong})
+    assert (refusal.value.code, refusal.value.param) == ("invalid_value", "parallel_tool_calls")
+    with pytest.raises(InvalidRequest) as refusal:
+        parse({**COMPLETION, "parallel_tool_calls": True}, "completion")
+    assert (refusal.value.code, refusal.value.param) == ("unknown_parameter", "parallel_tool_calls")
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
+def test_whether_to_think_is_told_to_the_engine_and_counted_by_tokenize(options):
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": options}
+    assert for_engine(asked)["chat_template_kwargs"] == options
+    assert parse(asked, "tokenize").fields["chat_template_kwargs"] == options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [(1, "invalid_value"), ({"enable_thinking": "no"}, "invalid_value"), ({"tools": []}, "unsupported_parameter")],
+)
+def test_nothing_else_of_a_template_is_anybodys_to_set(wrong, code):
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": wrong}
+    with pytest.raises(InvalidRequest) as refused:
+        parse(asked)
+    assert refused.value.code == code
+
+
 def test_an_answer_may_be_sent_back_as_sdks_hold_it():
     held = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
     sent = for_engine({**CHAT, "messages": [*CHAT["messages"], held, *CHAT["messages"]]})

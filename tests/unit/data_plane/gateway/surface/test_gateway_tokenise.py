@@ -27,10 +27,16 @@ ROUTE = tiny_route()
 TOOLS_ROUTE = tiny_route("tiny-tools", template=TOOLS_TEMPLATE)
 
 
-def call(messages=None, *, prompt=None, tools=None) -> Call:
+THINKING_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %} nothing to think about,{% endif %}"
+)
+
+
+def call(messages=None, *, prompt=None, tools=None, **fields: object) -> Call:
     return Call(
         kind="chat" if messages else "completion", model="m", messages=messages, prompt=prompt, tools=tools, n=1,
-        max_tokens=None, stream=False, usage_shown="none", fields={},
+        max_tokens=None, stream=False, usage_shown="none", fields=fields,
     )  # fmt: skip
 
 
@@ -121,6 +127,14 @@ def test_arguments_that_escape_a_special_token_cannot_change_who_speaks(counter,
 
 def test_a_raw_prompt_may_spell_special_tokens(counter):
     assert counter.count(call(prompt="<|im_start|>user")) == 1 + counter.count(call(prompt="user"))
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
+def test_whether_to_think_is_counted_as_the_template_renders_it(reference, options):
+    chat = [{"role": "user", "content": "hi"}]
+    ids = reference.apply_chat_template(chat, chat_template=THINKING_TEMPLATE, return_dict=False, **options)
+    thinking = PromptCounter(tokenizer_json(), tiny_route("tiny-thinking", template=THINKING_TEMPLATE))
+    assert thinking.count(call(chat, chat_template_kwargs=options)) == len(ids)
 
 
 def test_what_the_template_refuses_is_the_callers_to_mend(tools_counter):
