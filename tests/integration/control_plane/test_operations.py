@@ -100,9 +100,11 @@ def test_a_web_process_serves_and_stops_when_asked(settings):
         except httpx.TransportError:
             return None
 
-    ready = wait_until(answer, what="web")
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    try:
+        ready = wait_until(answer, what="web", timeout_s=60)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
     assert (ready.status_code, ready.json()) == (200, {"postgres": "ok", "redis": "ok", "s3": "ok"})
     assert b'"path":"/readyz"' in out.replace(b" ", b""), "each request is a line of JSON"
     assert ready.headers["x-request-id"].encode() in out
