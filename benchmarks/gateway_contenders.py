@@ -36,8 +36,6 @@ _OWN: Final = {
 LIMITS: Final = msgspec.structs.replace(
     AMPLE, concurrent_requests=100_000, kv_pages=10**9, requests_per_minute=10**9, tokens_per_minute=10**9
 )
-
-
 KEY_LIMITS: Final = KeyLimits(
     concurrent_requests=100_000, kv_pages=10**9, requests_per_minute=10**9, tokens_per_minute=10**9,
     tokens_per_month=10**12, spend_nanos_per_month=10**15,

@@ -144,6 +144,18 @@ def half(descriptor: int, raw: bytes) -> int:
     raise OSError(28, "no space left on device")
 
 
+def held_write():
+    """When an ``os.write`` has begun, what lets it go on, and that write."""
+    began, goes_on, write = threading.Event(), threading.Event(), os.write
+
+    def slow(descriptor: int, raw: bytes) -> int:
+        began.set()
+        assert goes_on.wait(5)
+        return write(descriptor, raw)
+
+    return began, goes_on, slow
+
+
 async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monkeypatch):
     async with journal(tmp_path) as journaling:
         kept, lost, later = settlement(), settlement(), settlement()
@@ -162,13 +174,7 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
 
 
 async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, monkeypatch):
-    began, goes_on, write = threading.Event(), threading.Event(), os.write
-
-    def slow(descriptor: int, raw: bytes) -> int:
-        began.set()
-        assert goes_on.wait(5)
-        return write(descriptor, raw)
-
+    began, goes_on, slow = held_write()
     one = settlement()
     async with journal(tmp_path) as journaling:
         monkeypatch.setattr(os, "write", slow)
@@ -183,13 +189,7 @@ async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, m
 
 @pytest.mark.parametrize("written", [False, True], ids=["with the mark", "before the mark"])
 async def test_what_comes_while_a_segment_fills_up_is_held_by_the_next(tmp_path, monkeypatch, written):
-    began, goes_on, write = threading.Event(), threading.Event(), os.write
-
-    def slow(descriptor: int, raw: bytes) -> int:
-        began.set()
-        assert goes_on.wait(5)
-        return write(descriptor, raw)
-
+    began, goes_on, slow = held_write()
     many, late = [settlement() for _ in range(20)], settlement()
     async with journal(tmp_path) as journaling:
         for one in many:
