@@ -3,6 +3,7 @@
 import time
 from typing import Final
 
+from data_plane.gateway.settings import GatewaySettings
 from tests.chaos.books import recorded
 from tests.chaos.load import Heard, Load
 from tests.chaos.platform import BRISK, PRICES, Platform
@@ -12,7 +13,10 @@ from tests.conftest import wait_until
 from tests.fixtures import faulty_callers
 
 # The times are those of production; the kernel keeps less, so that reaching its bound takes no minute.
-READ_SLOWLY: Final = {"inter_token_s": 15, "client_silent_s": 20, "client_unread_max_bytes": 16_384}
+READ_SLOWLY: Final = {
+    **{name: GatewaySettings.model_fields[name].default for name in ("inter_token_s", "client_silent_s")},
+    "client_unread_max_bytes": 16_384,
+}
 SENT_SLOWLY: Final = {"headers_s": 10, "body_s": 10}
 _EACH = 5  # streams that end in each way
 _PER_S = 50  # tokens of a stream
