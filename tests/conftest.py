@@ -1,5 +1,6 @@
 """Fixtures for every test: real Postgres, Valkey and S3, started once for the session from the embedded servers."""
 
+import gc
 import secrets
 import subprocess
 import time
@@ -53,6 +54,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if needy := gpu + clients:
         config.hook.pytest_deselected(items=needy)
         items[:] = [item for item in items if item not in needy]
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live to the end, millions of objects: a garbage collector that looked through all of
+    them would stop every thread here for seconds, callers and the proxies before replicas too.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
