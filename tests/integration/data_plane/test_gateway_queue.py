@@ -166,7 +166,7 @@ def test_who_hangs_up_while_waiting_leaves_the_queue(stack):
     streams = fill(client)
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.2), max_tokens=TOKENS)
-    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=0.5, what="nobody to wait")
+    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=1, what="nobody to wait")
     assert int(stack.client.hget(keys.replica_held_pages("rep_one"), "total")) == PAGES, "the streams still run"
     for stream in streams:
         list(stream)
