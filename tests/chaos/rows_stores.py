@@ -35,7 +35,10 @@ def emptied(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     key = platform.tenant()
     load = Load(list(platform.gateways.values())[:2], key, 20, max_tokens=60, spread_s=1.2)
-    wait_until(lambda: any(one.end == "done" for one in load.heard), what="the first stream to end")
+    wait_until(
+        lambda: load.begun == 20 and any(one.end == "done" for one in load.heard),
+        what="all streams to run, and the first to end",
+    )
     published = {name: platform.client.dump(name) for name in platform.client.scan_iter("tenora:*")
                  if name.startswith((b"tenora:snapshot", b"tenora:blob"))}  # fmt: skip
     platform.client.flushall()

@@ -64,10 +64,10 @@ def ranges_asked(faulty) -> list[tuple[int, int]]:
     return sorted((first, end) for key, first, end in faulty.requests if key == "large")
 
 
-def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(faulty, fetch):
+def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(faulty, fetch, patient):
     transfer = Transfer("large").begin()
     faulty.faults["large"] = [Fault(bytes_per_s=500_000)]
-    fetch(transfer=transfer)
+    fetch(transfer=transfer, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
     assert ranges_asked(faulty) == [(n * PART, min((n + 1) * PART, len(CONTENT))) for n in range(11)]
     assert 2 <= faulty.concurrent_max <= 4
     assert transfer.done_bytes == len(CONTENT)

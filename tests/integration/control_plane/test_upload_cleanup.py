@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 
 import httpx
 import pytest
@@ -88,11 +89,13 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next(api, base, setting
     work.mkdir()
     tenant = api.tenant()
     tenant.adapter("voice", base)
-    with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work)) as worker:
-        upload(tenant, "voice", write_adapter(tmp_path / "a", base))
-        left = wait_until(lambda: list(work.iterdir()), what="a folder")
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.wait()
+    upload(tenant, "voice", write_adapter(tmp_path / "a", base))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an S3 that takes connections and says nothing
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_S3_ENDPOINT=endpoint) as worker:
+            left = wait_until(lambda: list(work.iterdir()), what="a folder")
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait()
     assert list(work.iterdir()) == left, "a killed process removes nothing"
     with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_VALIDATION_LEASE_S="30"):
         wait_until(lambda: not left[0].exists(), what="removal")

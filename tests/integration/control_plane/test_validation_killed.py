@@ -1,9 +1,13 @@
 """The validator killed in the middle of an upload: its child alone, or the worker with it. It never makes one ready."""
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -12,6 +16,7 @@ import sqlalchemy as sa
 from core import keys
 from tests.conftest import wait_until
 from tests.fixtures.control_worker import decided, running_worker, upload
+from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.peft_adapters import ALL_KINDS, tiny_base, write_adapter
 
 ADAPTER = "router"
@@ -27,18 +32,34 @@ def path(api, tmp_path) -> str:
     return tenant, upload(tenant, ADAPTER, write_adapter(tmp_path / "a", LARGE, rank=16, modules=ALL_KINDS))
 
 
-def child_of(worker: subprocess.Popen) -> psutil.Process:
-    """The validating child as soon as there is one, stopped where it is, so that what comes next meets it alive."""
+@contextlib.contextmanager
+def held_back_worker(settings, **extra: str) -> Iterator[tuple[subprocess.Popen, FaultsProxy]]:
+    """A worker that has claimed what waits, and hears nothing from S3 until its proxy is let through."""
+    with faults_proxy(urlsplit(settings.s3.s3_endpoint).port) as s3:
+        s3.set(stall=True)
+        with running_worker(settings, TENORA_S3_ENDPOINT=f"http://127.0.0.1:{s3.port}", **extra) as worker:
+            yield worker, s3
+
+
+def child_of(worker: subprocess.Popen, s3: FaultsProxy) -> psutil.Process:
+    """The validating child as soon as there is one, stopped where it is, so that what comes next meets it alive. It
+    lives for a tenth of a second, so nothing else is done here meanwhile.
+    """
     parent, deadline = psutil.Process(worker.pid), time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for child in parent.children():
-            try:
-                child.suspend()
-                if "adapters.validate" in child.cmdline():
-                    return child
-                child.resume()
-            except psutil.NoSuchProcess:
-                continue
+    gc.disable()
+    try:
+        s3.set()
+        while time.monotonic() < deadline:
+            for child in parent.children():
+                try:
+                    child.suspend()
+                    if "adapters.validate" in child.cmdline():
+                        return child
+                    child.resume()
+                except psutil.NoSuchProcess:
+                    continue
+    finally:
+        gc.enable()
     pytest.fail("the worker started no validating child")
 
 
@@ -62,8 +83,8 @@ def never_ready(engine: sa.Engine, redis) -> None:
 
 def test_a_killed_child_is_a_rejected_revision(path, settings, engine, redis):
     tenant, path = path
-    with running_worker(settings) as worker:
-        os.kill(child_of(worker).pid, signal.SIGKILL)
+    with held_back_worker(settings) as (worker, s3):
+        os.kill(child_of(worker, s3).pid, signal.SIGKILL)
         revision = decided(tenant, path)
         assert worker.poll() is None, "only the child was killed"
     (problem,) = revision["report"]["problems"]
@@ -74,8 +95,8 @@ def test_a_killed_child_is_a_rejected_revision(path, settings, engine, redis):
 
 def test_a_child_that_hangs_is_a_rejected_revision(path, settings, engine, redis):
     tenant, path = path
-    with running_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as worker:
-        child = child_of(worker)
+    with held_back_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as (worker, s3):
+        child = child_of(worker, s3)
         revision = decided(tenant, path)
         assert not child.is_running()
     assert [problem["code"] for problem in revision["report"]["problems"]] == ["validation_timeout"]
@@ -86,8 +107,8 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
     tenant, path = path
     limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": "2"}
     for attempt in (1, 2):
-        with running_worker(settings, **limits) as worker:
-            child = child_of(worker)
+        with held_back_worker(settings, **limits) as (worker, s3):
+            child = child_of(worker, s3)
             assert attempts(engine) == attempt
             worker.kill()
             worker.wait()
@@ -104,8 +125,8 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
 
 def test_an_upload_whose_worker_is_killed_once_becomes_ready_all_the_same(path, settings, engine):
     tenant, path = path
-    with running_worker(settings, TENORA_VALIDATION_LEASE_S="1") as worker:
-        child = child_of(worker)
+    with held_back_worker(settings, TENORA_VALIDATION_LEASE_S="1") as (worker, s3):
+        child = child_of(worker, s3)
         worker.kill()
         wait_until(lambda: is_over(child), what="the child's end with its worker")
     with running_worker(settings):

@@ -84,7 +84,7 @@ async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(
 
 
 async def test_what_nobody_waits_for_any_more_is_not_loaded(make_door, names):
-    door = make_door(door_load_deadline_s=0.4)
+    door = make_door(door_load_deadline_s=2)
     door.worker.gate.clear()
     answers = await asyncio.gather(*(door.chat(name) for name in names[:3]))
     assert {answer.code for answer in answers} == {"adapter_loading"}

@@ -72,7 +72,7 @@ def assert_only_the_first_ran(stack, tenant, before: int) -> None:
 
 
 def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, tenant):
-    stack.witness.faults(token_interval_s=0.2, output_tokens=8)
+    stack.witness.faults(token_interval_s=0.2, output_tokens=20)
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(post("slow")))
     before = len(stack.witness.received())
@@ -83,7 +83,7 @@ def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, te
     assert (second.status_code, second.json()["error"]["code"]) == (409, "request_in_progress")
     assert second.headers["retry-after"] == "1"
     assert second.headers.get("x-should-retry") != "false"
-    client = openai.OpenAI(base_url=f"{stack.gateway.url}/v1", api_key=tenant.key, max_retries=5)
+    client = openai.OpenAI(base_url=f"{stack.gateway.url}/v1", api_key=tenant.key, max_retries=10)
     with client:
         patient = chat(client, extra_headers={"idempotency-key": "slow"})  # the SDK tries again by itself
     first.join()
@@ -170,7 +170,7 @@ def test_a_gateway_that_is_killed_leaves_its_key_to_the_lease_and_another_runs_i
 
 def test_without_redis_nothing_runs(post, stack, tenant):
     before = len(stack.witness.received())
-    stack.client.execute_command("CLIENT", "PAUSE", "1200", "ALL")
+    stack.client.execute_command("CLIENT", "PAUSE", "2500", "ALL")
     refused = post("blind")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
     assert len(stack.witness.received()) == before
@@ -187,7 +187,7 @@ def test_a_key_that_is_no_key_is_refused(post, name):
 def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, stack, tenant):
     """Redis ran the claim too late to be told, and nobody renews or answers for it."""
     assert post("before").status_code == 200
-    stack.client.execute_command("CLIENT", "PAUSE", 1200, "WRITE")
+    stack.client.execute_command("CLIENT", "PAUSE", 2500, "WRITE")
     refused = post("late")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
     stack.client.set("the pause", "is over")  # waits for it, as the claim does

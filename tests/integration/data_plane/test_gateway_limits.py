@@ -90,8 +90,8 @@ def test_requests_per_minute(stack):
 
 
 def test_requests_flow_again_as_the_minute_passes(stack):
-    client = stack.tenant(requests_per_minute=20).sdk()
-    for _ in range(20):
+    client = stack.tenant(requests_per_minute=10).sdk()
+    for _ in range(10):
         chat(client, max_tokens=1)
     error = refusal(client)
     time.sleep(int(error.response.headers["retry-after-ms"]) / 1000)
@@ -207,20 +207,25 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
     tenant.sdk()
     stack.witness.faults(output_tokens=9)
     body = {**CHAT, "max_tokens": 9}  # all of it is used: nothing is refunded
+    began = time.monotonic()
     answers = await flood(stack.gateway.url, tenant.key, 200, body)
+    took_s = time.monotonic() - began
     served = sum(1 for status, _ in answers if status == 200)
-    assert served == fits
+    flowed_back = 0 if "tokens_per_month" in limits else int((fits + 1) * took_s / 60 + 5 / COST)
+    assert fits <= served <= fits + flowed_back
     assert {status for status, _ in answers} == {200, 429}
     wait_until(tenant.holds_nothing)
-    assert tenant.quota()["month_used"] == COST * fits == sum(e.input_tokens + e.output_tokens for e in tenant.events())
-    settled(tenant, requests=fits)
+    assert (
+        tenant.quota()["month_used"] == COST * served == sum(e.input_tokens + e.output_tokens for e in tenant.events())
+    )
+    settled(tenant, requests=served)
 
 
 async def test_requests_that_cross_into_a_new_month_together_are_each_counted_in_it(stack):
     """What had been used before is forgotten once, and nothing that settles after the turn is."""
     tenant = stack.tenant()
     tenant.sdk()
-    stack.witness.faults(output_tokens=9, token_interval_s=0.2)
+    stack.witness.faults(output_tokens=9, token_interval_s=0.5)
     crossing = asyncio.create_task(flood(stack.gateway.url, tenant.key, 50, {**CHAT, "max_tokens": 9}))
     await asyncio.to_thread(
         wait_until, lambda: tenant.quota().get("concurrent") == 50, what="all of them to be under way"

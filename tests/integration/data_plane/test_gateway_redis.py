@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import statistics
 import threading
 import time
 
@@ -76,9 +77,12 @@ def test_a_redis_that_hangs_is_given_up_in_time(own):
     client = tenant.sdk()
     chat(client)
     valkey.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
-    assert status_of(client) == 503
-    assert time.monotonic() - began < 1
+    took_s = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert status_of(client) == 503
+        took_s.append(time.monotonic() - began)
+    assert statistics.median(took_s) < 1
     valkey.send_signal(signal.SIGCONT)
     wait_until(lambda: status_of(client) == 200)
     wait_until(tenant.holds_nothing)
@@ -89,7 +93,7 @@ def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
-    stack.witness.faults(token_interval_s=0.02, output_tokens=30)
+    stack.witness.faults(token_interval_s=0.1, output_tokens=30)
     stream = chat(client, stream=True)
     next(iter(stream))
     stack.client.flushall()

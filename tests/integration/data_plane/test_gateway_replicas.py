@@ -15,6 +15,7 @@ from core.contracts import ReplicaStatus
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.published import Publisher
+from tests.fixtures.redis_commands import wait_for_commands
 from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
 
 PAGES = 8  # a request of 26 + 33 tokens holds 4
@@ -32,7 +33,7 @@ def pair(redis_server, tmp_path_factory):
             up.enter_context(processes.witness(folder, redis_server, f"rep_{name}", pages=PAGES))
             for name in ("one", "two")
         )
-        settings = {**BRISK, "admission_waiting_max": 3}
+        settings = {**BRISK, "admission_waiting_max": 3, "admission_wait_s": 5}
         gateway = up.enter_context(processes.gateway(folder, redis_server, **settings))
         yield Stack(client, publisher, one, gateway, folder, redis_server, contextlib.ExitStack()), two
 
@@ -64,7 +65,7 @@ def running(client: openai.OpenAI):
 
 def test_requests_spread_over_what_is_free_and_then_wait(replicas):
     stack, two = replicas
-    slowly(stack.witness, two, interval_s=0.01)
+    slowly(stack.witness, two, interval_s=0.1)
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = [running(client) for _ in range(4)]
@@ -77,7 +78,7 @@ def test_requests_spread_over_what_is_free_and_then_wait(replicas):
 
 def test_who_waits_too_long_or_finds_too_many_waiting_is_told_to_come_back(replicas):
     stack, two = replicas
-    slowly(stack.witness, two, tokens=200, interval_s=0.2)
+    slowly(stack.witness, two, tokens=200, interval_s=0.5)
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = [running(client) for _ in range(4)]
@@ -177,7 +178,6 @@ def test_when_all_fail_the_caller_is_told_in_our_words(replicas):
 def test_draining_and_silent_replicas_are_not_chosen(replicas):
     stack, _ = replicas
     client = stack.tenant().sdk()
-    poll_s, stale_s = BRISK["replica_poll_ms"] / 1000, BRISK["replica_stale_s"]
     with door() as (url, knocks):
         ghost = ReplicaStatus(
             id="rep_ghost", url=url, base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
@@ -186,11 +186,11 @@ def test_draining_and_silent_replicas_are_not_chosen(replicas):
         )  # fmt: skip
         for state in ("draining", "unhealthy", "starting"):
             _publish(stack, msgspec.structs.replace(ghost, state=state))
-            time.sleep(3 * poll_s)  # the gateway has read it by then
+            wait_for_commands(stack.client, f"ZRANGE {keys.REPLICAS}")  # the gateway has read it by then
             assert chat(client, max_tokens=4).choices
-        time.sleep(stale_s)
+        time.sleep(BRISK["replica_stale_s"])
         _publish(stack, ghost)
-        time.sleep(3 * poll_s)  # ready, but its heartbeat stands still
+        wait_for_commands(stack.client, f"ZRANGE {keys.REPLICAS}")  # ready, but its heartbeat stands still
         assert chat(client, max_tokens=4).choices
         assert knocks == []
         _publish(stack, msgspec.structs.replace(ghost, heartbeat_ms=2))
@@ -198,7 +198,7 @@ def test_draining_and_silent_replicas_are_not_chosen(replicas):
         wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and knocks, what="a live one's turn")
         stack.client.delete(keys.replica("rep_ghost"))
         stack.client.zrem(keys.REPLICAS, "rep_ghost")
-        time.sleep(3 * poll_s)
+        wait_for_commands(stack.client, f"ZRANGE {keys.REPLICAS}")
         knocked = len(knocks)
         assert chat(client, max_tokens=4).choices
         assert len(knocks) == knocked

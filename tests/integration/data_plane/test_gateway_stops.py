@@ -73,7 +73,7 @@ def _served(client: openai.OpenAI) -> bool:
 
 
 def test_leases_outlive_a_request_that_is_longer_than_they_are(stack, tenant):
-    slowly(stack, output_tokens=150)  # three seconds, with leases of two
+    slowly(stack, output_tokens=300)  # six seconds, with leases of two
     stream = chat(tenant.sdk(), stream=True)
     chunks = iter(stream)
     next(chunks)

@@ -1,5 +1,7 @@
 """What takes from no limit of a plan is bounded all the same: refusals, counts and listings, for each tenant alone."""
 
+import time
+
 import httpx
 import openai
 import pytest
@@ -7,12 +9,13 @@ import pytest
 from tests.conftest import wait_until
 from tests.integration.data_plane.conftest import chat
 
-BURST = 5 * 4
+PER_SECOND = 4
+BURST = 5 * PER_SECOND
 
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"tenant_unpaid_per_second": 4}
+    return {"tenant_unpaid_per_second": PER_SECOND}
 
 
 @pytest.fixture
@@ -57,14 +60,14 @@ def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(a
 def test_a_minute_that_is_used_up_is_asked_for_a_few_times_and_then_not_at_all(stack):
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
-    codes = []
+    codes, began = [], time.monotonic()
     for _ in range(3 * BURST):
         try:
             chat(client, max_tokens=1)
         except openai.RateLimitError as error:
             codes.append(error.code)
     assert {"rate_limit_exceeded", "too_many_refusals"} == set(codes)
-    assert codes[-1] == "too_many_refusals"
+    assert codes.count("rate_limit_exceeded") <= BURST + PER_SECOND * (time.monotonic() - began) + 1
 
 
 def test_requests_that_are_served_are_not_counted(stack, tenant):

@@ -13,7 +13,7 @@ from tests.conftest import wait_until
 from tests.fixtures.agent_room import REPLICA, engine_name, room_of
 from tests.fixtures.redis_commands import wait_for_commands
 
-MEMORY, IDLE_S = 6, 0.5
+MEMORY, IDLE_S = 6, 5
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def module_room(redis_server, tmp_path_factory):
     with room_of(
         redis_server, tmp_path_factory.mktemp("agent"), engine={"slots": 2, "memory-adapters": MEMORY},
         engine_slots=2, engine_memory_adapters=MEMORY, prefetch_idle_s=IDLE_S, prefetch_again_s=0.5,
-        prefetch_useful_s=3, forecast_visit_s=0.5, forecast_horizon_s=0.3,
+        prefetch_useful_s=3, forecast_visit_s=0.5, forecast_horizon_s=1.5,
     ) as room:  # fmt: skip
         yield room
 
@@ -43,9 +43,10 @@ def judged(room, verdict: str) -> float:
     return room.agent.metric("tenora_replica_prefetches_judged_total", f'{{verdict="{verdict}"}}')
 
 
-def used(room, name: str) -> None:
+def used(room, name: str, at_s: float | None = None) -> None:
     """As a gateway says it."""
-    room.client.zadd(keys.adapter_heat("tiny-chat", 16), {name: time.time_ns() // 1_000_000})
+    at_ms = int(1000 * (time.time() if at_s is None else at_s))
+    room.client.zadd(keys.adapter_heat("tiny-chat", 16), {name: at_ms})
 
 
 @pytest.fixture
@@ -132,13 +133,13 @@ def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(room)
 def test_an_adapter_with_a_rhythm_is_there_when_its_time_comes(room):
     name = engine_name()
     forecasts = room.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}')
-    next_at = time.monotonic()
+    next_at = time.time()
     for _ in range(4):  # three gaps show a rhythm
-        time.sleep(max(0.0, next_at - time.monotonic()))
-        used(room, name)
-        next_at += 1.5
+        time.sleep(max(0.0, next_at - time.time()))
+        used(room, name, next_at)
+        next_at += 3
     assert not room.in_memory(name)  # too early
-    wait_until(lambda: room.in_memory(name), timeout_s=next_at - time.monotonic() + 0.3, what="the forecast adapter")
+    wait_until(lambda: room.in_memory(name), timeout_s=next_at - time.time() + 1, what="the forecast adapter")
     assert room.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}') == forecasts + 1
 
 
