@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 
 import httpx
 import pytest
@@ -11,7 +10,7 @@ from adapters.multipart import PART_BYTES_MIN
 from adapters.upload_store import upload_key
 from control_plane.registry.cleanup import UploadCleanup
 from tests.conftest import wait_until
-from tests.fixtures.control_worker import running_worker, upload
+from tests.fixtures.control_worker import running_worker, silent_s3, upload
 from tests.fixtures.large_uploads import settings_in_parts, tenant_of_large_uploads
 
 SHA = "0" * 64
@@ -90,12 +89,13 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next(api, base, setting
     tenant = api.tenant()
     tenant.adapter("voice", base)
     upload(tenant, "voice", write_adapter(tmp_path / "a", base))
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # an S3 that takes connections and says nothing
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_S3_ENDPOINT=endpoint) as worker:
-            left = wait_until(lambda: list(work.iterdir()), what="a folder")
-            os.kill(worker.pid, signal.SIGKILL)
-            worker.wait()
+    with (
+        silent_s3() as endpoint,
+        running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_S3_ENDPOINT=endpoint) as worker,
+    ):
+        left = wait_until(lambda: list(work.iterdir()), what="a folder")
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
     assert list(work.iterdir()) == left, "a killed process removes nothing"
     with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_VALIDATION_LEASE_S="30"):
         wait_until(lambda: not left[0].exists(), what="removal")

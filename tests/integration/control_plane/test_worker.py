@@ -1,7 +1,6 @@
 """The worker as a real process: publishing within its time, validating real uploads, dying and coming back."""
 
 import signal
-import socket
 import time
 
 import httpx
@@ -19,7 +18,7 @@ from core.api_keys import hash_key
 from core.contracts import AdapterRoute
 from tests.conftest import wait_until
 from tests.fixtures.control_api import PEPPER
-from tests.fixtures.control_worker import decided, running_worker, upload
+from tests.fixtures.control_worker import decided, running_worker, silent_s3, upload
 from tests.fixtures.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
 
 
@@ -109,11 +108,12 @@ def test_a_killed_workers_job_is_done_by_the_next_one(api, base, settings, tmp_p
     tenant = api.tenant()
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # an S3 that takes connections and says nothing
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with running_worker(settings, TENORA_S3_ENDPOINT=endpoint, TENORA_VALIDATION_LEASE_S="2") as worker:
-            wait_until(lambda: _attempts(settings, path) == 1, what="claim")
-            worker.kill()
+    with (
+        silent_s3() as endpoint,
+        running_worker(settings, TENORA_S3_ENDPOINT=endpoint, TENORA_VALIDATION_LEASE_S="2") as worker,
+    ):
+        wait_until(lambda: _attempts(settings, path) == 1, what="claim")
+        worker.kill()
     with running_worker(settings):
         assert decided(tenant, path)["status"] == "ready"
     assert _attempts(settings, path) == 2

@@ -17,7 +17,7 @@ from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, s
 
 
 def test_a_deaf_engine_is_cut_off_and_billed_by_its_last_running_count(stack, tenant):
-    slowly(stack, deaf=True, token_interval_s=0.5)
+    slowly(stack, deaf=True, token_interval_s=0.2)
     stream = chat(tenant.sdk(), stream=True, max_tokens=400)
     next(iter(stream))
     stream.close()

@@ -16,8 +16,6 @@ from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat, em
 PAGES = 8  # two requests of 26 + 33 tokens
 TOKENS = 33
 RUNS_S = 2.3  # so long a request runs: enough for those who are to wait behind it to come, on a slow machine too
-
-
 SETTINGS = {**BRISK, "admission_wait_s": 8, "admission_passed_over_s": 1, "admission_waiting_max": 4}
 
 
@@ -166,7 +164,7 @@ def test_who_hangs_up_while_waiting_leaves_the_queue(stack):
     streams = fill(client)
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.2), max_tokens=TOKENS)
-    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=1, what="nobody to wait")
+    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=0.5, what="nobody to wait")
     assert int(stack.client.hget(keys.replica_held_pages("rep_one"), "total")) == PAGES, "the streams still run"
     for stream in streams:
         list(stream)

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import statistics
 import threading
 import time
 
@@ -77,12 +76,9 @@ def test_a_redis_that_hangs_is_given_up_in_time(own):
     client = tenant.sdk()
     chat(client)
     valkey.send_signal(signal.SIGSTOP)
-    took_s = []
-    for _ in range(3):
-        began = time.monotonic()
-        assert status_of(client) == 503
-        took_s.append(time.monotonic() - began)
-    assert statistics.median(took_s) < 1
+    began = time.monotonic()
+    assert status_of(client) == 503
+    assert time.monotonic() - began < 1
     valkey.send_signal(signal.SIGCONT)
     wait_until(lambda: status_of(client) == 200)
     wait_until(tenant.holds_nothing)

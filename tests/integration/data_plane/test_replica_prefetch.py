@@ -139,7 +139,7 @@ def test_an_adapter_with_a_rhythm_is_there_when_its_time_comes(room):
         used(room, name, next_at)
         next_at += 3
     assert not room.in_memory(name)  # too early
-    wait_until(lambda: room.in_memory(name), timeout_s=next_at - time.time() + 1, what="the forecast adapter")
+    wait_until(lambda: room.in_memory(name), timeout_s=next_at - time.time() + 0.3, what="the forecast adapter")
     assert room.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}') == forecasts + 1
 
 
