@@ -35,14 +35,14 @@ down: ## stop what `tenora up --detach` started
 
 bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement (75 minutes, 2 quiet cores)
 	@mkdir -p .tenora/benchmarks; missed=0; run() { $(BIN)/python -m "benchmarks.$$@" || missed=1; }; \
-	  run lora_tax --json .tenora/benchmarks/lora_tax.json; \
-	  run multilora --out .tenora/benchmarks/multilora; \
-	  run multilora --witness --out .tenora/benchmarks/multilora_witness; \
+	  run lora.tax --json .tenora/benchmarks/lora_tax.json; \
+	  run lora.multilora --out .tenora/benchmarks/multilora; \
+	  run lora.multilora --witness --out .tenora/benchmarks/multilora_witness; \
 	  run gateway --json .tenora/benchmarks/gateway.json; \
 	  run streams --json .tenora/benchmarks/streams.json; \
 	  run fairness --json .tenora/benchmarks/fairness.json; \
 	  run fairness --gateways 2 --json .tenora/benchmarks/fairness_of_two.json; \
-	  run placement_sim --out .tenora/benchmarks/placement_sim.json; \
+	  run placement --out .tenora/benchmarks/placement_sim.json; \
 	  exit $$missed
 
 lint: setup ## ruff: rules and format
@@ -57,7 +57,7 @@ contracts: setup ## who may import whom
 check: lint types contracts test ## what CI runs
 
 reference: setup ## write docs/reference from the code
-	@$(BIN)/python -m tenora.reference
+	@$(BIN)/python -m tenora.docs.reference
 
 lock: ## resolve the two locks again from requirements/*.in (needs uv)
 	@sh requirements/lock.sh

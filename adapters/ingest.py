@@ -1,7 +1,7 @@
 """From a tenant's uploaded files to a stored revision: download, verify, judge in confinement, store by digest.
 
 Called by the control plane's worker, outside any transaction. Idempotent: a crash anywhere leaves at most files without
-a manifest, which nobody reads. What counts as a good adapter is ``adapters.validation``.
+a manifest, which nobody reads. What counts as a good adapter is ``adapters.validation.validate``.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 
 from adapters import metrics
-from adapters.base_model import BaseModelSpec
-from adapters.confine import validate_confined
-from adapters.file_rules import REQUIRED_FILES, judge_names
-from adapters.s3 import ObjectDamaged, ObjectMissing
+from adapters.base_model_spec import BaseModelSpec
+from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.s3 import ObjectDamaged, ObjectMissing
+from adapters.object_store.upload_store import upload_key
+from adapters.report import Problem, Report, Verdict, rejected
+from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
+from adapters.sandbox.parent import validate_confined
+from adapters.sandbox.work_folder import work_folder
 from adapters.settings import UploadSettings
-from adapters.store import AdapterStore
-from adapters.upload_store import upload_key
-from adapters.validate import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
-from adapters.validation import UploadLimits
-from adapters.verdict import Problem, Report, Verdict, rejected
-from adapters.work_folder import work_folder
+from adapters.validation.file_rules import REQUIRED_FILES, judge_names
+from adapters.validation.validate import UploadLimits
 
 
 class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):

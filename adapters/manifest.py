@@ -1,6 +1,6 @@
 """What an accepted adapter is: its base, rank, targets and files. The digest of a revision is the manifest's own.
 
-Nothing here reads weights; ``adapters.normalise`` makes the manifest of what it wrote.
+Nothing here reads weights; ``adapters.validation.normalize`` makes the manifest of what it wrote.
 """
 
 import hashlib

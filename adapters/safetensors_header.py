@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from adapters.verdict import Code, Problem, Refused
+from adapters.report import Code, Problem, Refused
 from core.strict_json import JsonRefused, parse, shorten
 
 DTYPE_BYTES: Final = {

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from adapters.multipart import PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX
+from adapters.object_store.multipart import PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX
 from adapters.safetensors_header import HeaderBounds
-from adapters.validation import Bounds
-from adapters.weights import WeightBounds
+from adapters.validation.validate import Bounds
+from adapters.validation.weight_rules import WeightBounds
 from core.settings import Fragment
 
 _MIB = 1024 * 1024

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from billing import rebuild_quotas, worker
+from billing import quota_rebuild, worker
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import db
@@ -45,7 +45,7 @@ def _rebuild(tenant_id: str | None) -> None:
     engine = db.connect(PostgresSettings())
     with worker.connect_redis(RedisSettings(), BillingSettings()) as redis:
         try:
-            rebuilt = rebuild_quotas.rebuild(engine, redis, tenant_id)
+            rebuilt = quota_rebuild.rebuild(engine, redis, tenant_id)
         except AppError as error:
             sys.exit(error.message)
     sys.stdout.write(

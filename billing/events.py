@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from billing.settings import EVENT_DURATION_MS_MAX, EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
-from core.contracts import UsageEvent
+from core.contracts.usage import UsageEvent
 
 RefusalCode = Literal["undecodable", "impossible", "unpriced", "conflict", "unstorable"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from billing.views import LineKind
-from core.contracts import Prices
+from core.contracts.grants import Prices
 from core.money import round_to_cents
 
 

@@ -12,12 +12,12 @@ from sqlmodel import Session, col, select
 from billing import ledger
 from billing.database_clock import database_now
 from billing.invoice_lines import UsageTotal, lines_of
-from billing.invoices import invoice_view
+from billing.invoice_queries import invoice_view
 from billing.locks import serialise
 from billing.models import Invoice, InvoiceLine, PriceVersion, UsageRecord
 from billing.periods import Period, aware, next_period
 from billing.views import InvoiceView
-from core.contracts import Prices
+from core.contracts.grants import Prices
 from core.errors import InvalidRequest
 from core.ids import new_id
 from core.money import cents_to_nanos

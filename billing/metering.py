@@ -17,9 +17,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing import metrics
 from billing.events import Refusal, decode
-from billing.recording import Arrival, Recording, record
 from billing.settings import BillingSettings
 from billing.stream import Entry, UsageStream
+from billing.usage_records import Arrival, Recording, record
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.

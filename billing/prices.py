@@ -17,7 +17,8 @@ from billing.periods import EPOCH, aware
 from billing.settings import PRICE_NANOS_MAX
 from billing.views import PriceView
 from core import clock
-from core.contracts import Prices, UsageEvent
+from core.contracts.grants import Prices
+from core.contracts.usage import UsageEvent
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 

@@ -14,9 +14,9 @@ import redis as redis_client
 import sqlalchemy as sa
 import structlog
 
-from billing import metrics, rebuild_quotas
+from billing import metrics, quota_rebuild
 from billing.metering import OUTAGES
-from billing.rebuild_quotas import Drift
+from billing.quota_rebuild import Drift
 from billing.stream import Backlog
 from core.errors import AppError
 
@@ -49,7 +49,7 @@ class QuotaDrift:
         for tenant_id in remaining:
             del self._active[tenant_id]
         try:
-            found = rebuild_quotas.drift(self._engine, self._redis, remaining)
+            found = quota_rebuild.drift(self._engine, self._redis, remaining)
             metrics.QUOTA_DRIFT_TOKENS.set(sum(abs(one.tokens) for one in found.values()))
             remaining = deque(found)
             while remaining:
@@ -61,6 +61,6 @@ class QuotaDrift:
             self.note(remaining)
 
     def _mend(self, tenant_id: str, beside: Drift) -> None:
-        if rebuild_quotas.rebuild(self._engine, self._redis, tenant_id).corrected:
+        if quota_rebuild.rebuild(self._engine, self._redis, tenant_id).corrected:
             metrics.QUOTA_DRIFTS.inc()
             _log.error("a quota differed from the ledger; mended", tenant_id=tenant_id, **beside._asdict())

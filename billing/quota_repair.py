@@ -11,7 +11,7 @@ import redis as redis_client
 import sqlalchemy as sa
 import structlog
 
-from billing import metrics, rebuild_quotas
+from billing import metrics, quota_rebuild
 from billing.metering import OUTAGES
 from core.errors import AppError
 
@@ -43,12 +43,12 @@ class QuotaRepair:
 
     def step(self) -> None:
         """Rebuild if it is time to. Never raises for what may pass."""
-        if not self._wanted and rebuild_quotas.is_due(self._engine, self._redis):
+        if not self._wanted and quota_rebuild.is_due(self._engine, self._redis):
             self.redis_was_empty()
         if not self._wanted or time.monotonic() < self._due:
             return
         try:
-            rebuilt = rebuild_quotas.rebuild(self._engine, self._redis)
+            rebuilt = quota_rebuild.rebuild(self._engine, self._redis)
         except (AppError, *OUTAGES) as error:
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
             self._due = time.monotonic() + self._pause_s

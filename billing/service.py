@@ -9,12 +9,12 @@ from datetime import datetime
 import redis as redis_client
 from sqlmodel import Session
 
-from billing import invoices as invoice_reader
-from billing import invoicing, usage_report
+from billing import invoice_queries as invoice_reader
+from billing import invoicing, usage_queries
 from billing import prices as price_book
-from billing import reconcile as auditor
+from billing import reconciliation as auditor
 from billing.views import Bucket, GroupBy, InvoiceDetail, InvoiceView, PriceView, Reconciliation, UsageBucket
-from core.contracts import Prices
+from core.contracts.grants import Prices
 
 
 def add_price_version(
@@ -50,17 +50,17 @@ def usage(
 
     Raises InvalidRequest when the range is naive, empty, or holds more than ``USAGE_BUCKETS_MAX`` buckets.
     """
-    return usage_report.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
+    return usage_queries.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
 
 
 def month_tokens(session: Session, tenant_id: str, month: str) -> int:
     """Input plus output tokens of the UTC month ``"YYYY-MM"``, as the monthly quota counts them."""
-    return usage_report.month_tokens(session, tenant_id, month)
+    return usage_queries.month_tokens(session, tenant_id, month)
 
 
 def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
     """Nanodollars that each of these tenants was charged before the present UTC month, by the database's clock."""
-    return usage_report.charged_before_month(session, tenant_ids)
+    return usage_queries.charged_before_month(session, tenant_ids)
 
 
 def list_invoices(

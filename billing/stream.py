@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 import msgspec
 import redis as redis_client
 
-from core import keys
+from core import redis_keys
 
 FIELD: Final = b"event"
-_GROUP: Final = keys.USAGE_GROUP.encode()
+_GROUP: Final = redis_keys.USAGE_GROUP.encode()
 
 # Both steps or neither, and once only, also when two workers give up on the same entry.
 _SET_ASIDE: Final = """
@@ -74,7 +74,7 @@ class UsageStream:
         """
         made = False
         with contextlib.suppress(redis_client.ResponseError):  # BUSYGROUP: it exists
-            self._redis.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True)
+            self._redis.xgroup_create(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP, id="0", mkstream=True)
             made = True
         read_groups(self._redis)  # any other reason would show here
         return made
@@ -84,7 +84,7 @@ class UsageStream:
         reply = cast(
             list[tuple[bytes, list[Any]]],
             self._redis.xreadgroup(
-                keys.USAGE_GROUP, self._consumer, {keys.USAGE_STREAM: ">"}, count=count, block=block_ms
+                redis_keys.USAGE_GROUP, self._consumer, {redis_keys.USAGE_STREAM: ">"}, count=count, block=block_ms
             ),
         )
         return [_entry(*raw) for _, entries in reply for raw in entries]
@@ -94,7 +94,12 @@ class UsageStream:
         following, entries, lost = cast(
             tuple[bytes, list[Any], list[bytes]],
             self._redis.xautoclaim(
-                keys.USAGE_STREAM, keys.USAGE_GROUP, self._consumer, min_idle_time=idle_ms, start_id=cursor, count=count
+                redis_keys.USAGE_STREAM,
+                redis_keys.USAGE_GROUP,
+                self._consumer,
+                min_idle_time=idle_ms,
+                start_id=cursor,
+                count=count,
             ),
         )
         return Claim(entries=[_entry(*raw) for raw in entries], cursor=following, lost=lost)
@@ -103,13 +108,15 @@ class UsageStream:
         """How often each pending entry was delivered; entries that are not pending are left out."""
         pipeline = self._redis.pipeline(transaction=False)
         for entry_id in ids:
-            pipeline.xpending_range(keys.USAGE_STREAM, keys.USAGE_GROUP, min=entry_id, max=entry_id, count=1)
+            pipeline.xpending_range(
+                redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP, min=entry_id, max=entry_id, count=1
+            )
         return {row["message_id"]: row["times_delivered"] for rows in pipeline.execute() for row in rows}
 
     def acknowledge(self, ids: Sequence[bytes]) -> None:
         """Only after the transaction that recorded them has committed."""
         if ids:
-            self._redis.xack(keys.USAGE_STREAM, keys.USAGE_GROUP, *ids)
+            self._redis.xack(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP, *ids)
 
     def set_aside(self, entry: Entry, *, about: Mapping[str, str], dead_letters_max: int) -> bool:
         """Move an entry to the dead letters, with what is known about it. False when those are full."""
@@ -117,16 +124,22 @@ class UsageStream:
         for name, value in about.items():
             fields += [name, value]
         moved = self._redis.eval(
-            _SET_ASIDE, 2, keys.USAGE_STREAM, keys.USAGE_DEAD_LETTERS,
-            keys.USAGE_GROUP, entry.id, dead_letters_max, *fields,
+            _SET_ASIDE, 2, redis_keys.USAGE_STREAM, redis_keys.USAGE_DEAD_LETTERS,
+            redis_keys.USAGE_GROUP, entry.id, dead_letters_max, *fields,
         )  # fmt: skip
         return int(moved) != -1
 
     def put_back(self, *, count: int) -> int:
         """Give up to ``count`` dead letters, oldest first, another chance at the end of the stream; how many it was."""
-        letters = cast(list[tuple[bytes, dict[bytes, bytes]]], self._redis.xrange(keys.USAGE_DEAD_LETTERS, count=count))
+        letters = cast(
+            list[tuple[bytes, dict[bytes, bytes]]], self._redis.xrange(redis_keys.USAGE_DEAD_LETTERS, count=count)
+        )
         return sum(
-            int(self._redis.eval(_PUT_BACK, 2, keys.USAGE_STREAM, keys.USAGE_DEAD_LETTERS, letter_id, fields[FIELD]))
+            int(
+                self._redis.eval(
+                    _PUT_BACK, 2, redis_keys.USAGE_STREAM, redis_keys.USAGE_DEAD_LETTERS, letter_id, fields[FIELD]
+                )
+            )
             for letter_id, fields in letters
         )
 
@@ -140,30 +153,30 @@ class UsageStream:
         delivered = next((group["last-delivered-id"] for group in groups if group["name"] == _GROUP), None)
         if delivered is None:
             return 0
-        pending = self._redis.xpending(keys.USAGE_STREAM, keys.USAGE_GROUP)
+        pending = self._redis.xpending(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP)
         oldest_needed, recorded_below = delivered, _after(delivered)
         if pending["pending"]:
             oldest_needed = min(delivered, pending["min"], key=_order)
             recorded_below = min(recorded_below, pending["min"], key=_order)
-        self._redis.set(keys.USAGE_RECORDED, recorded_below)
+        self._redis.set(redis_keys.USAGE_RECORDED, recorded_below)
         if len(groups) != 1:
             return 0
-        return self._redis.xtrim(keys.USAGE_STREAM, minid=oldest_needed, approximate=False)
+        return self._redis.xtrim(redis_keys.USAGE_STREAM, minid=oldest_needed, approximate=False)
 
 
 def read_groups(redis: redis_client.Redis) -> list[dict[str, Any]]:
     """What Redis knows of the stream's groups. Raises ResponseError when there is no stream."""
-    return redis.xinfo_groups(keys.USAGE_STREAM)
+    return redis.xinfo_groups(redis_keys.USAGE_STREAM)
 
 
 def read_backlog(redis: redis_client.Redis) -> Backlog:
     """How much lies in the stream. Works with clients that return bytes and with those that return text."""
-    dead_letters = redis.xlen(keys.USAGE_DEAD_LETTERS)
-    length = redis.xlen(keys.USAGE_STREAM)
-    groups = read_groups(redis) if length or redis.exists(keys.USAGE_STREAM) else []
+    dead_letters = redis.xlen(redis_keys.USAGE_DEAD_LETTERS)
+    length = redis.xlen(redis_keys.USAGE_STREAM)
+    groups = read_groups(redis) if length or redis.exists(redis_keys.USAGE_STREAM) else []
     for group in groups:
         name = group["name"]
-        if (name.decode() if isinstance(name, bytes) else name) == keys.USAGE_GROUP:
+        if (name.decode() if isinstance(name, bytes) else name) == redis_keys.USAGE_GROUP:
             unread = group["lag"] if group["lag"] is not None else _count_after(redis, group["last-delivered-id"])
             return Backlog(length=length, unread=unread, pending=group["pending"], dead_letters=dead_letters)
     # no group yet: nothing was read
@@ -174,7 +187,7 @@ def _count_after(redis: redis_client.Redis, last_id: bytes | str) -> int:
     """Redis cannot tell the lag once entries behind the group were deleted by hand; then they are counted."""
     total, page = 0, 1_000
     after = last_id.decode() if isinstance(last_id, bytes) else last_id
-    while rows := cast(list[Any], redis.xrange(keys.USAGE_STREAM, min=f"({after}", count=page)):
+    while rows := cast(list[Any], redis.xrange(redis_keys.USAGE_STREAM, min=f"({after}", count=page)):
         total += len(rows)
         last = rows[-1][0]
         after = last.decode() if isinstance(last, bytes) else last

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from core.contracts import Prices
+from core.contracts.grants import Prices
 
 LineKind = Literal["input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 Bucket = Literal["1m", "1h", "1d"]

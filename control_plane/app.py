@@ -5,12 +5,11 @@ from contextlib import asynccontextmanager
 
 from litestar import Litestar, Router
 
-from adapters.s3 import Bucket
-from adapters.upload_store import UploadStore
+from adapters.object_store.s3 import Bucket
+from adapters.object_store.upload_store import UploadStore
 from control_plane.api_keys.api import ApiKeys
-from control_plane.api_keys.authenticate import Authenticator
-from control_plane.api_keys.guards import admin_key, tenant_key
-from control_plane.bodies import StrictRequest
+from control_plane.auth.authenticate import Authenticator
+from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.connections import open_redis
 from control_plane.cors import cors_rules
 from control_plane.dependencies import Pepper, Resources, providers
@@ -20,14 +19,15 @@ from control_plane.health import healthz, readyz
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
-from control_plane.registry.aliases_api import Aliases
+from control_plane.registry.adapters.aliases_api import Aliases
+from control_plane.registry.adapters.pins_api import AdapterChanges
 from control_plane.registry.api import Adapters, admin_base_models
-from control_plane.registry.pins_api import AdapterChanges
-from control_plane.registry.rank_classes_api import AdminRankClasses
-from control_plane.registry.revisions_api import Revisions
-from control_plane.registry.revocations_api import AdapterDeletion, AdminRevocations, OwnRevocations
-from control_plane.registry.uploads import Uploads
-from control_plane.request_context import RequestContext
+from control_plane.registry.revisions.api import Revisions
+from control_plane.registry.revisions.rank_classes_api import AdminRankClasses
+from control_plane.registry.revisions.uploads import Uploads
+from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
+from control_plane.request_decoding import StrictRequest
+from control_plane.request_middleware import RequestContext
 from control_plane.settings import ControlSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.usage.api import OwnQuota, OwnUsage

@@ -1,4 +1,6 @@
-"""How the control plane reaches Redis. Postgres is reached through ``core.db``, S3 through ``adapters.store``."""
+"""Connects the control plane to Redis. Postgres is reached through ``core.db``, S3 through
+``adapters.object_store.revision_store``.
+"""
 
 from redis import Redis
 

@@ -1,6 +1,6 @@
 """Which pages of other origins a browser lets call the API: exactly those in the settings, with a key and no cookies.
 
-What the same pages may do with presigned URLs is a rule of the bucket: ``adapters.s3``.
+What the same pages may do with presigned URLs is a rule of the bucket: ``adapters.object_store.s3``.
 """
 
 from collections.abc import Sequence

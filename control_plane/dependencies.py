@@ -9,11 +9,11 @@ from litestar.params import HeaderParameter
 from redis import Redis
 from sqlalchemy import Engine
 
-from adapters.s3 import Bucket
+from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
-from control_plane.api_keys.authenticate import Principal
+from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import Once, digest_of
-from control_plane.registry.uploads import Uploads
+from control_plane.registry.revisions.uploads import Uploads
 from control_plane.settings import WebSettings
 
 _IdempotencyKey = Annotated[

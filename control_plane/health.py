@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from redis import Redis
 from sqlalchemy import Engine, text
 
-from adapters.s3 import Bucket
+from adapters.object_store.s3 import Bucket
 
 State = Literal["ok", "unavailable"]
 

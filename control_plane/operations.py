@@ -7,13 +7,13 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 
-from adapters.s3 import Bucket
+from adapters.object_store.s3 import Bucket
 from control_plane.api_keys import service as api_keys
 from control_plane.connections import open_redis
-from control_plane.publishing.relay import Relay
+from control_plane.projections import projections
+from control_plane.publishing.outbox_relay import Relay
 from control_plane.publishing.snapshot_store import Position
 from control_plane.settings import ControlSettings
-from control_plane.snapshots import projections
 from core import db
 from core.api_keys import is_well_formed, mint_key
 from core.errors import Unprocessable

@@ -14,22 +14,22 @@ from types import FrameType
 import structlog
 from sqlalchemy import Engine
 
-from adapters.s3 import Bucket
-from adapters.store import AdapterStore
-from adapters.upload_store import UploadStore
-from adapters.work_folder import remove_abandoned
+from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.s3 import Bucket
+from adapters.object_store.upload_store import UploadStore
+from adapters.sandbox.work_folder import remove_abandoned
 from control_plane import metrics
 from control_plane.connections import open_redis
 from control_plane.idempotency import service as idempotency
-from control_plane.publishing.relay import Relay
-from control_plane.registry.canary_exchange import CanaryExchange
-from control_plane.registry.cleanup import UploadCleanup
-from control_plane.registry.orphans import OrphanSweep
-from control_plane.registry.receipts import ReceiptCollector
-from control_plane.registry.removal import StoredRemoval
-from control_plane.registry.validator import Validator
+from control_plane.projections import projections
+from control_plane.publishing.outbox_relay import Relay
+from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
+from control_plane.registry.cleanup.stored_revisions import StoredRemoval
+from control_plane.registry.cleanup.uploads import UploadCleanup
+from control_plane.registry.review.canary_worker import CanaryExchange
+from control_plane.registry.review.validation_worker import Validator
+from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.settings import ControlSettings
-from control_plane.snapshots import projections
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
 

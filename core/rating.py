@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from core.contracts import Prices
+from core.contracts.grants import Prices
 
 
 class Quantities(Protocol):

@@ -29,7 +29,7 @@ def gateway(workers: int) -> None:
 @main.command()
 def replica() -> None:
     """Run one vLLM engine with its agent, until SIGTERM."""
-    from data_plane.engine.agent.replica import run_replica
+    from data_plane.engine.agent.run import run_replica
     from data_plane.engine.settings import ReplicaSettings
 
     settings = ReplicaSettings()

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tenora import lifetime
-from tenora.bring import bring_down, bring_up, programs_table
 from tenora.settings import StackSettings
-from tenora.status import read_status
+from tenora.stack import daemon
+from tenora.stack.status import read_status
+from tenora.stack.up_down import bring_down, bring_up, programs_table
 
 console = Console(stderr=True)
 
@@ -38,7 +38,7 @@ def up(*, detach: bool) -> None:
         return
     console.print("running; Ctrl-C stops everything")
     try:
-        while lifetime.is_up(settings):
+        while daemon.is_up(settings):
             time.sleep(0.5)
     except KeyboardInterrupt:
         bring_down(settings)
@@ -92,8 +92,8 @@ def upload(
     Interrupted, the same command goes on where it stopped. Only adapter_config.json and adapter_model.safetensors are
     sent; what training left beside them is not.
     """
-    from tenora.upload import UploadFailed  # httpx would slow every other command down
-    from tenora.upload_command import run_upload
+    from tenora.upload.client import UploadFailed  # httpx would slow every other command down
+    from tenora.upload.command import run_upload
 
     if not key:
         raise click.ClickException("no API key; set TENORA_API_KEY to one with the scope adapters:write")
@@ -119,7 +119,7 @@ def doctor(*, as_json: bool, pause_s: float) -> None:
     Looks at the stack under TENORA_HOME, else where TENORA_REDIS_URL, TENORA_POSTGRES_DSN and TENORA_ENGINE_KEY point.
     Exits 1 when something differs in two looks, 2 when it cannot look.
     """
-    from tenora.doctor import examine  # needs the control plane's tables, which no other command does
+    from tenora.doctor.command import examine  # needs the control plane's tables, which no other command does
 
     sys.exit(examine(StackSettings(), pause_s=pause_s, as_json=as_json))
 
@@ -135,18 +135,18 @@ def demo() -> None:
 @main.command(hidden=True)
 def supervise() -> None:
     """Run the programs; started by `up` and by the guard."""
-    lifetime.supervise(StackSettings())
+    daemon.supervise(StackSettings())
 
 
 @main.command(hidden=True)
 def guard() -> None:
     """Watch the supervisor; started by it."""
-    lifetime.guard(StackSettings())
+    daemon.guard(StackSettings())
 
 
 @main.command(hidden=True)
 def register_base_model() -> None:
     """Tell the control plane about the materialised base model; a step of `up`."""
-    from tenora.register import register  # needs numpy and httpx, which no other command does
+    from tenora.stack.register_base_model import register  # needs numpy and httpx, which no other command does
 
     register(StackSettings())

@@ -20,8 +20,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from core import db
 from core.settings import PostgresSettings, RedisSettings, S3Settings
-from tenora import servers
-from tenora.program import Program, free_port
+from tenora.stack import embedded_servers
+from tenora.stack.program import Program, free_port
 
 # How long one example takes says more of the machine's other work than of the code.
 hypothesis_settings.register_profile("tenora", deadline=None)
@@ -115,7 +115,7 @@ def servers_home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def postgres_server(servers_home) -> Iterator[str]:
     """SQLAlchemy URL of a running Postgres with an empty database ``tenora``."""
-    server = servers.postgres(
+    server = embedded_servers.postgres(
         servers_home / "pg",
         servers_home,
         port=free_port(),
@@ -128,14 +128,16 @@ def postgres_server(servers_home) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_server(servers_home) -> Iterator[str]:
-    server = servers.valkey(servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8))
+    server = embedded_servers.valkey(
+        servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8)
+    )
     with running(server.program):
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def s3_settings(servers_home) -> Iterator[S3Settings]:
-    server = servers.s3(
+    server = embedded_servers.s3(
         servers_home / "s3",
         servers_home,
         port=free_port(),

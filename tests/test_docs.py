@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from adapters import verdict
-from data_plane.engine.agent import canary
-from tenora import reference
+from adapters import report as verdict
+from data_plane.engine.agent.canary import jobs as canary
+from tenora.docs import reference
 from tests.corpus.requests import doors
 from tests.corpus.uploads import corpus as uploads
 

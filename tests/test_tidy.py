@@ -12,15 +12,15 @@ PACKAGES = ("core", "control_plane", "data_plane", "adapters", "billing", "tenor
 FILE_LINES_MAX, TEST_FILE_LINES_MAX, FUNCTION_LINES_MAX = 300, 400, 60
 BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util", "helper"}
 SOLE_IMPORTERS = {
-    "boto3": {"adapters/s3.py"},
+    "boto3": {"adapters/object_store/s3.py"},
     "stripe": {"billing/stripe_client.py"},
-    "numba": {"data_plane/engine/worker/cpu_lora_kernel.py", "data_plane/engine/worker/cpu_lora_loops.py"},
+    "numba": {"data_plane/engine/cpu_lora/kernel.py", "data_plane/engine/cpu_lora/loops.py"},
     # The front end's names, the CPU's arithmetic, and the worker's tiers: vLLM offers a seam for the first alone.
     "vllm": {
-        "adapters/resolver.py",
-        "data_plane/engine/worker/cpu_lora.py",
-        "data_plane/engine/worker/worker_slots.py",
-        "data_plane/engine/worker/worker_tiers.py",
+        "adapters/vllm_resolver.py",
+        "data_plane/engine/cpu_lora/punica_wrapper.py",
+        "data_plane/engine/worker/slot_manager.py",
+        "data_plane/engine/worker/lora_manager.py",
     },
 }
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -149,16 +149,16 @@ def test_redis_keys_are_spelled_in_one_file():
     def check(path, tree):
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tenora:"):
-                if where(path) != "core/keys.py":
+                if where(path) != "core/redis_keys.py":
                     yield where(path, node)
 
-    assert not (found := complaints(check)), f"add a function to core/keys.py: {found}"
+    assert not (found := complaints(check)), f"add a function to core/redis_keys.py: {found}"
 
 
 def test_the_environment_is_read_by_settings_only():
     allowed = {
         "data_plane/engine/plugin.py",
-        "data_plane/engine/agent/replica.py",
+        "data_plane/engine/agent/run.py",
         "data_plane/gateway/server.py",  # tells a library's threads by it, as nothing else can
     }  # and tenora, which hands it to its children
 

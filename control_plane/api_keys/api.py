@@ -6,8 +6,8 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 
 from control_plane.api_keys import service
-from control_plane.api_keys.authenticate import Principal
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
+from control_plane.auth.authenticate import Principal
 from control_plane.dependencies import Pepper
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit

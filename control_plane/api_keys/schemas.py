@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, Window
-from core.contracts import KeyLimits
+from core.contracts.grants import KeyLimits
 
 Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -12,10 +12,10 @@ from control_plane.api_keys.models import ApiKey
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, KeyLimitsBody
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
-from control_plane.publishing.service import publish_change
+from control_plane.publishing.outbox import publish_change
 from core import clock
 from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
-from core.contracts import KeyGrant, KeyLimits
+from core.contracts.grants import KeyGrant, KeyLimits
 from core.errors import NotFound
 
 _SHOWN_ONCE = "Keep this key now: it is shown once and cannot be shown again."

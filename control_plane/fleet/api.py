@@ -6,8 +6,8 @@ from litestar.params import FromPath
 from redis import Redis
 from sqlmodel import Session
 
-from control_plane.api_keys.authenticate import Principal
 from control_plane.audit import service as audit
+from control_plane.auth.authenticate import Principal
 from control_plane.fleet import service
 from control_plane.fleet.schemas import ReplicaView, ResidencyView
 from control_plane.idempotency.service import Once

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from core.contracts import ReplicaState
+from core.contracts.replicas import ReplicaState
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):

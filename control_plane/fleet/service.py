@@ -9,8 +9,8 @@ import msgspec
 from redis import Redis
 
 from control_plane.fleet.schemas import ReplicaView, ResidencyView
-from core import clock, keys
-from core.contracts import ReplicaStatus, Residency
+from core import clock, redis_keys
+from core.contracts.replicas import ReplicaStatus, Residency
 from core.errors import NotFound
 
 _REPLICAS_MAX = 10_000
@@ -21,24 +21,25 @@ def list_replicas(redis: Redis) -> list[ReplicaView]:
     alive = statuses(redis)
     if not alive:
         return []
-    drains = cast("list[bytes | None]", redis.mget([keys.replica_drain(status.id) for status in alive]))
+    drains = cast("list[bytes | None]", redis.mget([redis_keys.replica_drain(status.id) for status in alive]))
     return [_view(status, drain is not None) for status, drain in zip(alive, drains, strict=True)]
 
 
 def statuses(redis: Redis) -> list[ReplicaStatus]:
     """What every live agent last reported, by id."""
     ids = sorted(
-        replica_id.decode() for replica_id in cast("list[bytes]", redis.zrange(keys.REPLICAS, 0, _REPLICAS_MAX - 1))
+        replica_id.decode()
+        for replica_id in cast("list[bytes]", redis.zrange(redis_keys.REPLICAS, 0, _REPLICAS_MAX - 1))
     )
     if not ids:
         return []
-    encoded = cast("list[bytes | None]", redis.mget([keys.replica(replica_id) for replica_id in ids]))
+    encoded = cast("list[bytes | None]", redis.mget([redis_keys.replica(replica_id) for replica_id in ids]))
     return [msgspec.json.decode(status, type=ReplicaStatus) for status in encoded if status is not None]
 
 
 def published_residency(redis: Redis, replica_id: str) -> Residency | None:
     """Where adapters lie on a replica, as its agent last published it; None where it does not."""
-    encoded = cast("bytes | None", redis.get(keys.replica_residency(replica_id)))
+    encoded = cast("bytes | None", redis.get(redis_keys.replica_residency(replica_id)))
     return None if encoded is None else msgspec.json.decode(encoded, type=Residency)
 
 
@@ -62,12 +63,12 @@ def residency(redis: Redis, replica_id: str) -> ResidencyView:
 
 def drain(redis: Redis, replica_id: str) -> ReplicaView:
     """Ask a live replica to take no more requests and finish those it has; its agent looks for this."""
-    status = cast("bytes | None", redis.get(keys.replica(replica_id)))
+    status = cast("bytes | None", redis.get(redis_keys.replica(replica_id)))
     if status is None:
         raise NotFound(
             "replica: none with this id is alive; GET /api/v1/admin/replicas lists them.", code="replica_not_found"
         )
-    redis.set(keys.replica_drain(replica_id), "1")
+    redis.set(redis_keys.replica_drain(replica_id), "1")
     return _view(msgspec.json.decode(status, type=ReplicaStatus), drain_requested=True)
 
 

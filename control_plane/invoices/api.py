@@ -7,7 +7,7 @@ from redis import Redis
 from sqlalchemy import Engine
 
 from billing.views import InvoiceView, Reconciliation
-from control_plane.api_keys.authenticate import Principal
+from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.invoices import service
 from control_plane.invoices.schemas import CloseBody, Closed, InvoiceWithLines

@@ -6,12 +6,12 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from control_plane.api_keys.authenticate import Principal
+from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.plans import service
 from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
-from control_plane.registry import pins
+from control_plane.registry.adapters import pins
 from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 

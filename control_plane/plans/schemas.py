@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from core.contracts import Limits, Prices
+from core.contracts.grants import Limits, Prices
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
 Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]

@@ -11,7 +11,7 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans.models import Plan, PlanVersion
 from control_plane.plans.schemas import LimitsBody, NewPlan, PlanVersionView, PlanView, PricesBody
-from core.contracts import Limits, Prices
+from core.contracts.grants import Limits, Prices
 from core.errors import Conflict, NotFound
 
 

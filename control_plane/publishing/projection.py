@@ -1,6 +1,6 @@
 """What the snapshots are made of: for each kind, how its room's present state becomes published fields.
 
-Publishing knows no room; the rooms' readers are handed to it (see ``control_plane.snapshots``).
+Publishing knows no room; the rooms' readers are handed to it (see ``control_plane.projections``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from sqlmodel import Session
 
-from core.contracts import SnapshotKind
+from core.contracts.snapshots import SnapshotKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from redis import Redis, WatchError
 from redis.client import Pipeline
 
 from control_plane.publishing.projection import Published
-from core import keys
-from core.contracts import SnapshotChange, SnapshotKind
+from core import redis_keys
+from core.contracts.snapshots import SnapshotChange, SnapshotKind
 
 KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins")
 _STAGING_EXPIRES_S = 600
@@ -46,7 +46,7 @@ class Change:
 def watched(redis: Redis) -> Iterator[Pipeline]:
     """A pipeline that writes only if the position stays what it is now; raises PublishedMeanwhile otherwise."""
     with redis.pipeline() as pipe:
-        pipe.watch(keys.SNAPSHOT_META)  # type: ignore[no-untyped-call] # redis-py left this one method out
+        pipe.watch(redis_keys.SNAPSHOT_META)  # type: ignore[no-untyped-call] # redis-py left this one method out
         try:
             yield pipe
         except WatchError as error:
@@ -55,7 +55,7 @@ def watched(redis: Redis) -> Iterator[Pipeline]:
 
 def position(client: Redis | Pipeline) -> Position | None:
     """Where the snapshot in Redis stands; None where there is none. On a watched pipeline, before its MULTI."""
-    epoch, generation = cast("list[bytes | None]", client.hmget(keys.SNAPSHOT_META, ["epoch", "generation"]))
+    epoch, generation = cast("list[bytes | None]", client.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
     if epoch is None or generation is None:
         return None
     return Position(epoch=epoch.decode(), generation=int(generation))
@@ -68,25 +68,25 @@ def append(pipe: Pipeline, now: Position, changes: Sequence[Change]) -> Position
     for change in changes:
         generation += 1
         for sha256, content in change.published.blobs.items():
-            pipe.set(keys.blob(sha256), content)
+            pipe.set(redis_keys.blob(sha256), content)
         value = change.published.value
         if value is None:
-            pipe.hdel(keys.snapshot(change.kind), change.field)
+            pipe.hdel(redis_keys.snapshot(change.kind), change.field)
         else:
-            pipe.hset(keys.snapshot(change.kind), change.field, value)
+            pipe.hset(redis_keys.snapshot(change.kind), change.field, value)
         _tell(pipe, Position(epoch=now.epoch, generation=generation), change.kind, change.field, value)
-    pipe.hincrby(keys.SNAPSHOT_META, "generation", len(changes))
+    pipe.hincrby(redis_keys.SNAPSHOT_META, "generation", len(changes))
     pipe.execute()
     return Position(epoch=now.epoch, generation=generation)
 
 
 def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[str, Published]]) -> None:
     """Write part of a rebuilt snapshot where no gateway looks. It expires by itself if the rebuild is cut short."""
-    staging = keys.snapshot_staging(kind, epoch)
+    staging = redis_keys.snapshot_staging(kind, epoch)
     with redis.pipeline(transaction=False) as pipe:
         for field, content in fields:
             for sha256, blob in content.blobs.items():
-                pipe.set(keys.blob(sha256), blob)
+                pipe.set(redis_keys.blob(sha256), blob)
             assert content.value is not None, "a rebuild reads only what has a value"
             pipe.hset(staging, field, content.value)
         pipe.expire(staging, _STAGING_EXPIRES_S)
@@ -101,13 +101,13 @@ def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, unsur
     pipe.multi()
     for kind in KINDS:
         if kind in staged:
-            pipe.rename(keys.snapshot_staging(kind, epoch), keys.snapshot(kind))
-            pipe.persist(keys.snapshot(kind))
+            pipe.rename(redis_keys.snapshot_staging(kind, epoch), redis_keys.snapshot(kind))
+            pipe.persist(redis_keys.snapshot(kind))
         else:
-            pipe.delete(keys.snapshot(kind))
-    pipe.hset(keys.SNAPSHOT_META, mapping={"epoch": epoch, "generation": new.generation})
+            pipe.delete(redis_keys.snapshot(kind))
+    pipe.hset(redis_keys.SNAPSHOT_META, mapping={"epoch": epoch, "generation": new.generation})
     if unsure:
-        pipe.set(keys.SNAPSHOT_UNSURE, 1, ex=keys.GATEWAYS_LEASE_S_MAX)
+        pipe.set(redis_keys.SNAPSHOT_UNSURE, 1, ex=redis_keys.GATEWAYS_LEASE_S_MAX)
     _tell(pipe, new, "tenants", "", None)
     pipe.execute()
     return new
@@ -116,8 +116,8 @@ def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, unsur
 def _tell(pipe: Pipeline, at: Position, kind: SnapshotKind, field: str, value: str | None) -> None:
     change = SnapshotChange(epoch=at.epoch, generation=at.generation, kind=kind, field=field, value=value)
     pipe.xadd(
-        keys.SNAPSHOT_CHANGES,
+        redis_keys.SNAPSHOT_CHANGES,
         {"change": msgspec.json.encode(change)},
-        maxlen=keys.SNAPSHOT_CHANGES_MAX,
+        maxlen=redis_keys.SNAPSHOT_CHANGES_MAX,
         approximate=True,
     )

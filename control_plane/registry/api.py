@@ -6,10 +6,12 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from control_plane.api_keys.authenticate import Principal
+from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import adapters, base_models, rank_classes
+from control_plane.registry import base_models
+from control_plane.registry.adapters import service as adapters
+from control_plane.registry.revisions import rank_classes
 from control_plane.registry.schemas import (
     AdapterView,
     BaseModelView,

@@ -10,14 +10,14 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from adapters.base_model import RANK_MAX, BaseModelSpec
+from adapters.base_model_spec import RANK_MAX, BaseModelSpec
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
-from control_plane.publishing.service import publish_change
+from control_plane.publishing.outbox import publish_change
 from control_plane.registry.models import Adapter, BaseModel
 from control_plane.registry.schemas import BaseModelView, NewBaseModel
 from core import clock
-from core.contracts import BaseModelRoute
+from core.contracts.routes import BaseModelRoute
 from core.errors import Conflict, InvalidRequest
 
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

@@ -13,8 +13,8 @@ from core.ids import new_id
 
 class BaseModel(SQLModel, table=True):
     """A model that adapters are made for. ``spec_zlib`` is the compressed JSON of
-    ``adapters.base_model.BaseModelSpec``, tokenizer and template included; the columns beside it are what is asked for
-    often. Never changed.
+    ``adapters.base_model_spec.BaseModelSpec``, tokenizer and template included; the columns beside it are what is
+    asked for often. Never changed.
     """
 
     __tablename__ = "base_models"

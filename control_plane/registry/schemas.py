@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from adapters.base_model import BaseModelSpec
+from adapters.base_model_spec import BaseModelSpec
 
 Status = Literal["uploading", "validating", "ready", "rejected"]
 
 
 class NewBaseModel(BaseModelSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The spec that ``adapters.base_model.describe`` makes of a checkpoint, as JSON."""
+    """The spec that ``adapters.base_model_spec.describe`` makes of a checkpoint, as JSON."""
 
 
 class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):

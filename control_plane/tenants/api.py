@@ -8,12 +8,13 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.api_keys import service as api_keys
-from control_plane.api_keys.authenticate import Principal
 from control_plane.api_keys.schemas import ApiKeyCreated, NewApiKey
+from control_plane.auth.authenticate import Principal
 from control_plane.dependencies import Pepper
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry import pins, revocations
+from control_plane.registry.adapters import pins
+from control_plane.registry.revocations import service as revocations
 from control_plane.tenants import service
 from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
 from core.api_keys import ALL_SCOPES

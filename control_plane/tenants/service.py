@@ -12,10 +12,10 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
-from control_plane.publishing.service import publish_change, publish_changes
+from control_plane.publishing.outbox import publish_change, publish_changes
 from control_plane.tenants.models import Tenant
 from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantView
-from core.contracts import Limits, TenantGrant
+from core.contracts.grants import Limits, TenantGrant
 from core.errors import InvalidRequest, NotFound
 
 Status = Literal["active", "suspended"]

@@ -13,11 +13,11 @@ from redis import Redis
 from sqlalchemy import Engine, text
 from sqlmodel import Session
 
-from control_plane.publishing.service import publish_changes
+from control_plane.publishing.outbox import publish_changes
 from control_plane.settings import WorkerSettings
 from control_plane.tenants import service
-from core import keys
-from core.contracts import TenantGrant
+from core import redis_keys
+from core.contracts.grants import TenantGrant
 from core.db import unit_of_work
 
 _DECODER = msgspec.json.Decoder(TenantGrant)
@@ -42,7 +42,7 @@ class SpendCeilings:
         with unit_of_work(self._engine) as session:
             grants = service.spend_limited_grants(session)
         if grants:
-            published = cast("list[bytes | None]", self._redis.hmget(keys.snapshot("tenants"), list(grants)))
+            published = cast("list[bytes | None]", self._redis.hmget(redis_keys.snapshot("tenants"), list(grants)))
             stale = [
                 tenant_id
                 for (tenant_id, grant), value in zip(grants.items(), published, strict=True)

@@ -10,8 +10,8 @@ from redis import Redis
 from sqlalchemy import Engine
 
 from billing.views import Bucket, GroupBy
-from control_plane.api_keys.authenticate import Principal
-from control_plane.registry import adapters
+from control_plane.auth.authenticate import Principal
+from control_plane.registry.adapters import service as adapters
 from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
 from control_plane.usage import quota, service

@@ -9,8 +9,8 @@ from typing import Final, cast
 from redis import Redis
 
 from control_plane.usage.schemas import QuotaHeld, QuotaUsed, QuotaView
-from core import keys
-from core.contracts import Limits
+from core import redis_keys
+from core.contracts.grants import Limits
 from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, without_expired
 
 EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
@@ -19,13 +19,13 @@ EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateway
 def read(redis: Redis, tenant_id: str, *, limits: Limits, adapters: int) -> QuotaView:
     """The quota now, by Redis's own clock, which the gateways' scripts go by too."""
     seconds, micros = redis.time()
-    leases = keys.tenant_leases(tenant_id)
+    leases = redis_keys.tenant_leases(tenant_id)
     now_ms = seconds * 1000 + micros // 1000
     expired = cast("list[bytes]", redis.zrange(leases, "-inf", now_ms, byscore=True, offset=0, num=EXPIRED_MAX))
     with redis.pipeline(transaction=True) as pipe:
-        pipe.hmget(keys.tenant_quota(tenant_id), list(FIELDS))
+        pipe.hmget(redis_keys.tenant_quota(tenant_id), list(FIELDS))
         for request_id in expired:
-            pipe.hmget(keys.reservation(tenant_id, request_id.decode()), list(HELD_FIELDS))
+            pipe.hmget(redis_keys.reservation(tenant_id, request_id.decode()), list(HELD_FIELDS))
         stored, *held = cast("list[Sequence[bytes | None]]", pipe.execute())
     level = read_level(stored, now_us=seconds * 1_000_000 + micros)
     return view(without_expired(level, held), limits=limits, adapters=adapters)

@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from billing.views import Service
-from core.contracts import Limits
+from core.contracts.grants import Limits
 
 
 class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):

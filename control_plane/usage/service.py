@@ -6,7 +6,7 @@ from sqlmodel import Session
 
 from billing import service as billing
 from billing.views import Bucket, GroupBy, UsageBucket
-from control_plane.registry import adapters
+from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
 from core.errors import InvalidRequest
 

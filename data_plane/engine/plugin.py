@@ -48,19 +48,19 @@ def register() -> None:
         )
     # Imported late: vLLM loads this module in every process that merely lists plugins.
     if multiprocessing.parent_process() is None:  # the API server, which alone resolves names
-        from adapters import resolver
+        from adapters import vllm_resolver
         from adapters.settings import CacheSettings, StoreSettings
 
         prepare_run_dir(TierSettings())
-        resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
+        vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
-        from data_plane.engine.worker import worker_tiers
+        from data_plane.engine.worker import lora_manager
 
-        worker_tiers.install()
+        lora_manager.install()
     if device == "cpu":
-        from data_plane.engine.worker import cpu_lora
+        from data_plane.engine.cpu_lora import punica_wrapper
 
-        cpu_lora.install()
+        punica_wrapper.install()
 
 
 def prepare_run_dir(settings: TierSettings) -> None:

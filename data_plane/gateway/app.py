@@ -14,40 +14,40 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core.ids import new_id
-from data_plane.gateway.beat import Beat
-from data_plane.gateway.lifecycle import Lifecycle
-from data_plane.gateway.placing.admission import Admission
-from data_plane.gateway.placing.breaker import Breakers
-from data_plane.gateway.placing.fair_queue import Bounds
-from data_plane.gateway.placing.heat import AdapterHeat
-from data_plane.gateway.placing.listing_hints import ListingHints
-from data_plane.gateway.placing.neighbours import Neighbours
-from data_plane.gateway.placing.placement import PlacementCosts
-from data_plane.gateway.placing.replica_signs import ReplicaSigns
-from data_plane.gateway.placing.replicas import Replicas
-from data_plane.gateway.placing.room import Patience
-from data_plane.gateway.placing.sharing import Told
-from data_plane.gateway.placing.waiting_room import WaitingRoom
-from data_plane.gateway.preparation import Preparation
-from data_plane.gateway.quota.quota_api import QuotaReader
+from data_plane.gateway.admission.admission import Admission
+from data_plane.gateway.admission.fair_queue import Bounds
+from data_plane.gateway.admission.pool_queue import Patience
+from data_plane.gateway.admission.quota_slices import Slices
+from data_plane.gateway.admission.quota_slices import lease_s as slice_lease_s
+from data_plane.gateway.admission.wait_queue import WaitingRoom
+from data_plane.gateway.api.prompt_counter import PromptCounters
+from data_plane.gateway.api.schema_compiler import Grammars
+from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.quota.slices import Slices
-from data_plane.gateway.quota.slices import lease_s as slice_lease_s
-from data_plane.gateway.quota.toll import Toll
-from data_plane.gateway.redis_line import RedisLine
-from data_plane.gateway.relaying.relay import Relay
-from data_plane.gateway.relaying.retry_budget import RetryBudget
-from data_plane.gateway.relaying.upstream import Upstream
+from data_plane.gateway.request.access_watch import Standing
+from data_plane.gateway.request.idempotency import Idempotency
+from data_plane.gateway.request.lifecycle import Lifecycle
+from data_plane.gateway.request.preparation import Preparation
+from data_plane.gateway.request.replay_charge import Toll
 from data_plane.gateway.routes import Routes
+from data_plane.gateway.scheduling.adapter_last_used import AdapterHeat
+from data_plane.gateway.scheduling.circuit_breaker import Breakers
+from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
+from data_plane.gateway.scheduling.fair_share import Told
+from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.placement import PlacementCosts
+from data_plane.gateway.scheduling.prefetch_hints import ListingHints
+from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.settling.durability import Durability
-from data_plane.gateway.settling.settlement import Settler
-from data_plane.gateway.snapshot import Snapshot
-from data_plane.gateway.standing import Standing
-from data_plane.gateway.surface.fair_threads import FairThreads
-from data_plane.gateway.surface.grammars import Grammars
-from data_plane.gateway.surface.idempotency import Idempotency
-from data_plane.gateway.surface.tokenise import PromptCounters
+from data_plane.gateway.settlement.settler import Settler
+from data_plane.gateway.settlement.wiring import Durability
+from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.snapshot import Snapshot
+from data_plane.gateway.upstream.engine_client import Upstream
+from data_plane.gateway.upstream.relay import Relay
+from data_plane.gateway.upstream.retry_budget import RetryBudget
 
 _log = structlog.get_logger()
 _GC_THRESHOLDS: Final = 10_000, 20, 50

@@ -14,19 +14,19 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import AppError, NotFound
 from core.ids import new_id
 from data_plane.gateway import metrics
-from data_plane.gateway.beat import Beat
+from data_plane.gateway.api.anthropic_connection import PREFIX, AnthropicClient
+from data_plane.gateway.api.anthropic_request import parse_messages
+from data_plane.gateway.api.client_connection import CLIENT_GONE, Client, ClientGone
+from data_plane.gateway.api.model_catalog import describe, describe_one
+from data_plane.gateway.api.openai_request import Kind, Parse, parse_call
 from data_plane.gateway.errors import InternalError, MethodNotAllowed
-from data_plane.gateway.lifecycle import Lifecycle
-from data_plane.gateway.placing.listing_hints import ListingHints
-from data_plane.gateway.placing.replicas import Replicas
-from data_plane.gateway.preparation import Preparation
-from data_plane.gateway.quota.quota_api import QuotaReader
-from data_plane.gateway.snapshot import Snapshot
-from data_plane.gateway.surface.anthropic_client import PREFIX, AnthropicClient
-from data_plane.gateway.surface.anthropic_request import parse_messages
-from data_plane.gateway.surface.body import Kind, Parse, parse_call
-from data_plane.gateway.surface.catalog import describe, describe_one
-from data_plane.gateway.surface.client import CLIENT_GONE, Client, ClientGone
+from data_plane.gateway.quota.quota_status import QuotaReader
+from data_plane.gateway.request.lifecycle import Lifecycle
+from data_plane.gateway.request.preparation import Preparation
+from data_plane.gateway.scheduling.prefetch_hints import ListingHints
+from data_plane.gateway.scheduling.replicas import Replicas
+from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.snapshot import Snapshot
 
 _log = structlog.get_logger()
 _MODELS: Final = "/v1/models/"

@@ -29,7 +29,7 @@ def serve(settings: GatewaySettings, *, workers: int) -> None:
         host=settings.gateway_host,
         port=settings.gateway_port,
         loop="uvloop",
-        http="data_plane.gateway.protocol:GatewayProtocol",
+        http="data_plane.gateway.http_protocol:GatewayProtocol",
         ws="none",
         lifespan="on",
         access_log=False,

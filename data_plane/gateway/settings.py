@@ -4,12 +4,12 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from core.checkpoints import CHECKPOINT_TOKENS_MAX
-from core.keys import GATEWAYS_LEASE_S_MAX
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from core.redis_keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, Fragment, KeySettings, RedisSettings, TelemetrySettings
 from data_plane.gateway.connection_settings import ConnectionSettings
-from data_plane.gateway.placing.sharing_settings import SharingSettings
 from data_plane.gateway.preparation_settings import PreparationSettings
+from data_plane.gateway.sharing_settings import SharingSettings
 
 
 class DurabilitySettings(Fragment):

@@ -10,7 +10,7 @@ from openai import APIStatusError
 from tenora.demo.calls import Answer, Call, Callers, error_body
 from tenora.demo.control import ControlPlane
 from tenora.demo.tenants import Tenant
-from tenora.tasks import SIGN_OFF
+from tenora.training.example_tasks import SIGN_OFF
 
 _ABSENT: Final = "no-such-adapter"
 _LIMIT_REACHES_GATEWAY_S: Final = 5

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import httpx
 
-from tenora.upload import Uploader, Watcher, read_folder
+from tenora.upload.client import Uploader, Watcher, read_folder
 
 _VERDICT_S: Final = 60
 

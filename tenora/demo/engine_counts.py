@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import redis
 
-from core import keys
-from core.contracts import EngineCounters, ReplicaStatus
+from core import redis_keys
+from core.contracts.replicas import EngineCounters, ReplicaStatus
 
 _SETTLED_S: Final = 15
 
@@ -32,12 +32,12 @@ def read_engine_count(redis_url: str) -> EngineCount:
     deadline = time.monotonic() + _SETTLED_S
     with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
         while time.monotonic() < deadline:
-            for name in client.zrange(keys.REPLICAS, 0, -1):
-                published = client.get(keys.replica(name.decode()))
+            for name in client.zrange(redis_keys.REPLICAS, 0, -1):
+                published = client.get(redis_keys.replica(name.decode()))
                 if published is None:
                     continue
                 status = msgspec.json.decode(published, type=ReplicaStatus)
-                copy = client.hget(keys.ENGINE_COUNTERS, f"{status.id}/{status.boot_id}")
+                copy = client.hget(redis_keys.ENGINE_COUNTERS, f"{status.id}/{status.boot_id}")
                 if copy is None:
                     continue
                 counters = msgspec.json.decode(copy, type=EngineCounters)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from core.contracts import PROD
+from core.contracts.routes import PROD
 from tenora.demo.calls import Callers
 from tenora.demo.report import table
 from tenora.demo.tenants import Tenant, dataset

@@ -13,8 +13,6 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import Progress
 
-from tenora.base_model import MODEL_ID
-from tenora.bring import bring_down, bring_up
 from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
@@ -22,9 +20,11 @@ from tenora.demo.engine_counts import EngineCount, read_engine_count
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.report import show_invoice, show_usage, table, write_report
 from tenora.demo.tenants import Tenant, create_cast, dataset, fine_tune, usage_by_adapter
-from tenora.lifetime import is_up
 from tenora.settings import StackSettings
-from tenora.status import read_status
+from tenora.stack.base_model import MODEL_ID
+from tenora.stack.daemon import is_up
+from tenora.stack.status import read_status
+from tenora.stack.up_down import bring_down, bring_up
 
 _SEED: Final = 20
 _LEDGER_CATCHES_UP_S: Final = 30

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from core.ids import new_id
 from tenora.demo.control import ControlPlane
-from tenora.tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
+from tenora.training.example_tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
 
 _EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
 
@@ -67,7 +67,7 @@ def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
     """Train the tenant's adapter in a process of its own, which shows its progress; returns the adapter's folder."""
     out = folder / f"{tenant.adapter}-{new_id('up')}"
     command = (
-        sys.executable, "-m", "tenora.finetune",
+        sys.executable, "-m", "tenora.training.finetune",
         "--base", str(checkpoint), "--dataset", str(dataset(tenant)), "--out", str(out),
     )  # fmt: skip
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from alembic import command
 
-from tenora import servers
-from tenora.program import free_port
+from tenora.stack import embedded_servers
+from tenora.stack.program import free_port
 from tests.chaos import books, control, kills, matrix, report, standing
 from tests.chaos.control import ControlResult
 from tests.chaos.platform import Platform, platform
@@ -71,7 +71,9 @@ def _furnished() -> Iterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         home = Path(folder)
         password = secrets.token_hex(8)
-        server = servers.postgres(home / "pg", home, port=free_port(), password=password, options=("-c", "fsync=off"))
+        server = embedded_servers.postgres(
+            home / "pg", home, port=free_port(), password=password, options=("-c", "fsync=off")
+        )
         with processes.running(server.program) as postgres:
             database = create_database(server.url, "chaos")
             command.upgrade(alembic_config(database), "head")

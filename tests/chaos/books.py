@@ -7,8 +7,8 @@ from typing import Final
 import sqlalchemy as sa
 
 from billing import service as billing
-from core import keys
-from core.contracts import Prices
+from core import redis_keys
+from core.contracts.grants import Prices
 from core.db import unit_of_work
 from tests.chaos.platform import PLANS, Platform
 
@@ -67,7 +67,7 @@ def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collecti
         )).scalar_one()  # fmt: skip
         if unbalanced:
             found.append(f"{unbalanced} transfers do not sum to zero")
-    if dead := platform.client.xlen(keys.USAGE_DEAD_LETTERS):
+    if dead := platform.client.xlen(redis_keys.USAGE_DEAD_LETTERS):
         found.append(f"{dead} dead letters")
     return found + _held_problems(platform)
 
@@ -87,12 +87,12 @@ def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Seq
     nanos = sum(record["amount_nanos"] for record in records)
     expected = {"month_used": tokens, "month_spent_nanos": nanos, "spent_nanos": nanos, **dict.fromkeys(_HELD, 0)}
     found = []
-    for level in (keys.tenant_quota(tenant), keys.key_quota(tenant, platform.key_ids[tenant])):
+    for level in (redis_keys.tenant_quota(tenant), redis_keys.key_quota(tenant, platform.key_ids[tenant])):
         counted = _numbers(platform.client.hgetall(level))
         differing = {name: (counted.get(name, 0), due) for name, due in expected.items() if counted.get(name, 0) != due}
         if differing:
             found.append(f"{level}: Redis and the ledger have {differing}")
-    if leases := platform.client.zcard(keys.tenant_leases(tenant)):
+    if leases := platform.client.zcard(redis_keys.tenant_leases(tenant)):
         found.append(f"{tenant}: {leases} leases are left")
     return found
 
@@ -100,11 +100,11 @@ def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Seq
 def held(platform: Platform) -> dict[str, int]:
     """What the platform's level and the replicas still hold."""
     client = platform.client
-    found = _numbers(client.hgetall(keys.PLATFORM_QUOTA))
+    found = _numbers(client.hgetall(redis_keys.PLATFORM_QUOTA))
     left = {name: found.get(name, 0) for name in _HELD}
     for replica in platform.witnesses:
-        left[f"pages of {replica}"] = int(client.hget(keys.replica_held_pages(replica), "total") or 0)
-        left[f"requests on {replica}"] = client.zcard(keys.replica_held(replica))
+        left[f"pages of {replica}"] = int(client.hget(redis_keys.replica_held_pages(replica), "total") or 0)
+        left[f"requests on {replica}"] = client.zcard(redis_keys.replica_held(replica))
     return {name: number for name, number in left.items() if number}
 
 

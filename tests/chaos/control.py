@@ -19,20 +19,20 @@ from pydantic import SecretStr
 
 from control_plane.api_keys import service as api_keys
 from control_plane.settings import WebSettings
-from core import db, keys
+from core import db, redis_keys
 from core.api_keys import mint_key
 from core.settings import RedisSettings, S3Settings
-from tenora import servers
-from tenora.program import Program, answers, free_port
+from tenora.stack import embedded_servers
+from tenora.stack.program import Program, answers, free_port
 from tests.chaos.kills import Kill, Victim
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.conftest import alembic_config, create_database, wait_until
 from tests.fixtures import processes
-from tests.fixtures.control_api import PEPPER, Api, Tenant, control_settings
-from tests.fixtures.control_worker import environment
-from tests.fixtures.peft_adapters import tiny_base
-from tests.fixtures.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
+from tests.fixtures.control_plane.api import PEPPER, Api, Tenant, control_settings
+from tests.fixtures.control_plane.worker import environment
+from tests.fixtures.gateway.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
+from tests.fixtures.uploads.peft_adapters import tiny_base
 
 STREAMS: Final = 50
 TOKENS: Final = 100
@@ -89,8 +89,8 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
     with contextlib.ExitStack() as up:
         up.callback(engine.dispose)
         valkey = up.enter_context(processes.valkey(folder))
-        valkey.client.set(keys.QUOTAS_REBUILT, 1)  # there is no billing worker here
-        s3 = servers.s3(
+        valkey.client.set(redis_keys.QUOTAS_REBUILT, 1)  # there is no billing worker here
+        s3 = embedded_servers.s3(
             folder / "s3", folder, port=free_port(), access_key="tests", secret_key="secret-of-tests", bucket="tenora"
         )
         up.enter_context(processes.running(s3.program))

@@ -18,17 +18,17 @@ import redis
 import sqlalchemy as sa
 
 from billing import service as billing
-from core import db, keys
-from core.contracts import KeyGrant, KeyLimits, Prices
+from core import db, redis_keys
+from core.contracts.grants import KeyGrant, KeyLimits, Prices
 from core.db import unit_of_work
 from core.settings import PostgresSettings
-from tenora import servers
-from tenora.program import Program, free_port
+from tenora.stack import embedded_servers
+from tenora.stack.program import Program, free_port
 from tests.chaos.witnessed import Witnessed
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.faults_proxy import FaultsProxy, faults_proxy
-from tests.fixtures.published import AMPLE, Publisher
+from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
+from tests.fixtures.gateway.published import AMPLE, Publisher
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
 TOKEN_PRICES = msgspec.structs.replace(PRICES, kv_page_second_nanos=0)  # so that a hold is about what is spent
@@ -145,7 +145,7 @@ class Platform:
             billing.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
         self.plans[tenant_id] = plan
         key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
-        grant = self.client.hget(keys.snapshot("keys"), self.publisher.hashed(key))
+        grant = self.client.hget(redis_keys.snapshot("keys"), self.publisher.hashed(key))
         self.tenants[key], self.key_ids[tenant_id] = tenant_id, msgspec.json.decode(grant, type=KeyGrant).key_id
         living = [url for name, url in self.gateways.items() if self.running[name].poll() is None]
         wait_until(lambda: all(_knows(url, key) for url in living), what="gateways to know a new key")
@@ -215,7 +215,7 @@ def _knows(url: str, key: str) -> bool:
 @contextlib.contextmanager
 def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
     """A Valkey of its own, a database that is migrated, and nothing else yet."""
-    server = servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos")
+    server = embedded_servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos")
     engine = db.connect(postgres)
     with contextlib.ExitStack() as up:
         up.callback(engine.dispose)

@@ -10,7 +10,7 @@ from tests.chaos.platform import BRISK, PRICES, Platform
 from tests.chaos.standing import assert_served, memory_bytes, records, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
-from tests.fixtures import faulty_callers
+from tests.fixtures.faults import callers
 
 # The times are those of production; the kernel keeps less, so that reaching its bound takes no minute.
 READ_SLOWLY: Final = {
@@ -35,11 +35,11 @@ def hung_up_on(platform: Platform) -> str:
     whole(url, key, 1)
     extra: dict[str, int] = {}
     for name, leave in (
-        ("FIN", faulty_callers.hang_up), ("RST", faulty_callers.reset), ("nothing", faulty_callers.vanish),
+        ("FIN", callers.hang_up), ("RST", callers.reset), ("nothing", callers.vanish),
     ):  # fmt: skip
-        asked = faulty_callers.request(key, stream=True, max_tokens=1000)
-        with faulty_callers.callers(url, _EACH, asked, receive_bytes=65_536) as calls:
-            ids = [faulty_callers.begun(one) for one in calls]
+        asked = callers.request(key, stream=True, max_tokens=1000)
+        with callers.callers(url, _EACH, asked, receive_bytes=65_536) as calls:
+            ids = [callers.begun(one) for one in calls]
             left_at = _produced(platform, ids)
             for one in calls:
                 leave(one)
@@ -65,15 +65,15 @@ def read_slowly(platform: Platform) -> str:
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=480, token_interval_s=0.001)
     key = platform.tenant()
-    asked = faulty_callers.request(key, stream=True, max_tokens=480, logprobs=True, top_logprobs=2)
+    asked = callers.request(key, stream=True, max_tokens=480, logprobs=True, top_logprobs=2)
     grown = 0
     with platform.gateway_for_now("gw_patient", **READ_SLOWLY) as url:
         whole(url, key, 5)
         pid = platform.running["gw_patient"].pid
         memory = memory_bytes(pid)
         with (
-            faulty_callers.callers(url, _READERS, asked, receive_bytes=2048) as readers,
-            faulty_callers.each_second(readers),
+            callers.callers(url, _READERS, asked, receive_bytes=2048) as readers,
+            callers.each_second(readers),
         ):
 
             def all_billed() -> bool:
@@ -97,18 +97,18 @@ def sent_slowly(platform: Platform) -> str:
         whole(url, key)
         quiet_s = [_p99(url, key)]
         began = time.monotonic()
-        part = [faulty_callers.head(one, 100_000) + b'{"model": "' for one in slow_keys]
+        part = [callers.head(one, 100_000) + b'{"model": "' for one in slow_keys]
         with (
-            faulty_callers.callers(url, _SLOW, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ") as heads,
-            faulty_callers.callers(url, _SLOW // 2, part[0]) as some,
-            faulty_callers.callers(url, _SLOW // 2, part[1]) as others,
+            callers.callers(url, _SLOW, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ") as heads,
+            callers.callers(url, _SLOW // 2, part[0]) as some,
+            callers.callers(url, _SLOW // 2, part[1]) as others,
         ):
             slow = [*heads, *some, *others]
             (behind,) = whole(url, key, 1, max_tokens=1)  # all that came at once: it waits for them to be taken in
             assert_served([behind])
-            with faulty_callers.each_second(slow, sends=b"a"):
+            with callers.each_second(slow, sends=b"a"):
                 during_s = _p99(url, key)
-                faulty_callers.ends(slow, timeout_s=max(SENT_SLOWLY.values()) + 5)
+                callers.ends(slow, timeout_s=max(SENT_SLOWLY.values()) + 5)
                 closed_s = time.monotonic() - began
         quiet_s.append(_p99(url, key))
     assert during_s <= 2 * max(quiet_s), (during_s, quiet_s)

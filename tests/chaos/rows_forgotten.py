@@ -3,7 +3,7 @@
 import shutil
 import time
 
-from core import keys
+from core import redis_keys
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.standing import assert_served
@@ -27,8 +27,8 @@ def unread(platform: Platform) -> str:
     for name, value in published.items():
         platform.client.restore(name, 0, value)
     platform.restart("billing")
-    wait_until(lambda: platform.client.exists(keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
-    wait_until(lambda: platform.client.xlen(keys.USAGE_STREAM), what="the settlements to come again")
+    wait_until(lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
+    wait_until(lambda: platform.client.xlen(redis_keys.USAGE_STREAM), what="the settlements to come again")
     verdict = judge(platform, before, heard=heard)
     verdict.check()
     assert verdict.exact == verdict.requests == len(heard)
@@ -66,7 +66,7 @@ def an_old_copy(platform: Platform) -> str:
 
 
 def _counted(platform: Platform, key: str) -> int:
-    return int(platform.client.hget(keys.tenant_quota(platform.tenants[key]), "month_used") or 0)
+    return int(platform.client.hget(redis_keys.tenant_quota(platform.tenants[key]), "month_used") or 0)
 
 
 def _right(platform: Platform, before: frozenset[str], heard: list) -> object:

@@ -10,13 +10,13 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from core import keys
+from core import redis_keys
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.standing import assert_served, memory_bytes, records, whole
 from tests.chaos.verdict import emitted, judge, quiet
 from tests.conftest import wait_until
-from tests.fixtures import faulty_callers
+from tests.fixtures.faults import callers
 
 DRAIN: Final = {"gateway_drain_s": 15}
 _LONG_TOKENS = 450  # of one stream, which runs for most of that
@@ -111,7 +111,7 @@ def without_descriptors(platform: Platform) -> str:
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (80, limits[1]))
     try:
-        with faulty_callers.callers(url, 150, b""):
+        with callers.callers(url, 150, b""):
             used = Path(f"/proc/{pid}/fd")
             wait_until(lambda: len(list(used.iterdir())) >= 80, what="its descriptors to be used up")
             assert platform.running["gw_two"].poll() is None
@@ -154,5 +154,5 @@ def without_memory(platform: Platform) -> str:
 def _checkpoints(platform: Platform, key: str) -> int:
     """Running requests of a tenant whose use has been noted."""
     client, tenant = platform.client, platform.tenants[key]
-    running = client.zrange(keys.tenant_leases(tenant), 0, -1)
-    return sum(client.hexists(keys.reservation(tenant, one.decode()), "checkpoint") for one in running)
+    running = client.zrange(redis_keys.tenant_leases(tenant), 0, -1)
+    return sum(client.hexists(redis_keys.reservation(tenant, one.decode()), "checkpoint") for one in running)

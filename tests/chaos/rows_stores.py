@@ -2,7 +2,7 @@
 
 import time
 
-from core import keys
+from core import redis_keys
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.standing import FAR, assert_served, whole
@@ -47,7 +47,7 @@ def emptied(platform: Platform) -> str:
     refused = whole(platform.gateways["gw_one"], key, 1)
     assert {(one.end, one.status) for one in refused} == {("refused", 503)}  # nobody knows what the month has used
     assert_served(load.join())
-    wait_until(lambda: platform.client.exists(keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
+    wait_until(lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
     verdict = judge(platform, before)
     verdict.check()
     assert verdict.exact == verdict.requests

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from core import keys
+from core import redis_keys
 from tests.chaos import books, kills, matrix, standing
 from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
@@ -59,7 +59,7 @@ def test_the_books_show_a_counter_that_is_not_the_ledgers(furnished):
     tenant = furnished.tenants[key]
     wait_until(lambda: standing.records(furnished, key), what="the bill")
     assert books.problems(furnished, books.recorded(furnished), [tenant]) == []
-    for level in (keys.tenant_quota(tenant), keys.key_quota(tenant, furnished.key_ids[tenant])):
+    for level in (redis_keys.tenant_quota(tenant), redis_keys.key_quota(tenant, furnished.key_ids[tenant])):
         for counter in ("month_used", "spent_nanos", "concurrent"):
             furnished.client.hincrby(level, counter, 1)
             assert len(books.problems(furnished, books.recorded(furnished), [tenant])) == 1

@@ -7,8 +7,8 @@ whose gateway or replica was killed may be billed up to 64 tokens or one second 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core import keys
-from core.checkpoints import CHECKPOINT_TOKENS_MAX
+from core import redis_keys
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from tests.chaos import books
 from tests.chaos.books import Record, recorded
 from tests.chaos.load import Heard
@@ -52,9 +52,9 @@ def quiet(platform: Platform, *, timeout_s: float = 30) -> None:
     """Wait until nothing is held and nothing is on its way to the ledger."""
 
     def all_recorded() -> bool:
-        if not platform.client.exists(keys.USAGE_STREAM):
+        if not platform.client.exists(redis_keys.USAGE_STREAM):
             return True
-        groups = platform.client.xinfo_groups(keys.USAGE_STREAM)
+        groups = platform.client.xinfo_groups(redis_keys.USAGE_STREAM)
         return bool(groups) and all(group["lag"] == 0 and group["pending"] == 0 for group in groups)
 
     wait_until(lambda: not books.held(platform), timeout_s=timeout_s, what="every reservation to end")

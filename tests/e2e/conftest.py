@@ -17,14 +17,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tenora.base_model import MODEL_ID, materialise
-from tenora.program import free_port
 from tenora.settings import StackSettings
-from tenora.status import read_status
+from tenora.stack.base_model import MODEL_ID, materialise
+from tenora.stack.program import free_port
+from tenora.stack.status import read_status
 from tests.conftest import wait_until
-from tests.fixtures.mixed_batches import Alone, ask_alone
-from tests.fixtures.real_engine import BASE, RealEngine, compiled
-from tests.fixtures.real_replica import RealReplica, RealRoom, real_replica
+from tests.fixtures.engine.mixed_batches import Alone, ask_alone
+from tests.fixtures.engine.real_engine import BASE, RealEngine, compiled
+from tests.fixtures.engine.real_replica import RealReplica, RealRoom, real_replica
 
 REPOSITORY = Path(__file__).parent.parent.parent
 TENORA = (sys.executable, "-m", "tenora")

@@ -13,15 +13,15 @@ import httpx
 import msgspec
 import pytest
 
-from adapters.base_model import describe
-from core.contracts import ReplicaStatus
-from data_plane.engine.door_protocol import EngineTruth
-from tenora.base_model import HUB_NAME, MODEL_ID
+from adapters.base_model_spec import describe
+from core.contracts.replicas import ReplicaStatus
+from data_plane.engine.control_protocol import EngineTruth
 from tenora.demo.control import ControlPlane
-from tenora.doctor_look import engine_truth
-from tenora.status import running_stack
+from tenora.doctor.collect import engine_truth
+from tenora.stack.base_model import HUB_NAME, MODEL_ID
+from tenora.stack.status import running_stack
 from tests.conftest import wait_until
-from tests.fixtures.peft_adapters import write_adapter
+from tests.fixtures.uploads.peft_adapters import write_adapter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(300)]
 

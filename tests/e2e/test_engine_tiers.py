@@ -12,7 +12,7 @@ import pytest
 from data_plane.engine.residency import LoadRecord
 from tests.conftest import wait_until
 from tests.e2e.conftest import MEMORY
-from tests.fixtures.real_engine import BASE, RealEngine, events_of
+from tests.fixtures.engine.real_engine import BASE, RealEngine, events_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}

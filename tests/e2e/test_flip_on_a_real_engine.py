@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import openai
 import pytest
 
-from adapters.base_model import describe
-from tenora.base_model import HUB_NAME
+from adapters.base_model_spec import describe
 from tenora.demo.control import ControlPlane
-from tests.fixtures.peft_adapters import ALL_KINDS, write_adapter
+from tenora.stack.base_model import HUB_NAME
+from tests.fixtures.uploads.peft_adapters import ALL_KINDS, write_adapter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(400)]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.lora_tax import Shape, measure, ratios
+from benchmarks.lora.tax import Shape, measure, ratios
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

@@ -12,12 +12,12 @@ import openai
 import pytest
 import pytest_asyncio
 
-from adapters.base_model import describe
-from tenora.base_model import HUB_NAME
+from adapters.base_model_spec import describe
 from tenora.demo.control import ControlPlane
 from tenora.demo.engine_counts import read_engine_count
+from tenora.stack.base_model import HUB_NAME
 from tests.conftest import wait_until
-from tests.fixtures.peft_adapters import write_adapter
+from tests.fixtures.uploads.peft_adapters import write_adapter
 
 # One loop for all: an SDK client's connections belong to the loop they were opened in.
 pytestmark = [

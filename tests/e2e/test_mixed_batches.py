@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.e2e.conftest import SLOTS
-from tests.fixtures.mixed_batches import Answer, Verdicts, alternating, judge_long, mixed_rounds, write_long
-from tests.fixtures.real_engine import BASE
+from tests.fixtures.engine.mixed_batches import Answer, Verdicts, alternating, judge_long, mixed_rounds, write_long
+from tests.fixtures.engine.real_engine import BASE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

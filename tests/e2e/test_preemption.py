@@ -12,13 +12,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from core import keys
-from core.contracts import BaseModelRoute
+from core import redis_keys
+from core.contracts.routes import BaseModelRoute
 from core.kv_pages import pages_for
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.real_engine import BASE
-from tests.fixtures.real_replica import RealReplica, real_replica
+from tests.fixtures.engine.real_engine import BASE
+from tests.fixtures.engine.real_replica import RealReplica, real_replica
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -57,7 +57,7 @@ def small(checkpoint, s3_settings, tmp_path_factory):
             tokenizer_sha256=hashlib.sha256(base.tokenizer_json.encode()).hexdigest(),
             chat_template=base.chat_template, bos_token=base.bos_token, eos_token=base.eos_token, created_at_ms=1,
         )  # fmt: skip
-        valkey.client.set(keys.blob(route.tokenizer_sha256), base.tokenizer_json)
+        valkey.client.set(redis_keys.blob(route.tokenizer_sha256), base.tokenizer_json)
         replica.room.publisher.put("base_models", route.id, route)
         # Without headroom, so that every page is taken which the replica says it has.
         settings = {"admission_wait_s": 120, "placement_headroom_percent": 0}

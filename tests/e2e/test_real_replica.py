@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from adapters.validation import Bounds
-from adapters.weights import WeightBounds
+from adapters.validation.validate import Bounds
+from adapters.validation.weight_rules import WeightBounds
 from core.ids import new_id
-from tenora.doctor_checks import Look, ReplicaLook, findings
-from tenora.doctor_look import engine_truth
+from tenora.doctor.collect import engine_truth
+from tenora.doctor.compare import Look, ReplicaLook, findings
 from tests.conftest import wait_until
 from tests.e2e.conftest import MEMORY
 from tests.fixtures import processes

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fixtures.real_engine import BASE
+from tests.fixtures.engine.real_engine import BASE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["adapters.safetensors_header", "core.strict_json"]):
     from adapters.safetensors_header import HeaderBounds, read_header
-from adapters.verdict import Refused
+from adapters.report import Refused
 from tests.corpus.uploads.corpus import seeds
 from tests.fuzz.same_tensors import assert_same_tensors
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tenora.base_model import materialise
+from tenora.stack.base_model import materialise
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from benchmarks.lora_tax import Shape, measure, ratios, table
-from tests.fixtures.mixed_batches import ask_alone, mixed_rounds
-from tests.fixtures.real_engine import BASE, RealEngine, real_engine
+from benchmarks.lora.tax import Shape, measure, ratios, table
+from tests.fixtures.engine.mixed_batches import ask_alone, mixed_rounds
+from tests.fixtures.engine.real_engine import BASE, RealEngine, real_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -16,14 +16,14 @@ import structlog
 from redis.exceptions import RedisError
 
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.condition import Condition
-from data_plane.engine.agent.door_client import DoorRefused
+from data_plane.engine.agent.adapter_tasks import SideWork
+from data_plane.engine.agent.control_client import DoorRefused
+from data_plane.engine.agent.engine_client import Engine, EngineMetrics, ProbeTokens
 from data_plane.engine.agent.engine_process import EngineProcess
-from data_plane.engine.agent.probe import Engine, EngineMetrics, ProbeTokens
+from data_plane.engine.agent.engine_state import Condition
 from data_plane.engine.agent.progress import Progress
-from data_plane.engine.agent.publish import Publisher
-from data_plane.engine.agent.published import NothingPublished
-from data_plane.engine.agent.side_work import SideWork
+from data_plane.engine.agent.snapshot_reader import NothingPublished
+from data_plane.engine.agent.status_publisher import Publisher
 from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()

@@ -8,12 +8,12 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from core.contracts import Pin
+from core.contracts.routes import Pin
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.door_client import Door
+from data_plane.engine.agent.control_client import Door
 from data_plane.engine.agent.pool import Pool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
-from data_plane.engine.agent.published import PublishedHash
+from data_plane.engine.agent.snapshot_reader import PublishedHash
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 

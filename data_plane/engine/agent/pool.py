@@ -1,5 +1,5 @@
 """The replicas of one base model as one of them sees the others: which of them should have an adapter before anybody
-asks for it. Gateways place requests by ``data_plane.gateway.placing.placement``, which agrees on the cheapest class.
+asks for it. Gateways place requests by ``data_plane.gateway.scheduling.placement``, which agrees on the cheapest class.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from core import keys
-from core.contracts import ReplicaStatus
+from core import redis_keys
+from core.contracts.replicas import ReplicaStatus
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
@@ -48,8 +48,10 @@ class Pool:
         """Those that are ready. Raises redis.RedisError."""
         is_fresh = time.monotonic() - self._read_at < self._fresh_s
         if not is_fresh or all(each.id != self._me for each in self._live):
-            names = [name.decode() for name in cast("list[bytes]", await self._redis.zrange(keys.REPLICAS, 0, -1))]
-            wanted = [keys.replica(name) for name in names]
+            names = [
+                name.decode() for name in cast("list[bytes]", await self._redis.zrange(redis_keys.REPLICAS, 0, -1))
+            ]
+            wanted = [redis_keys.replica(name) for name in names]
             values = cast("list[bytes | None]", await self._redis.mget(wanted)) if wanted else []
             statuses = [status for value in values if value is not None and (status := _status(value)) is not None]
             self._live = [each for each in statuses if each.base_model == self._base_model and each.state == "ready"]

@@ -11,7 +11,7 @@ import aiohttp
 import structlog
 
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.door_client import Door, DoorRefused
+from data_plane.engine.agent.control_client import Door, DoorRefused
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 

@@ -5,7 +5,7 @@ So a probe need not be waited for long: one that waits its turn while others' to
 
 import time
 
-from data_plane.engine.agent.probe import EngineMetrics
+from data_plane.engine.agent.engine_client import EngineMetrics
 
 
 class Progress:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from adapters.manifest import is_digest
-from core.contracts import Residency
+from core.contracts.replicas import Residency
 from data_plane.engine.agent import metrics
 from data_plane.engine.residency import EngineResidency, ResidencyReader
 

@@ -17,14 +17,14 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from core import keys
+from core import redis_keys
+from core.adapter_names import adapter_of, digest_of
 from core.clock import now_ms
-from core.contracts import Revocation, RevocationReceipt
-from core.engine_names import adapter_of, digest_of
+from core.contracts.revocations import Revocation, RevocationReceipt
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.door_client import Door
-from data_plane.engine.agent.published import PublishedHash
-from data_plane.engine.door_protocol import EngineTruth, Unloaded
+from data_plane.engine.agent.control_client import Door
+from data_plane.engine.agent.snapshot_reader import PublishedHash
+from data_plane.engine.control_protocol import EngineTruth, Unloaded
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
@@ -192,7 +192,7 @@ class Revocations:
             self._untold.discard(name)
 
     async def _tell(self, receipt: RevocationReceipt) -> None:
-        key = keys.revocation_receipts(receipt.revocation_id)
+        key = redis_keys.revocation_receipts(receipt.revocation_id)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, receipt.replica_id, msgspec.json.encode(receipt).decode())
             pipe.expire(key, self._settings.revocation_receipt_ttl_s)

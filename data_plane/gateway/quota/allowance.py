@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from core import keys
-from core.contracts import KeyGrant, KeyLimits, TenantGrant
+from core import redis_keys
+from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
 
 NO_LIMIT = -1
 _NANOS_MAX = (1 << 53) - 1  # what a Lua number counts exactly
@@ -121,9 +121,9 @@ def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, l
 def one_request(tenant: TenantGrant, key: KeyGrant) -> Allowance:
     """One request of the minute and nothing else, for what no engine is asked for."""
     limit = tenant.limits.requests_per_minute
-    levels = [Level(name="tenant", quota=keys.tenant_quota(tenant.tenant_id), requests_per_minute=limit)]
+    levels = [Level(name="tenant", quota=redis_keys.tenant_quota(tenant.tenant_id), requests_per_minute=limit)]
     if key.limits is not None and (limit_of_key := key.limits.requests_per_minute) is not None:
-        quota = keys.key_quota(key.tenant_id, key.key_id)
+        quota = redis_keys.key_quota(key.tenant_id, key.key_id)
         levels.append(Level(name="key", quota=quota, requests_per_minute=limit_of_key))
     return Allowance(tenant_id=tenant.tenant_id, levels=tuple(levels))
 
@@ -131,7 +131,7 @@ def one_request(tenant: TenantGrant, key: KeyGrant) -> Allowance:
 def _platform(limits: PlatformLimits) -> Level:
     return Level(
         name="platform",
-        quota=keys.PLATFORM_QUOTA,
+        quota=redis_keys.PLATFORM_QUOTA,
         requests_per_minute=_or_none(limits.requests_per_minute),
         tokens_per_minute=_or_none(limits.tokens_per_minute),
         input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
@@ -145,7 +145,7 @@ def _tenant(tenant: TenantGrant) -> Level:
     limits = tenant.limits
     return Level(
         name="tenant",
-        quota=keys.tenant_quota(tenant.tenant_id),
+        quota=redis_keys.tenant_quota(tenant.tenant_id),
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
@@ -161,7 +161,7 @@ def _tenant(tenant: TenantGrant) -> Level:
 def _key(key: KeyGrant, limits: KeyLimits) -> Level:
     return Level(
         name="key",
-        quota=keys.key_quota(key.tenant_id, key.key_id),
+        quota=redis_keys.key_quota(key.tenant_id, key.key_id),
         requests_per_minute=_or_none(limits.requests_per_minute),
         tokens_per_minute=_or_none(limits.tokens_per_minute),
         input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),

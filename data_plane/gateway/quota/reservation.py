@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 import msgspec
 from redis.exceptions import RedisError
 
-from core import keys
-from core.contracts import UsageEvent
+from core import redis_keys
+from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.allowance import Allowance, Taken
-from data_plane.gateway.quota.limits import Verdict
-from data_plane.gateway.quota.script import Script
-from data_plane.gateway.quota.used import NOTHING_USED, Used
-from data_plane.gateway.redis_line import Argument, RedisLine
+from data_plane.gateway.quota.consumption import NOTHING_USED, Used
+from data_plane.gateway.quota.lua_script import Script
+from data_plane.gateway.quota.rate_limit_response import Verdict
+from data_plane.gateway.state.redis_connection import Argument, RedisLine
 
 RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which everybody else waits for
 _ENCODER: Final = msgspec.json.Encoder()
@@ -112,14 +112,14 @@ class Reservations:
         reply = await self._reserve(
             self._line,
             (
-                keys.tenant_leases(tenant_id),
-                keys.reservation(tenant_id, ask.request_id),
-                keys.settled(tenant_id, ask.request_id),
-                keys.LEASED_TENANTS,
-                keys.USAGE_STREAM,
-                keys.replica_held(replica_id),
-                keys.replica_held_pages(replica_id),
-                keys.QUOTAS_REBUILT,
+                redis_keys.tenant_leases(tenant_id),
+                redis_keys.reservation(tenant_id, ask.request_id),
+                redis_keys.settled(tenant_id, ask.request_id),
+                redis_keys.LEASED_TENANTS,
+                redis_keys.USAGE_STREAM,
+                redis_keys.replica_held(replica_id),
+                redis_keys.replica_held_pages(replica_id),
+                redis_keys.QUOTAS_REBUILT,
                 *(level.quota for level in allowance.levels),
             ),
             (
@@ -127,8 +127,8 @@ class Reservations:
                 tenant_id,
                 self._lease_ms,
                 self._marker_s,
-                keys.reservation(tenant_id, ""),
-                keys.settled(tenant_id, ""),
+                redis_keys.reservation(tenant_id, ""),
+                redis_keys.settled(tenant_id, ""),
                 ask.sequences,
                 ask.prompt_tokens,
                 ask.max_tokens,
@@ -162,11 +162,11 @@ class Reservations:
             await self._move(
                 self._line,
                 (
-                    keys.replica_held(old_replica_id),
-                    keys.replica_held_pages(old_replica_id),
-                    keys.replica_held(replica_id),
-                    keys.replica_held_pages(replica_id),
-                    keys.reservation(tenant_id, request_id),
+                    redis_keys.replica_held(old_replica_id),
+                    redis_keys.replica_held_pages(old_replica_id),
+                    redis_keys.replica_held(replica_id),
+                    redis_keys.replica_held_pages(replica_id),
+                    redis_keys.reservation(tenant_id, request_id),
                 ),
                 (request_id, self._lease_ms, pages, replica_pages_max),
             )
@@ -179,14 +179,14 @@ class Reservations:
         first, entry = await self._settle(
             self._line,
             (
-                keys.settled(tenant_id, request_id),
-                keys.tenant_leases(tenant_id),
-                keys.reservation(tenant_id, request_id),
-                keys.USAGE_STREAM,
-                keys.replica_held(settlement.replica_id),
-                keys.replica_held_pages(settlement.replica_id),
-                keys.tenant_quota(tenant_id),
-                keys.key_quota(tenant_id, "" if event is None else event.key_id),
+                redis_keys.settled(tenant_id, request_id),
+                redis_keys.tenant_leases(tenant_id),
+                redis_keys.reservation(tenant_id, request_id),
+                redis_keys.USAGE_STREAM,
+                redis_keys.replica_held(settlement.replica_id),
+                redis_keys.replica_held_pages(settlement.replica_id),
+                redis_keys.tenant_quota(tenant_id),
+                redis_keys.key_quota(tenant_id, "" if event is None else event.key_id),
             ),
             (
                 request_id,
@@ -206,7 +206,7 @@ class Reservations:
         """Tell billing of a request whose marker may be gone; it knows what it has recorded. No quota counts it.
         Returns the entry of the usage stream.
         """
-        entry: bytes = await self._line.call("XADD", keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
+        entry: bytes = await self._line.call("XADD", redis_keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
         return entry
 
     async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> Renewed:
@@ -217,8 +217,8 @@ class Reservations:
             *(
                 self._renew(
                     self._line,
-                    (keys.tenant_leases(tenant_id), keys.replica_held(replica_id)),
-                    (self._lease_ms, keys.reservation(tenant_id, ""), keys.settled(tenant_id, ""), *part),
+                    (redis_keys.tenant_leases(tenant_id), redis_keys.replica_held(replica_id)),
+                    (self._lease_ms, redis_keys.reservation(tenant_id, ""), redis_keys.settled(tenant_id, ""), *part),
                 )
                 for (tenant_id, replica_id), requests in groups.items()
                 for part in _parts(requests)
@@ -237,12 +237,12 @@ class Reservations:
             await self._restore(
                 self._line,
                 (
-                    keys.tenant_leases(tenant_id),
-                    keys.reservation(tenant_id, request_id),
-                    keys.settled(tenant_id, request_id),
-                    keys.LEASED_TENANTS,
-                    keys.replica_held(replica_id),
-                    keys.replica_held_pages(replica_id),
+                    redis_keys.tenant_leases(tenant_id),
+                    redis_keys.reservation(tenant_id, request_id),
+                    redis_keys.settled(tenant_id, request_id),
+                    redis_keys.LEASED_TENANTS,
+                    redis_keys.replica_held(replica_id),
+                    redis_keys.replica_held_pages(replica_id),
                     *taken.levels,
                 ),
                 (
@@ -259,8 +259,8 @@ class Reservations:
         return int(
             await self._sweep(
                 self._line,
-                (keys.tenant_leases(tenant_id), keys.LEASED_TENANTS, keys.USAGE_STREAM),
-                (tenant_id, self._marker_s, keys.reservation(tenant_id, ""), keys.settled(tenant_id, "")),
+                (redis_keys.tenant_leases(tenant_id), redis_keys.LEASED_TENANTS, redis_keys.USAGE_STREAM),
+                (tenant_id, self._marker_s, redis_keys.reservation(tenant_id, ""), redis_keys.settled(tenant_id, "")),
             )
         )
 

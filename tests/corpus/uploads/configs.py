@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from tests.corpus.uploads.item import BASE, CONFIG, RANK, Item
-from tests.fixtures.peft_adapters import adapter_config
+from tests.fixtures.uploads.peft_adapters import adapter_config
 
 _ABSENT = object()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tests.corpus.uploads import configs, files, headers, tensors
 from tests.corpus.uploads.item import BASE, CONFIG, RANK, WEIGHTS, Files, Item, good_files
-from tests.fixtures.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes
+from tests.fixtures.uploads.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes
 
 ITEMS: tuple[Item, ...] = (*headers.ITEMS, *tensors.ITEMS, *configs.ITEMS, *files.ITEMS)
 

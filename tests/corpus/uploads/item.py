@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.fixtures.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes, tiny_base
+from tests.fixtures.uploads.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes, tiny_base
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = tiny_base()

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from adapters.confine import validate_confined
+from adapters.report import Verdict
+from adapters.sandbox.child import REQUEST_FILE, ValidationRequest
+from adapters.sandbox.parent import validate_confined
 from adapters.settings import UploadSettings
-from adapters.validate import REQUEST_FILE, ValidationRequest
-from adapters.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tests.corpus.uploads.item import BASE, CONFIG, Q0, RANK, WEIGHTS, Item, good_tensors, of_tensors
-from tests.fixtures.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes, tiny_base
+from tests.fixtures.uploads.peft_adapters import adapter_config, adapter_tensors, safetensors_bytes, tiny_base
 
 Tensors = dict[str, np.ndarray]
 _A, _B = Q0.format("A"), Q0.format("B")

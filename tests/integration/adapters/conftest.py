@@ -6,14 +6,14 @@ import httpx
 import pytest
 
 from adapters.ingest import DeclaredFile, ingest
-from adapters.normalise import normalise
-from adapters.s3 import Bucket
+from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.s3 import Bucket
+from adapters.object_store.upload_store import UploadStore, upload_key
+from adapters.report import Report
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.store import AdapterStore
-from adapters.upload_store import UploadStore, upload_key
-from adapters.validation import Bounds, UploadLimits, validate
-from adapters.verdict import Report
-from tests.fixtures.peft_adapters import declared_files, tiny_base, write_adapter
+from adapters.validation.normalize import normalise
+from adapters.validation.validate import Bounds, UploadLimits, validate
+from tests.fixtures.uploads.peft_adapters import declared_files, tiny_base, write_adapter
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
 

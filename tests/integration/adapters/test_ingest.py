@@ -7,12 +7,12 @@ import pytest
 
 from adapters.ingest import DeclaredFile
 from adapters.manifest import sha256_of
-from adapters.s3 import Bucket
+from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.store import AdapterStore, revision_prefix
-from adapters.validation import UploadLimits
+from adapters.validation.validate import UploadLimits
 from core.errors import Unavailable
-from tests.fixtures.peft_adapters import tiny_base, write_adapter
+from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 from tests.integration.adapters.conftest import ingested, upload
 
 

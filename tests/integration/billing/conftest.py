@@ -13,8 +13,9 @@ from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import Claim, UsageStream
 from billing.worker import connect_redis
-from core import clock, keys
-from core.contracts import Prices, UsageEvent
+from core import clock, redis_keys
+from core.contracts.grants import Prices
+from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 from core.ids import new_id
 from core.settings import RedisSettings
@@ -66,7 +67,7 @@ class Stage:
         pipeline = self.redis.pipeline(transaction=False)
         for payload in payloads:
             encoded = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-            pipeline.xadd(keys.USAGE_STREAM, {"event": encoded})
+            pipeline.xadd(redis_keys.USAGE_STREAM, {"event": encoded})
         return pipeline.execute()
 
     def drain(self) -> None:
@@ -116,10 +117,10 @@ class Stage:
 
     @property
     def pending(self) -> int:
-        return self.redis.xpending(keys.USAGE_STREAM, keys.USAGE_GROUP)["pending"]
+        return self.redis.xpending(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP)["pending"]
 
     def dead_letters(self) -> list[dict[bytes, bytes]]:
-        return [fields for _, fields in self.redis.xrange(keys.USAGE_DEAD_LETTERS)]
+        return [fields for _, fields in self.redis.xrange(redis_keys.USAGE_DEAD_LETTERS)]
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import pytest
 
-from billing import metrics, quota_drift, rebuild_quotas
+from billing import metrics, quota_drift, quota_rebuild
 from billing.quota_drift import QuotaDrift
 from billing.stream import read_backlog
-from core import keys
+from core import redis_keys
 from tests.conftest import wait_until
-from tests.integration.billing.test_billing_worker import environment, worker
-from tests.integration.billing.test_rebuild_quotas import COUNTS, Platform
+from tests.integration.billing.test_quota_rebuild import COUNTS, Platform
+from tests.integration.billing.test_worker import environment, worker
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def test_what_is_right_does_not_differ_whatever_billing_has_recorded(stage, plat
     first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
     platform.publish()
     platform.serve(first, second, second, cached_tokens=30)
-    assert rebuild_quotas.drift(stage.engine, stage.redis, [first, second]) == {}
+    assert quota_rebuild.drift(stage.engine, stage.redis, [first, second]) == {}
     stage.drain()
     platform.serve(first, second, output_tokens=1)
-    assert rebuild_quotas.drift(stage.engine, stage.redis, [first, second, "tn_nobody"]) == {}
+    assert quota_rebuild.drift(stage.engine, stage.redis, [first, second, "tn_nobody"]) == {}
 
 
 def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platform, drift):
@@ -38,7 +38,7 @@ def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platfor
     stage.drain()
     before = platform.counts()
     for tenant_id, tokens in {above: 70, below: -50, quiet: 9}.items():
-        stage.redis.hincrby(keys.tenant_quota(tenant_id), "month_used", tokens)
+        stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", tokens)
     mended = metrics.QUOTA_DRIFTS._value.get()
     drift.note([above, below])
     shown = []
@@ -48,7 +48,9 @@ def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platfor
     assert shown == [70, 50, 0]
     assert metrics.QUOTA_DRIFTS._value.get() == mended + 2
     found = platform.counts()
-    assert found.pop(keys.tenant_quota(quiet)) != before.pop(keys.tenant_quota(quiet))  # it has used nothing since
+    assert found.pop(redis_keys.tenant_quota(quiet)) != before.pop(
+        redis_keys.tenant_quota(quiet)
+    )  # it has used nothing since
     assert found == before
 
 
@@ -58,29 +60,29 @@ def test_money_that_differs_is_mended_too_but_for_what_rounding_leaves(stage, pl
     platform.serve(tenant_id)
     before = platform.counts()
     for nanos in (-5_000, 999):
-        stage.redis.hincrby(keys.tenant_quota(tenant_id), "month_spent_nanos", nanos)
+        stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_spent_nanos", nanos)
         drift.note([tenant_id])
         drift.step(read_backlog(stage.redis))
-    tokens, month_nanos, nanos = before[keys.tenant_quota(tenant_id)]
-    assert platform.counts()[keys.tenant_quota(tenant_id)] == [tokens, month_nanos + 999, nanos]
+    tokens, month_nanos, nanos = before[redis_keys.tenant_quota(tenant_id)]
+    assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [tokens, month_nanos + 999, nanos]
 
 
 def test_a_tenant_who_cannot_be_mended_keeps_nobody_else_from_it(stage, platform):
     broken, other = platform.tenant(), platform.tenant()
     platform.publish()
     platform.serve(broken, other)
-    before = platform.counts()[keys.tenant_quota(other)]
-    stage.redis.set(keys.key_quota(broken, "key_1"), "no quota")
+    before = platform.counts()[redis_keys.tenant_quota(other)]
+    stage.redis.set(redis_keys.key_quota(broken, "key_1"), "no quota")
     for tenant_id in (broken, other):
-        stage.redis.hincrby(keys.tenant_quota(tenant_id), "month_used", 70)
+        stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
     drift = QuotaDrift(stage.engine, stage.redis, every_s=0, tenants_max=2)
     drift.note([broken, other])
     for _ in range(2):
         drift.step(read_backlog(stage.redis))
-    assert stage.redis.hmget(keys.tenant_quota(other), COUNTS) == [str(each).encode() for each in before]
-    stage.redis.delete(keys.key_quota(broken, "key_1"))
+    assert stage.redis.hmget(redis_keys.tenant_quota(other), COUNTS) == [str(each).encode() for each in before]
+    stage.redis.delete(redis_keys.key_quota(broken, "key_1"))
     drift.step(read_backlog(stage.redis))  # it was not forgotten
-    assert stage.redis.hget(keys.tenant_quota(broken), "month_used") == b"120"
+    assert stage.redis.hget(redis_keys.tenant_quota(broken), "month_used") == b"120"
 
 
 def test_a_stream_that_is_too_long_to_read_at_each_look_is_not_read_though_billing_has_it_all(
@@ -90,14 +92,14 @@ def test_a_stream_that_is_too_long_to_read_at_each_look_is_not_read_though_billi
     platform.publish()
     platform.serve(*[tenant_id] * 3)
     stage.drain()  # and nothing trims it
-    stage.redis.hincrby(keys.tenant_quota(tenant_id), "month_used", 70)
+    stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
     monkeypatch.setattr(quota_drift, "_EVENTS_MAX", 2)
     drift.note([tenant_id])
     drift.step(read_backlog(stage.redis))
-    assert stage.redis.hget(keys.tenant_quota(tenant_id), "month_used") == b"430"
+    assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"430"
     stage.stream.trim()
     drift.step(read_backlog(stage.redis))
-    assert stage.redis.hget(keys.tenant_quota(tenant_id), "month_used") == b"360"
+    assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"360"
 
 
 def test_a_month_that_was_counted_twice_is_mended_by_the_worker(
@@ -107,9 +109,11 @@ def test_a_month_that_was_counted_twice_is_mended_by_the_worker(
     platform.publish()
     env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
     with worker(env | {"TENORA_BILLING_QUOTA_DRIFT_S": "1"}, tmp_path / "log"):
-        stage.redis.hincrby(keys.tenant_quota(tenant_id), "month_used", 120)
+        stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 120)
         platform.serve(tenant_id)
-        wait_until(lambda: platform.counts()[keys.tenant_quota(tenant_id)][0] == 120, timeout_s=30, what="the count")
+        wait_until(
+            lambda: platform.counts()[redis_keys.tenant_quota(tenant_id)][0] == 120, timeout_s=30, what="the count"
+        )
 
 
 def test_a_redis_that_came_back_from_an_old_copy_is_rebuilt_though_its_mark_is_there(
@@ -120,11 +124,11 @@ def test_a_redis_that_came_back_from_an_old_copy_is_rebuilt_though_its_mark_is_t
     platform.serve(*[tenant_id] * 2)
     stage.drain()
     stage.stream.trim()
-    rebuild_quotas.rebuild(stage.engine, stage.redis)
-    assert not rebuild_quotas.is_due(stage.engine, stage.redis)
+    quota_rebuild.rebuild(stage.engine, stage.redis)
+    assert not quota_rebuild.is_due(stage.engine, stage.redis)
     before = platform.counts()
-    stage.redis.hincrby(keys.tenant_quota(tenant_id), "spent_nanos", -5)
-    stage.redis.set(keys.QUOTAS_REBUILT, "the run before")
+    stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "spent_nanos", -5)
+    stage.redis.set(redis_keys.QUOTAS_REBUILT, "the run before")
     env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
     with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
         wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters.s3 import Bucket
+from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.s3 import Bucket
+from adapters.object_store.upload_store import UploadStore
 from adapters.settings import StoreSettings
-from adapters.store import AdapterStore
-from adapters.upload_store import UploadStore
-from control_plane.publishing.relay import Relay
+from control_plane.projections import projections
+from control_plane.publishing.outbox_relay import Relay
 from control_plane.settings import ControlSettings, WebSettings
-from control_plane.snapshots import projections
 from core.settings import RedisSettings
 from tests.conftest import create_database
-from tests.fixtures.control_api import Api, control_settings, running_api
-from tests.fixtures.peft_adapters import tiny_base
+from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.uploads.peft_adapters import tiny_base
 
 
 @pytest.fixture

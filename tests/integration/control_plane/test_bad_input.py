@@ -5,8 +5,8 @@ import json
 import pytest
 
 from core.ids import is_id
-from tests.fixtures.control_api import LIMITS, PRICES
-from tests.fixtures.peft_adapters import tiny_base
+from tests.fixtures.control_plane.api import LIMITS, PRICES
+from tests.fixtures.uploads.peft_adapters import tiny_base
 
 PLAN = {"name": "starter", "limits": LIMITS, "prices": PRICES}
 

@@ -9,11 +9,11 @@ from pydantic import SecretStr, ValidationError
 from control_plane import operations
 from control_plane.settings import WebSettings
 from core.settings import CorsSettings, S3Settings
-from tenora import servers
-from tenora.program import free_port
+from tenora.stack import embedded_servers
+from tenora.stack.program import free_port
 from tests.conftest import running
-from tests.fixtures.control_api import control_settings
-from tests.fixtures.peft_adapters import declared_files, write_adapter
+from tests.fixtures.control_plane.api import control_settings
+from tests.fixtures.uploads.peft_adapters import declared_files, write_adapter
 
 CONSOLE = "https://console.example.com"
 OTHERS = ["https://evil.example", "https://console.example.com.evil.example", "http://console.example.com", "null"]
@@ -23,7 +23,7 @@ OTHERS = ["https://evil.example", "https://console.example.com.evil.example", "h
 def open_s3(tmp_path_factory):
     """An S3 server whose bucket pages of the console may upload to."""
     home = tmp_path_factory.mktemp("cors")
-    server = servers.s3(
+    server = embedded_servers.s3(
         home / "s3", home, port=free_port(), access_key="tests", secret_key="s" * 16, bucket="tenora",
         cors_origins=(CONSOLE,),
     )  # fmt: skip

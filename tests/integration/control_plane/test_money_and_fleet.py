@@ -8,10 +8,11 @@ import pytest
 from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
-from core import clock, keys
-from core.contracts import ReplicaStatus, UsageEvent
+from core import clock, redis_keys
+from core.contracts.replicas import ReplicaStatus
+from core.contracts.usage import UsageEvent
 from core.ids import new_id
-from tests.fixtures.control_api import LIMITS, PRICES
+from tests.fixtures.control_plane.api import LIMITS, PRICES
 
 
 def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
@@ -23,8 +24,8 @@ def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
 
 
 def publish(redis, status: ReplicaStatus) -> None:
-    redis.set(keys.replica(status.id), msgspec.json.encode(status))
-    redis.zadd(keys.REPLICAS, {status.id: status.heartbeat_ms})
+    redis.set(redis_keys.replica(status.id), msgspec.json.encode(status))
+    redis.zadd(redis_keys.REPLICAS, {status.id: status.heartbeat_ms})
 
 
 def used(tenant_id: str, *, adapter_id: str | None = None, **counts: int) -> UsageEvent:
@@ -46,7 +47,7 @@ def meter(engine, redis):
 
     def run(*events: UsageEvent) -> None:
         for event in events:
-            redis.xadd(keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
+            redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
         worker.process(stream.read(count=len(events), block_ms=None))
 
     return run
@@ -55,7 +56,7 @@ def meter(engine, redis):
 def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_wish(api, redis):
     publish(redis, replica("rep_a"))
     publish(redis, replica("rep_b", "starting"))
-    redis.zadd(keys.REPLICAS, {"rep_gone": 1})
+    redis.zadd(redis_keys.REPLICAS, {"rep_gone": 1})
     listed = api.admin.get("/api/v1/admin/replicas").json()
     assert [(each["id"], each["state"], each["drain_requested"]) for each in listed["data"]] == [
         ("rep_a", "ready", False),
@@ -63,7 +64,7 @@ def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_wish(api
     ]
     drained = api.admin.post("/api/v1/admin/replicas/rep_a/drain")
     assert (drained.status_code, drained.json()["drain_requested"]) == (202, True)
-    assert redis.exists(keys.replica_drain("rep_a"))
+    assert redis.exists(redis_keys.replica_drain("rep_a"))
     absent = api.admin.post("/api/v1/admin/replicas/rep_gone/drain")
     assert (absent.status_code, absent.json()["code"]) == (404, "replica_not_found")
 
@@ -78,7 +79,7 @@ def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
         "concurrent": 2, "kv_pages": 70, "requests_tat_us": now_us + 30_000_000, "tokens_tat_us": now_us - 5,
         "month": datetime.now(UTC).strftime("%Y-%m"), "month_used": 1234, "month_held": 56,
     }  # fmt: skip
-    redis.hset(keys.tenant_quota(tenant.id), mapping=fields)
+    redis.hset(redis_keys.tenant_quota(tenant.id), mapping=fields)
     quota = tenant.http.get("/api/v1/quota").json()
     assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0}
     assert quota["used"]["tokens_per_month"] == 1234

@@ -9,16 +9,16 @@ import sys
 import httpx
 import pytest
 
-from control_plane.api_keys.authenticate import Authenticator
+from control_plane.auth.authenticate import Authenticator
 from control_plane.operations import bootstrap, migrate
 from control_plane.registry.models import Revision
-from core import db, keys
+from core import db, redis_keys
 from core.api_keys import is_well_formed
 from core.errors import Unprocessable
-from tenora.program import free_port
+from tenora.stack.program import free_port
 from tests.conftest import create_database, wait_until
-from tests.fixtures.control_api import PEPPER, control_settings, running_api
-from tests.fixtures.control_worker import environment
+from tests.fixtures.control_plane.api import PEPPER, control_settings, running_api
+from tests.fixtures.control_plane.worker import environment
 
 
 def run(settings, *arguments: str) -> subprocess.CompletedProcess:
@@ -76,8 +76,8 @@ def test_publish_puts_the_whole_snapshot_in_redis(settings, api, redis):
     tenant = api.tenant()
     done = run(settings, "publish")
     assert done.returncode == 0, done.stderr
-    assert redis.hkeys(keys.snapshot("tenants")) == [tenant.id.encode()]
-    assert redis.hget(keys.SNAPSHOT_META, "epoch").decode() in done.stdout
+    assert redis.hkeys(redis_keys.snapshot("tenants")) == [tenant.id.encode()]
+    assert redis.hget(redis_keys.SNAPSHOT_META, "epoch").decode() in done.stdout
 
 
 @pytest.mark.parametrize("command", ["web", "worker", "migrate", "publish", "bootstrap"])

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from adapters.manifest import MANIFEST_FILE
-from adapters.store import revision_prefix
-from adapters.verdict import Problem, rejected
-from control_plane.registry import validation
-from control_plane.registry.cleanup import UploadCleanup
-from core import db, keys
+from adapters.object_store.revision_store import revision_prefix
+from adapters.report import Problem, rejected
+from control_plane.registry.cleanup.uploads import UploadCleanup
+from control_plane.registry.review import validation_jobs
+from core import db, redis_keys
 from core.api_keys import hash_key
-from core.contracts import AdapterRoute
+from core.contracts.routes import AdapterRoute
 from tests.conftest import wait_until
-from tests.fixtures.control_api import PEPPER
-from tests.fixtures.control_worker import decided, running_worker, silent_s3, upload
-from tests.fixtures.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
+from tests.fixtures.control_plane.api import PEPPER
+from tests.fixtures.control_plane.worker import decided, running_worker, silent_s3, upload
+from tests.fixtures.uploads.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
 
 
 def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, store, tmp_path):
@@ -30,17 +30,18 @@ def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, 
         revision = decided(tenant, path)
         assert (revision["status"], revision["report"]["problems"]) == ("ready", [])
         field = f"{tenant.id}/router"
-        value = wait_until(lambda: redis.hget(keys.snapshot("adapters"), field), what="route")
+        value = wait_until(lambda: redis.hget(redis_keys.snapshot("adapters"), field), what="route")
         route = msgspec.json.decode(value, type=AdapterRoute)
         assert (route.revisions[route.newest].digest, route.newest) == (revision["sha256"], revision["id"])
         assert store.bucket.head(revision_prefix(revision["sha256"]) + MANIFEST_FILE)
         assert tenant.http.get("/api/v1/adapters/router").json()["revision"] == revision["id"]
         second = decided(tenant, upload(tenant, "router", write_adapter(tmp_path / "b", base, seed=1)))
         wait_until(
-            lambda: second["sha256"] in (redis.hget(keys.snapshot("adapters"), field) or b"").decode(), what="new route"
+            lambda: second["sha256"] in (redis.hget(redis_keys.snapshot("adapters"), field) or b"").decode(),
+            what="new route",
         )
         tenant.http.delete("/api/v1/adapters/router").raise_for_status()
-        wait_until(lambda: not redis.hexists(keys.snapshot("adapters"), field), what="end of the route")
+        wait_until(lambda: not redis.hexists(redis_keys.snapshot("adapters"), field), what="end of the route")
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
 
@@ -70,7 +71,7 @@ def test_a_bad_adapter_is_rejected_with_a_report_and_never_routed(api, base, set
             assert (revision["status"], revision["sha256"], problem["code"]) == ("rejected", None, code), problem
             assert where in (problem["where"] or ""), problem
             assert problem["file"], problem
-    assert redis.hgetall(keys.snapshot("adapters")) == {}
+    assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
 
 
 def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redis):
@@ -80,10 +81,10 @@ def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redi
         for _ in range(5):
             made = tenant.http.post("/api/v1/api-keys", json={}).json()
             field = hash_key(made["key"], PEPPER.encode())
-            wait_until(lambda field=field: redis.hexists(keys.snapshot("keys"), field), what="key")
+            wait_until(lambda field=field: redis.hexists(redis_keys.snapshot("keys"), field), what="key")
             tenant.http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
             begun = time.monotonic()
-            wait_until(lambda field=field: not redis.hexists(keys.snapshot("keys"), field), what="revocation")
+            wait_until(lambda field=field: not redis.hexists(redis_keys.snapshot("keys"), field), what="revocation")
             seconds.append(time.monotonic() - begun)
     assert max(seconds) < 2, seconds
 
@@ -96,9 +97,9 @@ def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, 
     made = tenant.http.post("/api/v1/api-keys", json={}).json()
     with running_worker(settings, TENORA_S3_ENDPOINT="http://127.0.0.1:9", TENORA_VALIDATION_BACKOFF_S="1"):
         field = hash_key(made["key"], PEPPER.encode())
-        wait_until(lambda: redis.hexists(keys.snapshot("keys"), field), what="key")
+        wait_until(lambda: redis.hexists(redis_keys.snapshot("keys"), field), what="key")
         tenant.http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
-        wait_until(lambda: not redis.hexists(keys.snapshot("keys"), field), timeout_s=2, what="revocation")
+        wait_until(lambda: not redis.hexists(redis_keys.snapshot("keys"), field), timeout_s=2, what="revocation")
         assert tenant.http.get(path).json()["status"] == "validating", "an outage of S3 says nothing of the upload"
     with running_worker(settings):
         assert decided(tenant, path)["status"] == "ready"
@@ -125,13 +126,13 @@ def test_an_upload_that_costs_three_workers_is_rejected(api, base, engine, tmp_p
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
     for attempt in (1, 2, 3):
         with db.unit_of_work(engine) as session:
-            job = validation.claim(session, lease_s=60, attempts_max=3)
+            job = validation_jobs.claim(session, lease_s=60, attempts_max=3)
             assert job.attempt == attempt
         with db.unit_of_work(engine) as session:
-            assert validation.claim(session, lease_s=60, attempts_max=3) is None, "it is held"
+            assert validation_jobs.claim(session, lease_s=60, attempts_max=3) is None, "it is held"
         _expire_leases(engine)
     with db.unit_of_work(engine) as session:
-        assert validation.claim(session, lease_s=60, attempts_max=3) is None
+        assert validation_jobs.claim(session, lease_s=60, attempts_max=3) is None
     revision = tenant.http.get(path).json()
     assert (revision["status"], revision["report"]["problems"][0]["code"]) == ("rejected", "validation_failed")
 
@@ -146,10 +147,10 @@ def test_tenants_take_turns_at_validation(api, base, engine, tmp_path):
     verdict = rejected(Problem(code="validation_failed", message="no"))
     for _ in paths:
         with db.unit_of_work(engine) as session:
-            job = validation.claim(session, lease_s=60, attempts_max=3)
+            job = validation_jobs.claim(session, lease_s=60, attempts_max=3)
         order.append(job.revision_id)
         with db.unit_of_work(engine) as session:
-            assert validation.record(session, job, verdict, canary_required=False)
+            assert validation_jobs.record(session, job, verdict, canary_required=False)
     expected = [paths[0], paths[3], paths[1], paths[2]]
     assert order == [path.rpartition("/")[2] for path in expected]
 
@@ -159,18 +160,18 @@ def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path)
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
     with db.unit_of_work(engine) as session:
-        late = validation.claim(session, lease_s=60, attempts_max=3)
-        assert validation.prolong(session, late, lease_s=60)
+        late = validation_jobs.claim(session, lease_s=60, attempts_max=3)
+        assert validation_jobs.prolong(session, late, lease_s=60)
     _expire_leases(engine)
     with db.unit_of_work(engine) as session:
-        current = validation.claim(session, lease_s=60, attempts_max=3)
+        current = validation_jobs.claim(session, lease_s=60, attempts_max=3)
     verdict = rejected(Problem(code="validation_failed", message="no"))
     with db.unit_of_work(engine) as session:
-        assert not validation.prolong(session, late, lease_s=60)
-        assert not validation.record(session, late, verdict, canary_required=False)
+        assert not validation_jobs.prolong(session, late, lease_s=60)
+        assert not validation_jobs.record(session, late, verdict, canary_required=False)
     assert tenant.http.get(path).json()["status"] == "validating"
     with db.unit_of_work(engine) as session:
-        assert validation.record(session, current, verdict, canary_required=False)
+        assert validation_jobs.record(session, current, verdict, canary_required=False)
     assert tenant.http.get(path).json()["status"] == "rejected"
 
 
@@ -200,10 +201,10 @@ def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base
 def test_the_worker_outlives_a_redis_that_goes_away(api, settings, redis):
     tenant = api.tenant()
     with running_worker(settings) as worker:
-        wait_until(lambda: redis.hexists(keys.snapshot("tenants"), tenant.id), what="tenant")
+        wait_until(lambda: redis.hexists(redis_keys.snapshot("tenants"), tenant.id), what="tenant")
         redis.client_kill_filter(skipme=True, _type="normal")
         redis.flushall()
-        wait_until(lambda: redis.hexists(keys.snapshot("tenants"), tenant.id), what="tenant again")
+        wait_until(lambda: redis.hexists(redis_keys.snapshot("tenants"), tenant.id), what="tenant again")
         assert worker.poll() is None
 
 

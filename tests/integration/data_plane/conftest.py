@@ -13,14 +13,14 @@ import pytest
 import redis
 import redis.asyncio
 
-from core import keys
-from core.contracts import UsageEvent
+from core import redis_keys
+from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.reservation import Reservations
-from tenora.program import Program
+from tenora.stack.program import Program
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.published import Publisher
-from tests.fixtures.quota_levels import connected, scripts
+from tests.fixtures.gateway.published import Publisher
+from tests.fixtures.quota.levels import connected, scripts
 
 BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 4, "snapshot_block_ms": 200, "admission_wait_s": 1.0, "abort_s": 4,
@@ -46,7 +46,7 @@ class Stack:
         return Tenant(self, tenant_id, self.publisher.key(tenant_id))
 
     def events(self) -> list[UsageEvent]:
-        entries = self.client.xrange(keys.USAGE_STREAM)
+        entries = self.client.xrange(redis_keys.USAGE_STREAM)
         return [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
 
 
@@ -90,13 +90,13 @@ class Tenant:
         return event
 
     def quota(self) -> dict[str, int]:
-        stored = self.stack.client.hgetall(keys.tenant_quota(self.id))
+        stored = self.stack.client.hgetall(redis_keys.tenant_quota(self.id))
         return {name.decode(): int(value) for name, value in stored.items() if name != b"month"}
 
     def holds_nothing(self) -> bool:
         quota = self.quota()
         held = [quota.get(name, 0) for name in ("concurrent", "kv_pages", "month_held")]
-        leases = self.stack.client.zcard(keys.tenant_leases(self.id))
+        leases = self.stack.client.zcard(redis_keys.tenant_leases(self.id))
         return held == [0, 0, 0] and leases == 0
 
 

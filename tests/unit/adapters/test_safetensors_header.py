@@ -8,9 +8,9 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adapters.report import Refused
 from adapters.safetensors_header import HeaderBounds, parse_header, read_header
-from adapters.verdict import Refused
-from tests.fixtures.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base
+from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base
 
 BOUNDS = HeaderBounds()
 NAMES = st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9]{1,8}){0,3}", fullmatch=True)

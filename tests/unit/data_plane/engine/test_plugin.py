@@ -38,7 +38,7 @@ def replica(monkeypatch):
     monkeypatch.setattr(plugin, "S3Settings", lambda: None)
     monkeypatch.setattr("adapters.settings.StoreSettings", lambda: None)
     monkeypatch.setattr("adapters.settings.CacheSettings", lambda: None)
-    monkeypatch.setattr("adapters.resolver.register", lambda base_model, *_: reached.append(base_model))
+    monkeypatch.setattr("adapters.vllm_resolver.register", lambda base_model, *_: reached.append(base_model))
     return reached
 
 

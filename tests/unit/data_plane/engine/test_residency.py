@@ -7,7 +7,7 @@ import pytest
 
 from data_plane.engine import residency
 from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader, read_residency
-from data_plane.engine.worker.tier_table import TierTable
+from data_plane.engine.worker.residency_table import TierTable
 
 
 def write(folder, tiers):

@@ -8,7 +8,7 @@ HEAVY = ("sqlalchemy", "sqlmodel", "torch", "boto3", "vllm", "transformers", "pe
 
 def test_importing_the_gateway_loads_nothing_heavy():
     program = (
-        "import sys, data_plane.gateway.app, data_plane.gateway.server, data_plane.gateway.protocol\n"
+        "import sys, data_plane.gateway.app, data_plane.gateway.server, data_plane.gateway.http_protocol\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

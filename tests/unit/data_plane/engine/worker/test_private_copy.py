@@ -4,7 +4,7 @@ import pytest
 
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, ManifestDamaged
 from data_plane.engine.worker.private_copy import private_copy
-from tests.fixtures.stored_revisions import make_revision
+from tests.fixtures.uploads.stored_revisions import make_revision
 
 
 @pytest.fixture

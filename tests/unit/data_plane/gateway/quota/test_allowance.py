@@ -4,13 +4,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core import keys
-from core.contracts import KeyGrant, KeyLimits, Prices, TenantGrant, UsageEvent
+from core import redis_keys
+from core.contracts.grants import KeyGrant, KeyLimits, Prices, TenantGrant
+from core.contracts.usage import UsageEvent
 from core.kv_pages import page_ms
 from core.rating import rate
 from data_plane.gateway.quota.allowance import NO_LIMIT, PlatformLimits, allowance
-from data_plane.gateway.quota.used import used_by
-from tests.fixtures.published import AMPLE
+from data_plane.gateway.quota.consumption import used_by
+from tests.fixtures.gateway.published import AMPLE
 
 nanos = st.integers(0, 10_000)
 prices = st.builds(Prices, input_nanos=nanos, cached_input_nanos=nanos, output_nanos=nanos, kv_page_second_nanos=nanos)
@@ -39,7 +40,7 @@ def test_platform_and_key_are_levels_only_where_they_have_limits():
     all_three = allowance(tenant(), key(KeyLimits(tokens_per_month=9)), PlatformLimits(kv_pages=5), longest_ms=1)
     assert [level.name for level in all_three.levels] == ["platform", "tenant", "key"]
     assert [level.quota for level in all_three.levels] == [
-        keys.PLATFORM_QUOTA, keys.tenant_quota("tn_1"), keys.key_quota("tn_1", "key_1")
+        redis_keys.PLATFORM_QUOTA, redis_keys.tenant_quota("tn_1"), redis_keys.key_quota("tn_1", "key_1")
     ]  # fmt: skip
     assert (all_three.levels[2].tokens_per_month, all_three.levels[2].kv_pages) == (9, NO_LIMIT)
 

@@ -1,0 +1,175 @@
+"""The files of the adapter cache: where they lie, whether they are whole, and how they come and go without a gap.
+
+Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed; ``.holds/`` and
+``.locks/`` belong to ``adapters.cache.digest_leases`` and ``adapters.cache.file_locks``. Who may do what is the
+business of ``adapters.cache.disk_cache``. Nothing here trusts what it finds: others can write into the folder.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from typing import Final
+
+from adapters.cache.disk_budget import CachedAdapter
+from adapters.manifest import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    AdapterManifest,
+    ManifestDamaged,
+    is_digest,
+    read_manifest,
+    sha256_of,
+)
+
+Fingerprint = tuple[tuple[int, int, int], ...]
+"""Inode, size and modification time of each file: equal ones mean that nobody has touched the files between."""
+
+_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
+
+
+class AdapterFolder:
+    """The files. Every method may block on the disk and raise ``OSError``; callers hold the locks they need."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.holds, self.locks = root / ".holds", root / ".locks"
+        self.incoming, self._trash = root / ".incoming", root / ".trash"
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Make the folders, also after somebody has removed them."""
+        for folder in (self.root, self.holds, self.locks, self.incoming, self._trash):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Where an adapter lies when it is here. Raises ``ValueError`` for what is no digest."""
+        if not is_digest(digest):
+            raise ValueError(f"{digest!r} is no digest")
+        return self.root / digest
+
+    def lock(self, digest: str) -> Path:
+        """The lock under which an adapter is downloaded or mended."""
+        return self.locks / digest
+
+    def fresh_incoming(self, digest: str) -> Path:
+        """An empty folder to download into; what a crashed download left there is gone."""
+        folder = self.incoming / digest
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def read_manifest(self, digest: str) -> AdapterManifest | None:
+        """The manifest of a cached adapter; None when it is absent, damaged or cannot be read."""
+        try:
+            return read_manifest((self.path(digest) / MANIFEST_FILE).read_bytes(), digest)
+        except (OSError, ManifestDamaged):
+            return None
+
+    def fingerprint(self, digest: str) -> Fingerprint | None:
+        """What the adapter's files look like from outside; None when one is missing or no regular file."""
+        folder, marks = self.path(digest), []
+        for name in _FILES:
+            try:
+                status = os.lstat(folder / name)
+            except OSError:
+                return None
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(marks)
+
+    def is_whole(self, digest: str) -> bool:
+        """Whether manifest and files are there with the right checksums. Reads all of it."""
+        if self.fingerprint(digest) is None or (manifest := self.read_manifest(digest)) is None:
+            return False
+        try:
+            return all(
+                sha256_of(str(self.path(digest) / file.path)) == (file.size_bytes, file.sha256)
+                for file in manifest.files
+            )
+        except OSError:
+            return False
+
+    def install(self, incoming: Path, digest: str) -> None:
+        """Make a verified download the adapter. A damaged one is mended file by file, since an engine may be reading
+        the folder: at no instant is a file missing.
+        """
+        _sync(incoming)
+        target = self.path(digest)
+        if target.is_dir() and not target.is_symlink():
+            for file in sorted(incoming.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
+                if (target / file.name).is_dir() and not (target / file.name).is_symlink():
+                    shutil.rmtree(target / file.name)
+                file.replace(target / file.name)
+            incoming.rmdir()
+        else:
+            target.unlink(missing_ok=True)
+            incoming.rename(target)
+        _sync(self.root)
+
+    def touch(self, digest: str) -> None:
+        """Note a use: the folder's modification time survives restarts."""
+        os.utime(self.path(digest))
+
+    def read_ahead(self, digest: str) -> None:
+        """Ask the kernel to have the weights in its page cache by the time an engine reads them."""
+        descriptor = os.open(self.path(digest) / WEIGHTS_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+    def digests(self) -> frozenset[str]:
+        """Every digest that has a folder here."""
+        with os.scandir(self.root) as entries:
+            return frozenset(entry.name for entry in entries if is_digest(entry.name) and entry.is_dir())
+
+    def list(self) -> list[CachedAdapter]:
+        """Every adapter here. One without a manifest counts as used never."""
+        return [_measure(self.root / digest) for digest in sorted(self.digests())]
+
+    def incoming_bytes(self) -> int:
+        """What running downloads will occupy: their files have their full size from the start."""
+        return sum(_measure(folder).size_bytes for folder in self.incoming.iterdir())
+
+    def discard(self, digest: str) -> None:
+        """Take an adapter away at once; ``empty_trash`` frees its bytes."""
+        self.path(digest).rename(self._trash / f"{digest}-{secrets.token_hex(4)}")
+
+    def empty_trash(self) -> None:
+        """Free what was discarded, by this or by a crashed process."""
+        for folder in self._trash.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def is_in_trash(self, digest: str) -> bool:
+        """Whether anything that was discarded of an adapter is left."""
+        return any(self._trash.glob(f"{digest}-*"))
+
+    def free_bytes(self) -> int:
+        """What the file system can still take."""
+        return shutil.disk_usage(self.root).free
+
+
+def _measure(folder: Path) -> CachedAdapter:
+    """Size and last use. What vanishes while it is looked at counts as nothing."""
+    size_bytes, used_at_ns = 0, 0
+    try:
+        for file in os.scandir(folder):
+            size_bytes += file.stat(follow_symlinks=False).st_size
+            if file.name == MANIFEST_FILE:
+                used_at_ns = folder.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return CachedAdapter(digest=folder.name, size_bytes=size_bytes, used_at_ns=used_at_ns)
+
+
+def _sync(folder: Path) -> None:
+    """Names written before are on the disk afterwards, so that a power cut leaves no half-named adapter."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

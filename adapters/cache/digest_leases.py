@@ -1,0 +1,124 @@
+"""Which digests the engines of this machine may re-read, so that no process ever evicts a file another one needs.
+
+Each process writes the digests it handed out into a file of its own and holds that file locked while it lives; the file
+of a dead process counts no more and is removed by whoever finds it. In a process several holders may share a digest.
+"""
+
+import errno
+import os
+import secrets
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from adapters.cache.file_locks import is_same, try_lock
+
+_LINE_BYTES: Final = 65  # a digest and a line's end
+RESERVED_BYTES: Final = 1024 * _LINE_BYTES
+"""Taken from the disk at the start, so that a full one does not keep what lies on it from being held."""
+
+
+class HoldFile:
+    """The digests that this process holds.
+
+    Methods marked so need the folder's lock, under which others read the file; the others only touch memory, from any
+    thread. A digest without holders is written off at the next ``settle``: until then others merely keep it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._holders: dict[str, set[str]] = {}
+        self._written: set[str] = set()
+        self._guard = threading.Lock()
+        self._descriptor: int | None = None
+        self._path = folder
+        self._open()
+
+    def holders(self, digest: str) -> frozenset[str]:
+        """Who in this process holds a digest."""
+        with self._guard:
+            return frozenset(self._holders.get(digest, ()))
+
+    def add(self, digest: str, holder: str = "") -> None:
+        """Hold a digest from now on. Needs the folder's lock."""
+        if digest not in self._written:
+            self._write([*self._written, digest])
+            self._written.add(digest)
+        with self._guard:
+            self._holders.setdefault(digest, set()).add(holder)
+
+    def join(self, digest: str, holder: str) -> bool:
+        """Hold what this process holds already; False when it does not."""
+        with self._guard:
+            if holders := self._holders.get(digest):
+                holders.add(holder)
+            return bool(holders)
+
+    def drop(self, digest: str, holder: str = "") -> None:
+        """A holder needs it no more."""
+        with self._guard:
+            if holders := self._holders.get(digest):
+                holders.discard(holder)
+
+    def settle(self) -> None:
+        """Make the file say what is held, also when somebody has removed it. Needs the folder's lock."""
+        if self._descriptor is None:
+            return  # closed
+        if not is_same(self._descriptor, self._path):
+            os.close(self._descriptor)
+            self._open()
+            self._write(self._written)
+        self._reserve()
+        with self._guard:
+            dropped = [digest for digest, holders in self._holders.items() if not holders]
+            for digest in dropped:
+                del self._holders[digest]
+        if dropped:
+            self._written.difference_update(dropped)
+            self._write(self._written)
+
+    def everyone(self) -> frozenset[str]:
+        """What this and every other living process holds. Needs the folder's lock."""
+        held = set(self._written)
+        for path in self._folder.iterdir():
+            if path == self._path or not path.is_file():
+                continue
+            if (descriptor := try_lock(path)) is not None:
+                path.unlink(missing_ok=True)  # its process is dead
+                os.close(descriptor)
+                continue
+            held.update(path.read_bytes().replace(b"\0", b" ").decode().split())
+        return frozenset(held)
+
+    def close(self) -> None:
+        """Hold nothing any more. Closing again does nothing."""
+        if self._descriptor is not None:
+            if is_same(self._descriptor, self._path):
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> None:
+        self._path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._descriptor = try_lock(self._path)
+        assert self._descriptor is not None, "the name is new"
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """On a disk that is full already it fails, and is tried again: meanwhile each hold needs room of its own."""
+        assert self._descriptor is not None, "a closed file reserves nothing"
+        size = os.fstat(self._descriptor).st_size
+        if size < RESERVED_BYTES:
+            try:
+                os.posix_fallocate(self._descriptor, 0, RESERVED_BYTES)
+            except OSError:
+                os.ftruncate(self._descriptor, size)
+
+    def _write(self, digests: Iterable[str]) -> None:
+        """The whole list over the old one, padded with zeros so that nothing of that remains."""
+        assert self._descriptor is not None, "a closed file holds nothing"
+        text = "".join(f"{digest}\n" for digest in digests).encode()
+        size = os.fstat(self._descriptor).st_size
+        if os.pwrite(self._descriptor, text.ljust(size, b"\0"), 0) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,191 @@
+"""The disk tier's rules, as blocking calls: who may take, install, evict or forget an adapter, under which lock.
+
+A digest that an engine of this machine may re-read is never removed. Several processes may share the folder; it may be
+changed behind their backs, and is then mended from S3 by ``adapters.cache.adapter_cache``. Each failure of the disk
+has a code and concerns one adapter.
+"""
+
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from adapters import metrics
+from adapters.cache.cache_folder import AdapterFolder, Fingerprint
+from adapters.cache.digest_leases import RESERVED_BYTES, HoldFile
+from adapters.cache.disk_budget import choose_victims
+from adapters.cache.errors import cache_full, disk_errors
+from adapters.cache.file_locks import LockTimeout, locked
+from adapters.manifest import AdapterManifest
+from adapters.object_store.download_progress import Transfer
+from adapters.settings import CacheSettings
+from core.errors import Unavailable
+
+_log: Final = structlog.get_logger()
+_FOLDER_LOCK_TIMEOUT_S: Final = 30  # held for renames and listings alone
+ANOTHER_PROCESS: Final = "another process"
+
+
+class DiskTier:
+    """One folder of adapters. Thread-safe; every call may block."""
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._settings = settings
+        self.folder = AdapterFolder(settings.cache_dir.absolute())
+        self.holds = HoldFile(self.folder.holds)
+        self._verified: dict[str, Fingerprint] = {}
+        self._folder_guard = threading.Lock()
+        with disk_errors("a start"):
+            self._sweep()
+
+    def take(self, digest: str, holder: str) -> bool:
+        """Hold an adapter that is here and whole; False when it is not. It is held first, so that nobody evicts it
+        while it is checked, and checked again whenever its files changed.
+        """
+        with disk_errors(f"adapter {digest}"):
+            if not self.holds.join(digest, holder):
+                with self._folder_lock():
+                    if not self.folder.path(digest).is_dir():
+                        return False
+                    self.holds.add(digest, holder)
+            if self._is_verified(digest):
+                with suppress(OSError):  # a use that is not noted, or pages that are not read ahead, cost only speed
+                    self.folder.touch(digest)
+                    self.folder.read_ahead(digest)
+                return True
+        self.holds.drop(digest, holder)
+        return False
+
+    @contextmanager
+    def receiving(self, digest: str, transfer: Transfer, *, timeout_s: float) -> Iterator[Path]:
+        """The empty folder for a download, which no other process receives at the same time and of which nothing is
+        left afterwards. Raises ``Unavailable`` when another process has been at it for too long.
+        """
+        with disk_errors(f"adapter {digest}"):
+            try:
+                with locked(self.folder.lock(digest), timeout_s=timeout_s, stop=transfer.stop):
+                    incoming = self.folder.fresh_incoming(digest)
+                    try:
+                        yield incoming
+                    finally:
+                        shutil.rmtree(incoming, ignore_errors=True)
+            except LockTimeout as error:
+                transfer.check()
+                raise Unavailable(f"another process is still downloading {digest}", code="store_timeout") from error
+
+    def reserve(self, manifest: AdapterManifest, incoming: Path) -> None:
+        """Evict for an adapter and give its files their size, so that all downloads together keep to the budget.
+
+        Raises ``CacheFull``, and evicts nothing, when the disk would be nearly full even so.
+        """
+        needed = manifest.size_bytes
+        with disk_errors(f"adapter {manifest.digest}"):
+            with self._folder_lock():
+                self._evict_for(needed, disk_free_min=self._settings.cache_free_bytes_min, what=manifest.digest)
+                for file in manifest.files:
+                    with (incoming / file.path).open("wb") as out:
+                        out.truncate(file.size_bytes)
+            self.folder.empty_trash()
+
+    def install(self, incoming: Path, digest: str, holder: str) -> None:
+        """Make a verified download the adapter, held from its first instant."""
+        with disk_errors(f"adapter {digest}"), self._folder_lock():
+            if self.folder.path(digest).exists():
+                metrics.CACHE_DAMAGED.inc()
+                _log.warning("cached adapter was damaged and is mended", digest=digest)
+            self.holds.add(digest, holder)
+            try:
+                self.folder.install(incoming, digest)
+            except OSError:
+                self.holds.drop(digest, holder)
+                raise
+            if mark := self.folder.fingerprint(digest):
+                self._verified[digest] = mark
+
+    def forget(self, digest: str) -> frozenset[str]:
+        """Remove an adapter unless somebody still holds it: who does. Raises ``CacheFailed`` where it cannot."""
+        with disk_errors(f"adapter {digest}"):
+            with self._folder_lock():
+                if digest in self.holds.everyone():
+                    return self.holds.holders(digest) or frozenset({ANOTHER_PROCESS})
+                if digest in self.folder.digests():
+                    self.folder.discard(digest)
+                    metrics.CACHE_EVICTIONS.labels("revoked").inc()
+                self._verified.pop(digest, None)
+            self.folder.empty_trash()
+            if self.folder.is_in_trash(digest):
+                raise OSError(errno.EBUSY, "its files cannot be removed")
+        return frozenset()
+
+    def settle(self) -> None:
+        """Let other processes evict what nobody here holds any more."""
+        with disk_errors("the holds"), self._folder_lock():
+            pass
+
+    def digests(self) -> frozenset[str]:
+        """What lies here."""
+        with disk_errors("the list of adapters"):
+            self.folder.lay_out()
+            return self.folder.digests()
+
+    def _is_verified(self, digest: str) -> bool:
+        mark = self.folder.fingerprint(digest)
+        if mark is not None and self._verified.get(digest) == mark:
+            return True
+        if mark is not None and self.folder.is_whole(digest):
+            self._verified[digest] = mark
+            return True
+        return False
+
+    def _evict_for(self, needed_bytes: int, *, disk_free_min: int, what: str) -> None:
+        """Discard the least recently used until the budget has room, and the disk for ``disk_free_min`` more."""
+        adapters, incoming_bytes = self.folder.list(), self.folder.incoming_bytes()
+        present_bytes, free_bytes = sum(adapter.size_bytes for adapter in adapters), self.folder.free_bytes()
+        room_bytes = present_bytes + incoming_bytes + free_bytes - disk_free_min
+        victims, _ = choose_victims(
+            adapters,
+            needed_bytes=needed_bytes + incoming_bytes,
+            budget_bytes=min(self._settings.cache_bytes, room_bytes),
+            protected=self.holds.everyone(),
+        )
+        kept_bytes = sum(adapter.size_bytes for adapter in adapters if adapter.digest not in victims)
+        if needed_bytes and free_bytes + present_bytes - kept_bytes < needed_bytes + disk_free_min:
+            raise cache_full(f"adapter {what}")
+        for digest in victims:
+            self.folder.discard(digest)
+            self._verified.pop(digest, None)
+        metrics.CACHE_EVICTIONS.labels("budget").inc(len(victims))
+        metrics.CACHE_BYTES.set(kept_bytes)
+        excess_bytes = kept_bytes + incoming_bytes + needed_bytes - self._settings.cache_bytes
+        if needed_bytes and excess_bytes > 0:
+            metrics.CACHE_OVER_BUDGET.inc()
+            _log.warning("adapter cache exceeds its budget: engines may read all of it", excess_bytes=excess_bytes)
+
+    def _sweep(self) -> None:
+        """What a start removes: leftovers of dead processes, and what was unused for too long."""
+        for leftover in self.folder.incoming.iterdir():
+            with suppress(LockTimeout), locked(self.folder.locks / leftover.name, timeout_s=0):
+                shutil.rmtree(leftover, ignore_errors=True)
+        before_ns = time.time_ns() - int(self._settings.cache_age_max_s * 1e9)
+        with self._folder_lock():
+            protected = self.holds.everyone()
+            for adapter in self.folder.list():
+                if adapter.used_at_ns < before_ns and adapter.digest not in protected:
+                    self.folder.discard(adapter.digest)
+                    metrics.CACHE_EVICTIONS.labels("age").inc()
+            self._evict_for(0, disk_free_min=RESERVED_BYTES, what="")
+        self.folder.empty_trash()
+
+    @contextmanager
+    def _folder_lock(self) -> Iterator[None]:
+        """One process and one thread at a time looks at holds and renames."""
+        with self._folder_guard, locked(self.folder.locks / "folder", timeout_s=_FOLDER_LOCK_TIMEOUT_S):
+            self.folder.lay_out()
+            self.holds.settle()
+            yield

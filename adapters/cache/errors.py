@@ -1,0 +1,69 @@
+"""What the disk cache answers when it cannot hand out an adapter. Each concerns one adapter; the others serve on.
+
+Errors of the store itself (``ObjectMissing``, ``ObjectDamaged``, ``store_unavailable``) are in
+``adapters.object_store.s3``.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from core.errors import Unavailable
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_RETRY_S: Final = 30  # somebody has to free space or mend the disk
+
+
+class AdapterLoading(Unavailable):
+    """The adapter is on its way, or waits for its turn, and the caller's patience is over; the download goes on.
+    ``eta_s`` is the estimate of when it will be here.
+    """
+
+    default_code = "adapter_loading"
+
+    def __init__(self, message: str, *, eta_s: float, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, retryable=True)
+        self.eta_s = eta_s
+
+
+class CacheFull(Unavailable):
+    """The disk has no room for the adapter beside those that engines may still read."""
+
+    default_code = "adapter_cache_full"
+
+
+class CacheFailed(Unavailable):
+    """The disk cannot be read or written."""
+
+    default_code = "adapter_cache_failed"
+
+
+class DownloadStopped(Unavailable):
+    """The download was stopped: its adapter was withdrawn, or the replica stops."""
+
+    default_code = "adapter_download_stopped"
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Failures of the disk as ours, so that none of them reaches a caller without a code."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise cache_full(what) from error
+        reason = error.strerror or str(error)
+        raise CacheFailed(
+            f"the adapter cache's disk failed for {what}: {reason}; look at TENORA_CACHE_DIR",
+            retry_after_s=_DISK_RETRY_S,
+        ) from error
+
+
+def cache_full(what: str) -> CacheFull:
+    """The refusal of one adapter for want of space."""
+    return CacheFull(
+        f"the adapter cache's disk has no room for {what}; give TENORA_CACHE_DIR more space, "
+        "or serve fewer adapters at once on this replica",
+        retry_after_s=_DISK_RETRY_S,
+    )

@@ -1,0 +1,51 @@
+"""The child that touches untrusted files: ``python -m adapters.sandbox.child <work folder>``, run by
+``adapters.sandbox.parent``.
+
+Reads ``request.json`` and ``upload/`` in the work folder, writes an accepted adapter into ``revision/`` and its verdict
+as JSON to standard output. Imports nothing heavy: it is started once per upload.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from adapters.base_model_spec import BaseModelSpec
+from adapters.report import Report, Verdict
+from adapters.validation.normalize import normalise
+from adapters.validation.validate import Bounds, UploadLimits, validate
+
+REQUEST_FILE: Final = "request.json"
+UPLOAD_FOLDER: Final = "upload"
+REVISION_FOLDER: Final = "revision"
+
+
+class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is asked. The base comes without its tokenizer, which no rule needs."""
+
+    base: BaseModelSpec
+    known_bases: frozenset[str]
+    limits: UploadLimits
+    bounds: Bounds
+
+
+def judge_and_normalise(work: Path) -> Verdict:
+    """The verdict on ``work``'s upload; when it accepts, ``revision/`` holds the re-serialised adapter."""
+    request = msgspec.json.decode((work / REQUEST_FILE).read_bytes(), type=ValidationRequest)
+    report = Report()
+    accepted = validate(
+        work / UPLOAD_FOLDER,
+        base=request.base,
+        known_bases=request.known_bases,
+        limits=request.limits,
+        bounds=request.bounds,
+        report=report,
+    )
+    if accepted is None:
+        return report.verdict()
+    return report.verdict(normalise(accepted, work / UPLOAD_FOLDER, work / REVISION_FOLDER, request.base))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(judge_and_normalise(Path(sys.argv[1]))))

@@ -1,0 +1,177 @@
+"""Running code that reads untrusted files, in a child without network, other processes, secrets or unbounded anything.
+
+Fails closed: a child that crashes, is killed, says too much or takes too long gives a refusing verdict, never an
+acceptance. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
+where root's child cannot have a user of its own: the system-call filter is what always holds. What the child does
+inside is ``adapters.sandbox.child``; how it gives up its powers is ``adapters.sandbox.launcher``.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import msgspec
+import structlog
+
+from adapters import metrics
+from adapters.report import Problem, Verdict, rejected
+from adapters.sandbox import launcher
+from adapters.sandbox.child import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
+from adapters.settings import UploadSettings
+
+_log: Final = structlog.get_logger()
+_READ_BYTES: Final = 64 * 1024
+_STDERR_SHOWN: Final = 2000
+_OPTIONAL_PROTECTIONS: Final = ("landlock", "network", "own-user")  # as the launcher's first line names them
+# One thread, since the child may start none.
+_ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class ChildFailed(Exception):
+    """The child gave no answer that can be used."""
+
+    def __init__(self, reason: Literal["timeout", "crashed", "too_long"], detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def validate_confined(work: Path, request: ValidationRequest, settings: UploadSettings) -> Verdict:
+    """The verdict of a confined child on ``work/upload``; an accepted adapter is in ``work/revision`` then."""
+    (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
+    (work / REVISION_FOLDER).mkdir()
+    if os.geteuid() == 0:
+        _admit(work, settings.upload_user_id)
+    try:
+        answer = run_confined(
+            [sys.executable, "-I", "-m", "adapters.sandbox.child", str(work)],
+            readable=[work / REQUEST_FILE, work / UPLOAD_FOLDER],
+            writable=[work / REVISION_FOLDER],
+            file_bytes=request.limits.bytes_max + settings.upload_answer_bytes_max,
+            settings=settings,
+        )
+        return msgspec.json.decode(answer, type=Verdict)
+    except ChildFailed as failed:
+        _log.warning("validation child failed", reason=failed.reason, detail=failed.detail)
+        if failed.reason == "timeout":
+            text = f"validation took longer than {settings.upload_validation_timeout_s:g} s; upload a smaller adapter"
+            return rejected(Problem(code="validation_timeout", message=text))
+    except msgspec.DecodeError as error:
+        _log.warning("validation child answered nonsense", error=str(error))
+    text = "the files could not be validated within the limits; save the adapter again with a current PEFT"
+    return rejected(Problem(code="validation_failed", message=text))
+
+
+def run_confined(
+    command: Sequence[str],
+    *,
+    readable: Sequence[Path],
+    writable: Sequence[Path],
+    file_bytes: int,
+    settings: UploadSettings,
+) -> bytes:
+    """What ``command`` wrote to standard output, at most ``upload_answer_bytes_max`` bytes. Raises ``ChildFailed``.
+
+    Besides its own code and the system's libraries it can read ``readable`` and write ``writable`` alone (where the
+    kernel has Landlock), and no file above ``file_bytes``.
+    """
+    spec = {
+        "parent": os.getpid(),
+        "user_id": settings.upload_user_id,
+        "readable": [str(path) for path in (*_code_folders(), *readable)],
+        "writable": [str(path) for path in writable],
+        "limits": {
+            "memory_bytes": settings.upload_memory_bytes_max,
+            "cpu_s": settings.upload_cpu_s_max,
+            "file_bytes": file_bytes,
+            "open_files": settings.upload_open_files_max,
+        },
+    }
+    argv = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), json.dumps(spec), *command]
+    deadline = time.monotonic() + settings.upload_validation_timeout_s
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own launcher
+            argv,
+            env=_ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdout is not None, "it was asked for"
+        try:
+            answer = _read_bounded(process.stdout, deadline, settings.upload_answer_bytes_max)
+            status = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise ChildFailed("timeout", "it closed its output and went on") from None
+        finally:
+            _end(process)
+            _report_missing(errors)
+        if status != 0:
+            errors.seek(0)
+            raise ChildFailed("crashed", f"status {status}: {errors.read()[-_STDERR_SHOWN:].decode(errors='replace')}")
+        return answer
+
+
+def _admit(work: Path, group_id: int) -> None:
+    """Let the child's group read ``work`` and write the revision. The owner stays, in case the child has to be it."""
+    for path in (work, *work.rglob("*")):
+        os.chown(path, -1, group_id, follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o770 if path.name == REVISION_FOLDER else 0o750 if path.is_dir() else 0o640)
+
+
+def _read_bounded(stream: IO[bytes], deadline: float, bytes_max: int) -> bytes:
+    answer = bytearray()
+    descriptor = stream.fileno()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while True:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise ChildFailed("timeout", "no answer in time")
+        if not (chunk := os.read(descriptor, _READ_BYTES)):
+            return bytes(answer)
+        answer += chunk
+        if len(answer) > bytes_max:
+            raise ChildFailed("too_long", f"more than {bytes_max} bytes of answer")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """No child outlives its answer. It could start no others, so the group is itself."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _report_missing(errors: IO[bytes]) -> None:
+    """Log and count what the launcher could not have. A child that ended before it said anything has opened no file."""
+    errors.seek(0)
+    launcher, _, held = errors.readline(_STDERR_SHOWN).decode(errors="replace").partition(": ")
+    if launcher != "sandbox":
+        return
+    wanted = _OPTIONAL_PROTECTIONS if os.geteuid() == 0 else _OPTIONAL_PROTECTIONS[:2]
+    missing = [name for name in wanted if not any(word.startswith(name) for word in held.split())]
+    for name in missing:
+        metrics.UNPROTECTED_CHILDREN.labels(name).inc()
+    if missing:
+        _log.warning("validation child was not fully confined", missing=missing, held=held.strip())
+
+
+def _code_folders() -> list[Path]:
+    """What Python needs to run: the interpreter, its libraries, the system's, and our two packages."""
+    ours = Path(launcher.__file__).parents[1]
+    return [
+        Path(sys.prefix), Path(sys.base_prefix), ours, ours.parent / "core", Path("/usr"), Path("/lib"), Path("/lib64"),
+        Path("/etc/ld.so.cache"), Path("/dev/null"), Path("/dev/urandom"),
+    ]  # fmt: skip

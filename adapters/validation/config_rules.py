@@ -1,0 +1,170 @@
+"""The rules for ``adapter_config.json``: everything vLLM's own check wants, and stricter types.
+
+Source: ``vllm/lora/peft_helper.py`` of 0.32 and ``peft/tuners/lora/config.py`` of 0.21. What PEFT writes for a plain
+LoRA is accepted; fields that change the mathematics are refused; fields that only mattered in training are dropped.
+"""
+
+import math
+import re
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import msgspec
+
+from adapters.base_model_spec import BaseModelSpec
+from adapters.manifest import CONFIG_FILE
+from adapters.report import Code, Report
+from adapters.validation.base_name_rules import judge_base_name
+from adapters.validation.target_rules import read_targets, says_nothing
+from core.strict_json import JsonRefused, parse, shorten
+
+CONFIG_BYTES_MAX: Final = 64 * 1024  # 560 literal module names of an 80-layer model are 25 KB
+_DEPTH: Final = 8
+_ALPHA_MAX: Final = 65_536
+_ALPHA_MIN: Final = 1 / 65_536  # below it an update would vanish in bfloat16
+_AGAIN: Final = "write it again with PEFT's save_pretrained"
+_PEFT_MODULE: Final = re.compile(r"transformers(?:\.[a-z0-9_]+)*")
+
+# Inits that leave the base model's weights alone, so that the saved adapter is a plain LoRA (PEFTHelper's own list).
+_INITS: Final = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
+
+_READ: Final = frozenset({
+    "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "base_model_name_or_path", "init_lora_weights", "auto_mapping", "task_type",
+})  # fmt: skip
+_TRAINING_ONLY: Final = frozenset({
+    "eva_config", "inference_mode", "lora_dropout", "lora_ga_config", "peft_version", "revision",
+})  # fmt: skip
+# Another method than plain LoRA: the code tells the sender that no edit of the config will help.
+_OTHER_METHODS: Final[dict[str, object]] = {
+    "peft_type": "LORA", "bias": "none", "use_dora": False, "lora_bias": False, "use_bdlora": None, "use_qalora": False,
+    "alora_invocation_tokens": None,
+}  # fmt: skip
+_DEFAULTS: Final[dict[str, object]] = {"megatron_core": "megatron.core", "qalora_group_size": 16}
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What remains of a config: the numbers, and which modules of the base it claims to adapt."""
+
+    rank: int
+    alpha: int | float
+    use_rslora: bool
+    modules: frozenset[str]
+
+    @property
+    def scaling(self) -> float:
+        """What PEFT and vLLM multiply B·A by."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+def judge_config(
+    text: bytes, base: BaseModelSpec, known_bases: AbstractSet[str], *, rank_max: int, plan_name: str, report: Report
+) -> AdapterConfig | None:
+    """The config's meaning, or None when ``report`` got a reason to refuse. ``known_bases`` holds ids and Hub names of
+    every base model of the platform; ``rank_max`` is the plan's.
+    """
+    if len(text) > CONFIG_BYTES_MAX:
+        _refuse(report, "config_too_large", f"has more than the {CONFIG_BYTES_MAX} bytes that are allowed; {_AGAIN}")
+        return None
+    try:
+        config = parse(text, depth_max=_DEPTH)
+    except JsonRefused as error:
+        where = None if error.key is None else shorten(error.key).strip('"')
+        _refuse(report, "config_invalid", f"{error}; {_AGAIN}", where)
+        return None
+    if not isinstance(config, dict):
+        _refuse(report, "config_invalid", f"must be a JSON object; {_AGAIN}")
+        return None
+    problems_before = report.count
+    _judge_method(config, report)
+    _judge_other_fields(config, report)
+    judge_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
+    rank = _read_rank(config.get("r"), base, rank_max, plan_name, report)
+    alpha = _read_alpha(config.get("lora_alpha"), report)
+    rslora = config.get("use_rslora") or False
+    if not isinstance(rslora, bool):
+        _refuse(report, "config_invalid", f"use_rslora is {shorten(rslora)}; true or false", "use_rslora")
+    modules = read_targets(config, base, report)
+    if report.count > problems_before or rank is None or alpha is None:
+        return None
+    return AdapterConfig(rank=rank, alpha=alpha, use_rslora=rslora is True, modules=modules)
+
+
+def _judge_method(config: dict[str, object], report: Report) -> None:
+    if config.get("peft_type") is None:
+        _refuse(report, "config_invalid", 'peft_type is missing; "LORA" is the one that is served', "peft_type")
+    for field, plain in _OTHER_METHODS.items():
+        value = config.get(field, plain)
+        if value != plain and (plain == "none" or not says_nothing(value)):  # vLLM wants the word, and no null for it
+            cure = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
+            _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {cure}", field)
+    task = config.get("task_type")
+    if task not in (None, "CAUSAL_LM"):
+        _refuse(
+            report,
+            "adapter_type_not_supported",
+            f'task_type is {shorten(task)}; only "CAUSAL_LM" is served',
+            "task_type",
+        )
+    init = config.get("init_lora_weights")
+    if not (init is None or isinstance(init, bool) or (isinstance(init, str) and init.lower() in _INITS)):
+        cure = "inits that change the base model need PEFT's path_initial_model_for_weight_conversion when saving"
+        _refuse(
+            report, "adapter_type_not_supported", f"init_lora_weights is {shorten(init)}; {cure}", "init_lora_weights"
+        )
+
+
+def _judge_other_fields(config: dict[str, object], report: Report) -> None:
+    mapping = config.get("auto_mapping")
+    if mapping is not None and not _is_written_by_peft(mapping):
+        _refuse(
+            report, "config_field_not_allowed", f"auto_mapping is {shorten(mapping)}; set it to null", "auto_mapping"
+        )
+    for field in config.keys() - _READ - _TRAINING_ONLY - _OTHER_METHODS.keys():
+        value = config[field]
+        if not says_nothing(value) and value != _DEFAULTS.get(field):
+            name, cure = shorten(field).strip('"'), "train without it, or remove it if it had no effect"
+            _refuse(
+                report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; {cure}", name
+            )
+
+
+def _is_written_by_peft(mapping: object) -> bool:
+    """PEFT writes the class it wrapped when no task type was given. It is dropped; anything that names other code is
+    not let pass even so, since PEFT imports ``parent_library``.
+    """
+    if not isinstance(mapping, dict) or not mapping.keys() <= {"base_model_class", "parent_library", "unsloth_fixed"}:
+        return False
+    name, library = mapping.get("base_model_class"), mapping.get("parent_library")
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and isinstance(library, str)
+        and bool(_PEFT_MODULE.fullmatch(library))
+    )
+
+
+def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: Report) -> int | None:
+    if type(value) is not int or value < 1:
+        _refuse(report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1", "r")
+        return None
+    if value > min(rank_max, base.rank_max):
+        bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
+            f"replicas of {base.id} serve ranks up to {base.rank_max}"
+        )  # fmt: skip
+        cure = f"train with r at most {min(rank_max, base.rank_max)}"
+        _refuse(report, "rank_too_large", f"r is {shorten(value)}; {bound}: {cure}", "r")
+        return None
+    return value
+
+
+def _read_alpha(value: object, report: Report) -> int | float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _ALPHA_MIN <= value <= _ALPHA_MAX:
+        cure = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
+        _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {cure}", "lora_alpha")
+        return None
+    return int(value) if value == int(value) else value
+
+
+def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+    report.refuse(code, message, file=CONFIG_FILE, where=where)

@@ -1,0 +1,98 @@
+"""Which files an upload may consist of, judged by name before anything is downloaded and by first bytes after.
+
+An adapter is two files. What training leaves beside them is passed over with a note; what could run code or change how
+prompts are built is refused.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
+from adapters.report import Code, Report
+from core.strict_json import shorten
+
+REQUIRED_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
+
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]{0,127}")
+_PASSED_OVER: Final = re.compile(
+    r".+\.(md|txt|log|csv|tsv|jsonl|ya?ml|png|jpe?g|svg|pdf)|\.gitattributes|\.gitignore|\.DS_Store|latest|"
+    r"(LICEN[CS]E|NOTICE)([-_][\w-]+)?(\.rst)?|events\.out\.tfevents\..+|"
+    r"(trainer_state|(all|train|eval|predict)_results|training_args|generation_config)\.json",
+    re.IGNORECASE,
+)
+_PROMPT_FILES: Final = re.compile(
+    r"(tokenizer|vocab|merges|added_tokens|special_tokens|chat_template|spiece|sentencepiece).*|.+\.jinja2?|.+\.model",
+    re.IGNORECASE,
+)
+_SUFFIXES: Final[dict[str, tuple[Code, str]]] = {
+    **dict.fromkeys(
+        (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".gguf"),
+        (
+            "format_not_allowed",
+            "other formats are never read; leave it out (weights: save_pretrained(safe_serialization=True))",
+        ),
+    ),
+    **dict.fromkeys(
+        (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar"),
+        ("archive_not_allowed", f"archives are not unpacked; upload {CONFIG_FILE} and {WEIGHTS_FILE} themselves"),
+    ),
+}
+_MAGIC: Final[tuple[tuple[int, bytes, Code, str], ...]] = (
+    (0, b"PK\x03\x04", "format_not_allowed", "is a zip or a PyTorch file"),
+    (0, b"PK\x05\x06", "archive_not_allowed", "is an empty zip"),
+    (0, b"\x80\x02", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x03", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x04", "format_not_allowed", "is a pickle"),
+    (0, b"\x80\x05", "format_not_allowed", "is a pickle"),
+    (0, b"GGUF", "format_not_allowed", "is a GGUF file"),
+    (0, b"\x89HDF", "format_not_allowed", "is an HDF5 file"),
+    (0, b"\x93NUMPY", "format_not_allowed", "is a NumPy file"),
+    (0, b"\x1f\x8b", "archive_not_allowed", "is a gzip archive"),
+    (0, b"BZh", "archive_not_allowed", "is a bzip2 archive"),
+    (0, b"\xfd7zXZ", "archive_not_allowed", "is an xz archive"),
+    (0, b"\x28\xb5\x2f\xfd", "archive_not_allowed", "is a zstd archive"),
+    (0, b"7z\xbc\xaf", "archive_not_allowed", "is a 7z archive"),
+    (0, b"Rar!\x1a\x07", "archive_not_allowed", "is a rar archive"),
+    (257, b"ustar", "archive_not_allowed", "is a tar archive"),  # behind its first member's name, mode and sizes
+)
+_MAGIC_END: Final = max(offset + len(magic) for offset, magic, _, _ in _MAGIC)
+
+
+def judge_names(paths: Iterable[str], report: Report) -> None:
+    """Judge the files of an upload by their names alone. A note for each that will be passed over."""
+    names = list(paths)
+    for name in REQUIRED_FILES:
+        if name not in names:
+            report.refuse("file_missing", f"is missing; a PEFT adapter is {CONFIG_FILE} and {WEIGHTS_FILE}", file=name)
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        report.refuse("file_not_allowed", "is declared twice; name it once", file=shorten(name).strip('"'))
+    for name in sorted(set(names) - set(REQUIRED_FILES)):
+        _judge_extra(name, report)
+
+
+def judge_first_bytes(folder: Path, report: Report) -> None:
+    """Refuse files that are something else than their name says."""
+    for name in REQUIRED_FILES:
+        with (folder / name).open("rb") as stream:
+            beginning = stream.read(_MAGIC_END)
+        for offset, magic, code, what in _MAGIC:
+            if beginning.startswith(magic, offset):
+                report.refuse(code, f"{what}; save the adapter as safetensors", file=name)
+
+
+def _judge_extra(name: str, report: Report) -> None:
+    shown = shorten(name).strip('"')
+    suffix = Path(name).suffix.lower()
+    if not _PLAIN_NAME.fullmatch(name) or name in (".", ".."):
+        report.refuse("file_not_allowed", "is not a plain file name; upload the adapter's two files alone", file=shown)
+    elif suffix in _SUFFIXES:
+        code, cure = _SUFFIXES[suffix]
+        report.refuse(code, cure, file=shown)
+    elif _PROMPT_FILES.fullmatch(name):
+        report.refuse("file_not_allowed", "tokenizer and template come with the base model; leave it out", file=shown)
+    elif _PASSED_OVER.fullmatch(name):
+        report.note(f"{shown} was passed over: it is no part of an adapter")
+    else:
+        report.refuse("file_not_allowed", "is no part of an adapter; leave it out", file=shown)

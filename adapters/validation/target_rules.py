@@ -1,0 +1,94 @@
+"""Which modules of the base a config claims to adapt, by PEFT's own rule but for literal names alone.
+
+A target is a module's full name or a suffix of it that begins at a dot. PEFT matches strings as regular expressions,
+which can run for hours, so only lists of literals are accepted. Whether the tensors agree:
+``adapters.validation.tensor_rules``.
+"""
+
+import re
+from typing import Final
+
+from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec, layer_of
+from adapters.manifest import CONFIG_FILE
+from adapters.report import Code, Report
+from core.strict_json import shorten
+
+_TARGETS_MAX: Final = 4096
+_AS_IN: Final = 'write a list of literal module names, such as ["q_proj", "v_proj"]'
+_TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")
+
+
+def read_targets(config: dict[str, object], base: BaseModelSpec, report: Report) -> frozenset[str]:
+    """The base's modules that PEFT would adapt; empty when ``report`` got a reason to refuse."""
+    problems_before = report.count
+    targets = _read_literals(config, "target_modules", report)
+    excluded = _read_literals(config, "exclude_modules", report)
+    layers = _read_layers(config, report)
+    if not targets:
+        if report.count == problems_before:
+            _refuse(report, "config_invalid", f"target_modules names no module; {_AS_IN}", "target_modules")
+        return frozenset()
+    known = {suffix for module in base.modules for suffix in _suffixes(module)}
+    for target in sorted(targets - known):
+        linear = target.rpartition(".")[2] in LINEAR_KINDS
+        code: Code = "module_unknown" if linear else "module_not_allowed"
+        cure = f"{base.id} has no such linear module" if linear else f"LoRA may be on {', '.join(LINEAR_KINDS)} only"
+        _refuse(report, code, f"target_modules names {shorten(target)}; {cure}", "target_modules")
+    return frozenset(
+        module
+        for module in base.modules
+        if not targets.isdisjoint(_suffixes(module))
+        and excluded.isdisjoint(_suffixes(module))
+        and (layers is None or layer_of(module) in layers)
+    )
+
+
+def _read_literals(config: dict[str, object], field: str, report: Report) -> frozenset[str]:
+    value = config.get(field)
+    if value is None:
+        return frozenset()
+    if isinstance(value, list) and len(value) <= _TARGETS_MAX:
+        names = [name for name in value if isinstance(name, str) and len(name) <= 256 and _TARGET.fullmatch(name)]
+        if len(names) == len(value):
+            return frozenset(names)
+    cure = f"patterns are not read; {_AS_IN}"
+    _refuse(report, "config_invalid", f"{field} is {shorten(value)}; {cure}", field)
+    return frozenset()
+
+
+def _read_layers(config: dict[str, object], report: Report) -> frozenset[int] | None:
+    pattern = config.get("layers_pattern")
+    if not says_nothing(pattern) and pattern not in ("layers", ["layers"]):
+        _refuse(
+            report,
+            "config_field_not_allowed",
+            f"layers_pattern is {shorten(pattern)}; set it to null",
+            "layers_pattern",
+        )
+    value = config.get("layers_to_transform")
+    if says_nothing(value):
+        return None
+    numbers = value if isinstance(value, list) else [value]
+    layers = frozenset(number for number in numbers if type(number) is int and 0 <= number < 10_000)
+    if len(layers) != len(numbers):
+        _refuse(
+            report,
+            "config_invalid",
+            f"layers_to_transform is {shorten(value)}; write a list of layer numbers",
+            "layers_to_transform",
+        )
+    return layers
+
+
+def _suffixes(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def says_nothing(value: object) -> bool:
+    """Null, false and empty values mean the same as an absent field, in every field that PEFT has."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+    report.refuse(code, message, file=CONFIG_FILE, where=where)

@@ -1,0 +1,123 @@
+"""Every tensor's name, module, dtype and shape against the base model's own table, from the header alone.
+
+vLLM slices its buffers by a tensor's own shape, so a smaller one loads without a word and answers wrongly; and a module
+it does not find is skipped. Therefore each pair must be there, and fit exactly. Values:
+``adapters.validation.weight_rules``.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec, kind_of
+from adapters.manifest import WEIGHTS_FILE
+from adapters.report import Code, Report
+from adapters.safetensors_header import Tensor
+from adapters.validation.config_rules import AdapterConfig
+
+PREFIX: Final = "base_model.model."
+SIDES: Final = ("A", "B")
+DTYPES: Final = ("F32", "F16", "BF16")
+
+_NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_OTHER_METHOD: Final = re.compile(r".*(lora_magnitude_vector|lora_[AB]\.bias|vera_|ia3_|hada_|oft_|boft_).*")
+_NOT_LINEAR: Final = re.compile(r".*(lm_head|embed_tokens|lora_embedding_[AB]|norm|modules_to_save).*")
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The two factors of one module: A is [rank, in_features], B is [out_features, rank]."""
+
+    module: str
+    a: Tensor
+    b: Tensor
+
+
+def canonical_name(module: str, side: str) -> str:
+    """A tensor's name in a PEFT file."""
+    return f"{PREFIX}{module}.lora_{side}.weight"
+
+
+def judge_tensors(tensors: Iterable[Tensor], config: AdapterConfig, base: BaseModelSpec, report: Report) -> list[Pair]:
+    """The pairs in the order of their modules; complete only when ``report`` got no new problem."""
+    sides: dict[str, dict[str, Tensor]] = {}
+    for tensor in tensors:
+        if located := _locate(tensor, base, report):
+            module, side = located
+            sides.setdefault(module, {})[side] = tensor
+            _judge_shape(tensor, base.modules[module], side, config.rank, report)
+    _judge_agreement(sides.keys(), config, report)
+    pairs = []
+    for module, found in sorted(sides.items()):
+        if len(found) == len(SIDES):
+            pairs.append(Pair(module=module, a=found["A"], b=found["B"]))
+        else:
+            missing = canonical_name(module, "B" if "A" in found else "A")
+            _refuse(report, "tensor_missing", f"{missing} is missing; save the adapter again", missing)
+    return pairs
+
+
+def _locate(tensor: Tensor, base: BaseModelSpec, report: Report) -> tuple[str, Literal["A", "B"]] | None:
+    name = tensor.name
+    match = _NAME.fullmatch(name)
+    if match and match["module"] in base.modules:
+        return match["module"], "A" if match["side"] == "A" else "B"
+    if _OTHER_METHOD.fullmatch(name):
+        _refuse(
+            report, "adapter_type_not_supported", f"{name} is no plain LoRA weight; only plain LoRA is served", name
+        )
+    elif _NOT_LINEAR.fullmatch(name):
+        kinds = ", ".join(LINEAR_KINDS)
+        _refuse(report, "module_not_allowed", f"{name} changes another module than {kinds}; train without it", name)
+    elif match:
+        why = f"{base.id} has no linear module {match['module']}; was it trained on another base model?"
+        _refuse(report, "module_unknown", f"{name}: {why}", name)
+    else:
+        wanted = f"{PREFIX}<module>.lora_A.weight"
+        _refuse(report, "tensor_name_invalid", f"{name} is not named as PEFT's save_pretrained does ({wanted})", name)
+    return None
+
+
+def _judge_shape(tensor: Tensor, features: tuple[int, int], side: str, rank: int, report: Report) -> None:
+    in_features, out_features = features
+    if tensor.dtype not in DTYPES:
+        allowed = ", ".join(DTYPES)
+        _refuse(
+            report, "dtype_not_allowed", f"{tensor.name} is {tensor.dtype}; save it as one of {allowed}", tensor.name
+        )
+    wanted = (rank, in_features) if side == "A" else (out_features, rank)
+    if tensor.shape == wanted:
+        return
+    is_shaped, found_rank = len(tensor.shape) == 2, 0
+    if is_shaped:
+        found_rank = tensor.shape[0] if side == "A" else tensor.shape[1]
+    shown, expected = list(tensor.shape), list(wanted)
+    if is_shaped and found_rank != rank and tensor.shape[side == "A"] == wanted[side == "A"]:
+        text = f"{tensor.name} has rank {found_rank}, adapter_config.json says r is {rank}: upload files of one save"
+        _refuse(report, "rank_mismatch", text, tensor.name)
+    else:
+        text = f"{tensor.name} has shape {shown}; the base model needs {expected}; was it trained on another one?"
+        _refuse(report, "shape_mismatch", text, tensor.name)
+
+
+def _judge_agreement(found: Iterable[str], config: AdapterConfig, report: Report) -> None:
+    """The tensors are exactly those of the targeted modules. PEFT itself writes nothing else."""
+    modules = set(found)
+    if not modules:
+        _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model; save the adapter again")
+        return
+    for module in sorted(modules - config.modules):
+        cure = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"
+        name = canonical_name(module, "A")
+        _refuse(report, "module_not_allowed", f"{name}: {cure}", name)
+    for module in sorted(config.modules - modules):
+        missing = canonical_name(module, "A")
+        cure = (
+            "adapter_config.json targets it; save the adapter again, or set layers_to_transform to the trained layers"
+        )
+        _refuse(report, "tensor_missing", f"{missing} is missing: {cure}", missing)
+
+
+def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+    report.refuse(code, message, file=WEIGHTS_FILE, where=where)

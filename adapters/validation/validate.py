@@ -1,0 +1,106 @@
+"""An untrusted upload, judged: the rules in their order. The result is what the file means, or the reasons against it.
+
+Runs inside the confined child (``adapters.sandbox.child``); reads the two files and writes nothing. Fails closed:
+whatever is not understood is refused.
+"""
+
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import msgspec
+
+from adapters.base_model_spec import BaseModelSpec
+from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
+from adapters.report import Refused, Report
+from adapters.safetensors_header import HeaderBounds, Tensor, read_header
+from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, judge_config
+from adapters.validation.file_rules import REQUIRED_FILES, judge_first_bytes, judge_names
+from adapters.validation.tensor_rules import Pair, judge_tensors
+from adapters.validation.weight_rules import WeightBounds, judge_weights
+
+
+class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tenant's plan allows: LoRA rank, and bytes of all files of one revision together."""
+
+    plan_name: str
+    rank_max: int
+    bytes_max: int
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the platform allows, whatever the plan."""
+
+    header: HeaderBounds = HeaderBounds()
+    weights: WeightBounds = WeightBounds()
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder whose two files are a plain LoRA for the base: complete, of the right shapes, finite."""
+
+    config: AdapterConfig
+    pairs: list[Pair]
+
+
+def validate(
+    folder: Path,
+    *,
+    base: BaseModelSpec,
+    known_bases: AbstractSet[str],
+    limits: UploadLimits,
+    bounds: Bounds,
+    report: Report,
+) -> Accepted | None:
+    """Judge the upload in ``folder``. None exactly when ``report`` got a problem."""
+    judge_names([path.name for path in folder.iterdir()], report)
+    _judge_kinds(folder, limits, report)
+    if report.count > 0:
+        return None
+    judge_first_bytes(folder, report)
+    if report.count > 0:
+        return None
+    config = judge_config(
+        _read_config(folder),
+        base,
+        known_bases,
+        rank_max=limits.rank_max,
+        plan_name=limits.plan_name,
+        report=report,
+    )
+    tensors = _read_tensors(folder, bounds, report)
+    if config is None or tensors is None:
+        return None
+    pairs = judge_tensors(tensors, config, base, report)
+    if report.count > 0:
+        return None
+    judge_weights(folder / WEIGHTS_FILE, pairs, config.scaling, bounds.weights, report)
+    return None if report.count > 0 else Accepted(config=config, pairs=pairs)
+
+
+def _judge_kinds(folder: Path, limits: UploadLimits, report: Report) -> None:
+    total = 0
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_file():
+            report.refuse(
+                "file_not_allowed", "is not a regular file; upload the adapter's two files alone", file=path.name
+            )
+        else:
+            size = path.stat().st_size
+            total += size
+            if size == 0 and path.name in REQUIRED_FILES:
+                report.refuse("file_empty", "is empty; upload it again", file=path.name)
+    if total > limits.bytes_max:
+        text = f'has {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
+        report.refuse("upload_too_large", text, file=WEIGHTS_FILE)
+
+
+def _read_config(folder: Path) -> bytes:
+    with (folder / CONFIG_FILE).open("rb") as stream:
+        return stream.read(CONFIG_BYTES_MAX + 1)
+
+
+def _read_tensors(folder: Path, bounds: Bounds, report: Report) -> list[Tensor] | None:
+    try:
+        return read_header(folder / WEIGHTS_FILE, bounds.header, file=WEIGHTS_FILE)
+    except Refused as refused:
+        report.add(refused.problem)
+        return None

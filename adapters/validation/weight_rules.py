@@ -1,0 +1,116 @@
+"""Weights as numbers: read in bounded chunks, checked, and rounded to bfloat16 with integer arithmetic.
+
+Plain reads instead of a memory map keep the process within its address-space limit whatever the size of the file.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from adapters.manifest import WEIGHTS_FILE
+from adapters.report import Report
+from adapters.safetensors_header import DTYPE_BYTES, Tensor
+from adapters.validation.tensor_rules import Pair
+
+Bits = npt.NDArray[np.uint16]
+Floats = npt.NDArray[np.float32]
+
+CHUNK_ELEMENTS: Final = 1 << 20
+
+
+class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """``magnitude`` bounds each weight; ``update_norm`` bounds |A|·|B|·scaling of a module, which is at least the norm
+    of what the adapter adds to the base's matrix. Trained adapters stay three orders of magnitude below both.
+    """
+
+    magnitude: float = 1e4
+    update_norm: float = 1e5
+
+
+def judge_weights(path: Path, pairs: list[Pair], scaling: float, bounds: WeightBounds, report: Report) -> None:
+    """Refuse values that are not finite, in float32 or as bfloat16, or absurdly large. Reads the whole file once."""
+    silent = True
+    with path.open("rb") as stream:
+        for pair in pairs:
+            norms = [_judge_values(stream, tensor, bounds, report) for tensor in (pair.a, pair.b)]
+            if None in norms:
+                continue
+            norm = math.prod(norm for norm in norms if norm is not None) * scaling
+            silent = silent and norm == 0
+            if norm > bounds.update_norm:
+                limit = f"{bounds.update_norm:g} is allowed; did training diverge?"
+                text = f"{pair.module}: |A|·|B|·scaling is {norm:.3g}; {limit}"
+                report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=pair.a.name)
+    if silent and pairs and not report.count:
+        report.note("every update is zero: the adapter changes nothing")
+
+
+def _judge_values(stream: BinaryIO, tensor: Tensor, bounds: WeightBounds, report: Report) -> float | None:
+    """The tensor's Euclidean norm, or None after a problem."""
+    squares, largest = 0.0, 0.0
+    for values in read_values(stream, tensor):
+        finite = np.isfinite(values).all() and is_finite(to_bfloat16(values))
+        if not finite:
+            text = f"{tensor.name} holds NaN, infinity or a value above bfloat16; train with a lower learning rate"
+            report.refuse("weights_not_finite", text, file=WEIGHTS_FILE, where=tensor.name)
+            return None
+        largest = max(largest, float(np.abs(values).max()))
+        flat = values.astype(np.float64)
+        squares += float(flat @ flat)
+    if largest > bounds.magnitude:
+        text = (
+            f"{tensor.name} holds {largest:.3g}; weights up to {bounds.magnitude:g} are allowed; did training diverge?"
+        )
+        report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=tensor.name)
+        return None
+    return math.sqrt(squares)
+
+
+def read_values(stream: BinaryIO, tensor: Tensor) -> Iterator[Floats]:
+    """The tensor's elements in order as flat float32 arrays of at most ``CHUNK_ELEMENTS``."""
+    for raw in _read_chunks(stream, tensor):
+        if tensor.dtype == "F32":
+            yield np.frombuffer(raw, "<f4")
+        elif tensor.dtype == "F16":
+            yield np.frombuffer(raw, "<f2").astype(np.float32)
+        else:
+            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def read_bfloat16(stream: BinaryIO, tensor: Tensor) -> Iterator[bytes]:
+    """The tensor's elements in order as little-endian bfloat16, rounded to nearest even. BF16 passes unchanged."""
+    if tensor.dtype == "BF16":
+        yield from _read_chunks(stream, tensor)
+        return
+    for values in read_values(stream, tensor):
+        yield to_bfloat16(values).astype("<u2").tobytes()
+
+
+def to_bfloat16(values: Floats) -> Bits:
+    """The bfloat16 bit patterns nearest to ``values``, ties to even; what is above the largest becomes infinity.
+
+    Not for NaN, whose payload could round into infinity: check ``np.isfinite`` first.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def is_finite(bits: Bits) -> bool:
+    """Whether no bfloat16 bit pattern is an infinity or NaN."""
+    return bool(((bits & 0x7F80) != 0x7F80).all())
+
+
+def _read_chunks(stream: BinaryIO, tensor: Tensor) -> Iterator[bytes]:
+    stream.seek(tensor.begin)
+    remaining, step = tensor.end - tensor.begin, CHUNK_ELEMENTS * DTYPE_BYTES[tensor.dtype]
+    while remaining:
+        raw = stream.read(min(step, remaining))
+        if not raw:
+            raise EOFError(f"the file ends inside {tensor.name}")
+        remaining -= len(raw)
+        yield raw

@@ -1,0 +1,203 @@
+"""What one tenant's flood does to another, and what overload does to all: a real gateway, or several, before a witness
+replica that has a fixed number of KV pages and a fixed pace. Its steps do not slow down as a batch grows, so this shows
+admission alone.
+
+Run: ``python -m benchmarks.fairness [--gateways 2 [--apart]]``. Prints a table and writes JSON; each goal
+stands beside its figure, and one that is missed ends it with status 1.
+"""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import redis
+
+from benchmarks.fairness.load import Answer, Load, Party, tokens_per_s
+from benchmarks.load import quantile
+from tests.fixtures import processes
+from tests.fixtures.gateway.published import AMPLE, Publisher
+
+FIRST_TOKEN_S: Final = 0.25
+TOKENS: Final = 10.5  # of the witness's answers: 5 to 16, as the prompt has it
+INTERVAL_S: Final = 0.1
+PAGES: Final = 256
+REQUEST_PAGES: Final = 4
+PROMPT: Final = "Tell me about"
+MAX_TOKENS: Final = 48  # with the prompt between 49 and 64 tokens: four pages
+SECONDS_OF_ONE: Final = FIRST_TOKEN_S + TOKENS * INTERVAL_S
+CAPACITY_PER_S: Final = PAGES / REQUEST_PAGES / SECONDS_OF_ONE
+GOALS: Final = {
+    "quiet tenant's TTFT p99 beside a flood of 32 times its rate, to alone": ("<=", 1.25),
+    "its requests that were refused there": ("<=", 0.0),
+    "two equal backlogged tenants, tokens of the one to the other": ("<=", 1.10),
+    "weights 3 to 1, tokens of the one to three times the other's": ("<=", 1.10),
+    "tokens of one tenant alone, to those of eight": (">=", 0.95),
+    "goodput at 10 times the capacity, to the peak": (">=", 0.90),
+    "refusals at 10 times the capacity, p99 in ms": ("<=", 50.0),
+}
+
+
+@dataclass
+class Stage:
+    """Gateways, their witness and their tenants. ``apart`` sends all of a tenant's requests to one gateway."""
+
+    publisher: Publisher
+    urls: list[str]
+    apart: bool = False
+    parties: int = 0
+
+    def party(self, name: str, **traffic: float) -> Party:
+        """A tenant with ample limits; ``weight`` and ``tier`` are its plan's."""
+        limits = {field: int(traffic.pop(field)) for field in ("weight", "tier") if field in traffic}
+        tenant_id = self.publisher.tenant(AMPLE, **limits)
+        gateway = self.parties if self.apart else None
+        self.parties += 1
+        key = self.publisher.key(tenant_id)
+        return Party(name=name, key=key, gateway=gateway, **traffic)  # type: ignore[arg-type]  # by field
+
+    def run(self, *parties: Party, seconds: float) -> list[Answer]:
+        """One load, from its start to its last answer."""
+        load = Load(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
+        return asyncio.run(load.run(parties, seconds=seconds))
+
+
+@contextlib.contextmanager
+def stage(
+    folder: Path, redis_url: str, *, pages: int = PAGES, gateways: int = 1, apart: bool = False, **settings: object
+) -> Iterator[Stage]:
+    """Gateways before one witness of so many pages, over an emptied Redis."""
+    with redis.Redis.from_url(redis_url) as client, contextlib.ExitStack() as running:
+        client.flushall()
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        options = {"pages": pages, "token_interval_s": INTERVAL_S, "first_token_s": FIRST_TOKEN_S}
+        running.enter_context(processes.witness(folder, redis_url, **options))
+        urls = [
+            running.enter_context(
+                processes.gateway(folder, redis_url, f"gateway_{number}", admission_wait_s=3, **settings)
+            ).url
+            for number in range(gateways)
+        ]
+        yield Stage(publisher, urls, apart)
+
+
+def quiet_beside_a_flood(on: Stage, *, seconds: float, quiet_per_s: float = 2.0) -> dict[str, Any]:
+    """TTFT of a tenant that asks now and then, alone and while another sends 32 times as much."""
+    quiet = on.party("quiet", per_s=quiet_per_s)
+    flood = on.party("flood", per_s=32 * quiet_per_s)
+    alone = [answer.first_token_s for answer in on.run(quiet, seconds=seconds)]
+    both = on.run(quiet, flood, seconds=seconds)
+    beside = [answer for answer in both if answer.party == "quiet"]
+    p99 = {"alone": quantile(alone, 0.99), "beside": quantile([a.first_token_s for a in beside], 0.99)}
+    return {
+        "p50_s": {"alone": quantile(alone, 0.5), "beside": quantile([a.first_token_s for a in beside], 0.5)},
+        "p99_s": p99,
+        "ratio": p99["beside"] / p99["alone"],
+        "quiet_refused": sum(answer.status != 200 for answer in beside),
+        "flood_refused": sum(answer.status != 200 for answer in both if answer.party == "flood"),
+        "flood_served": sum(answer.status == 200 for answer in both if answer.party == "flood"),
+    }
+
+
+def backlogged(on: Stage, *, seconds: float, at_once: int, weight: int = 1) -> dict[str, Any]:
+    """Tokens of two tenants that always have more to ask than there is room for; one has three times as much."""
+    one = on.party("one", at_once=at_once, weight=weight)
+    other = on.party("other", at_once=3 * at_once if weight == 1 else at_once)
+    answers = on.run(one, other, seconds=seconds)
+    after_s = 2 * SECONDS_OF_ONE  # both have been backlogged for a while
+    rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds, party=name) for name in ("one", "other")]
+    shares = [rates[0] / weight, rates[1]]
+    return {"tokens_per_s": rates, "weight": weight, "ratio": max(shares) / min(shares)}
+
+
+def idle_share(on: Stage, *, seconds: float, at_once: int) -> dict[str, Any]:
+    """Tokens of one tenant alone, beside those of eight with as many requests together."""
+    after_s = 2 * SECONDS_OF_ONE
+    alone = on.run(on.party("alone", at_once=at_once), seconds=seconds)
+    eight = on.run(*(on.party(f"{n}", at_once=at_once // 8) for n in range(8)), seconds=seconds)
+    rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds) for answers in (alone, eight)]
+    return {"tokens_per_s": {"alone": rates[0], "eight": rates[1]}, "ratio": rates[0] / rates[1]}
+
+
+def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple[float, ...]) -> dict[str, Any]:
+    """Goodput and refusals as ten tenants together ask for more and more."""
+    parties = [on.party(f"{n}") for n in range(10)]
+    rows = {}
+    for factor in factors:
+        per_s = factor * capacity_per_s / len(parties)
+        answers = on.run(*(replace(party, per_s=per_s) for party in parties), seconds=seconds)
+        # The first seconds, in which all connect at once and nothing is known of the pace, are not steady overload.
+        refused = [a.total_s for a in answers if a.status != 200 and a.sent_s >= 2 * SECONDS_OF_ONE]
+        rows[factor] = {
+            "goodput_tokens_per_s": tokens_per_s(answers, after_s=2 * SECONDS_OF_ONE, until_s=seconds),
+            "served": sum(answer.status == 200 for answer in answers),
+            "refused": len(refused),
+            "refused_p50_ms": 1000 * quantile(refused, 0.5),
+            "refused_p99_ms": 1000 * quantile(refused, 0.99),
+        }
+    peak, last = max(row["goodput_tokens_per_s"] for row in rows.values()), rows[max(factors)]
+    return {
+        "by_factor": rows,
+        "ratio": last["goodput_tokens_per_s"] / peak,
+        "refused_p99_ms": last["refused_p99_ms"],
+    }
+
+
+def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each goal beside what was seen."""
+    seen = (
+        result["quiet"]["ratio"], result["quiet"]["quiet_refused"], result["equal"]["ratio"],
+        result["weighted"]["ratio"], result["idle"]["ratio"], result["overload"]["ratio"],
+        result["overload"]["refused_p99_ms"],
+    )  # fmt: skip
+    return {
+        goal: {"seen": round(value, 3), "goal": bound, "met": value <= bound if sign == "<=" else value >= bound}
+        for (goal, (sign, bound)), value in zip(GOALS.items(), seen, strict=True)
+    }
+
+
+def measure(folder: Path, redis_url: str, seconds: float, **on_stage: Any) -> dict[str, Any]:
+    """Every scenario in turn, the overload on a replica of a quarter of the size, since ten times its load is made
+    here.
+    """
+    many = 2 * PAGES // REQUEST_PAGES
+    with stage(folder, redis_url, **on_stage) as on:
+        result = {
+            "quiet": quiet_beside_a_flood(on, seconds=seconds),
+            "equal": backlogged(on, seconds=seconds, at_once=many // 2),
+            "weighted": backlogged(on, seconds=seconds, at_once=many, weight=3),
+            "idle": idle_share(on, seconds=seconds, at_once=many),
+        }
+    with stage(folder, redis_url, pages=PAGES // 4, **on_stage) as on:
+        result["overload"] = overload(on, seconds=seconds, capacity_per_s=CAPACITY_PER_S / 4, factors=(0.5, 1, 3, 10))
+    return result
+
+
+@click.command()
+@click.option("--seconds", default=20.0, help="Length of each load.")
+@click.option("--gateways", default=1, help="Gateway processes; connections lead to them at random.")
+@click.option("--apart", is_flag=True, help="All connections of a tenant lead to one of them.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Also write everything here.")
+def main(seconds: float, gateways: int, apart: bool, out: Path | None) -> None:
+    """Measure fairness and overload, print the goals, write everything."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        with processes.valkey(folder) as server:
+            result = measure(folder, server.url, seconds, gateways=gateways, apart=apart)
+    result["goals"] = judged(result)
+    if out:
+        out.write_text(json.dumps(result, indent=1))
+    for goal, row in result["goals"].items():
+        click.echo(f"{'met   ' if row['met'] else 'MISSED'} {row['seen']:>8} ({row['goal']})  {goal}")
+    if not all(row["met"] for row in result["goals"].values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

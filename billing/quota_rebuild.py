@@ -1,0 +1,271 @@
+"""Gives a Redis that lost them the month's tokens and the spending of tenants and limited keys, as Postgres has them.
+
+Safe while gateways run: they only ever add to these counts, and here the difference to what should have been there at
+one instant is added. Fails closed: while too much usage waits unread, or nothing is published, nothing is changed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final, NamedTuple, cast
+
+import msgspec
+import redis as redis_client
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing import prices, usage_records
+from billing.events import decode
+from billing.models import UsageRecord
+from billing.periods import month as month_period
+from billing.prices import PriceBook
+from core import clock, redis_keys
+from core.contracts.grants import KeyGrant, TenantGrant
+from core.contracts.usage import UsageEvent
+from core.db import unit_of_work
+from core.errors import NotFound, Unavailable
+from core.rating import rate
+
+TENANTS_AT_ONCE_MAX: Final = 200
+UNREAD_EVENTS_MAX: Final = 100_000
+_COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
+_ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest, each rounded alone
+_TENANT: Final = msgspec.json.Decoder(TenantGrant)
+_KEY: Final = msgspec.json.Decoder(KeyGrant)
+
+# What was charged before the month is there at least, as reserve.lua would put it: so nobody does so in between.
+_FLOOR: Final = """
+if (tonumber(redis.call('HGET', KEYS[1], 'spent_nanos')) or 0) < tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'spent_nanos', ARGV[1])
+end
+"""
+# A month that has turned meanwhile has begun with nothing, so only what was ever spent is still to be corrected.
+_ADD: Final = """
+local month = redis.call('HGET', KEYS[1], 'month')
+if not month or month < ARGV[1] then
+  redis.call('HSET', KEYS[1], 'month', ARGV[1], 'month_used', 0, 'month_spent_nanos', 0)
+  month = ARGV[1]
+end
+if month == ARGV[1] then
+  redis.call('HINCRBY', KEYS[1], 'month_used', ARGV[2])
+  redis.call('HINCRBY', KEYS[1], 'month_spent_nanos', ARGV[3])
+end
+redis.call('HINCRBY', KEYS[1], 'spent_nanos', ARGV[4])
+"""
+
+
+class Rebuilt(NamedTuple):
+    """How many tenants and keys were looked at, and how many counts of them were corrected."""
+
+    tenants: int
+    limited_keys: int
+    corrected: int
+
+
+class Drift(NamedTuple):
+    """How much more a quota's month has than the ledger's; below zero where it has less."""
+
+    tokens: int
+    nanos: int
+
+
+class _Seen(NamedTuple):
+    """Redis at one instant: the month by its clock, what it has by level, and the events that wait for billing."""
+
+    month: str
+    counts: Mapping[str, Counter[str]]
+    events: Sequence[UsageEvent]
+
+
+def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None = None) -> Rebuilt:
+    """Rebuild one tenant, or all that are published. Raises NotFound and Unavailable; what is done by then stays."""
+    run_id = _run_id(redis)
+    tenants = _tenants(redis, tenant_id)
+    limited: dict[str, list[str]] = defaultdict(list)
+    for value in cast("list[bytes]", redis.hvals(redis_keys.snapshot("keys"))):
+        grant = _KEY.decode(value)
+        if grant.limits is not None and grant.tenant_id in tenants:
+            limited[grant.tenant_id].append(grant.key_id)
+    corrected = sum(_rebuild(engine, redis, part, limited) for part in _parts(tenants))
+    if tenant_id is None:
+        redis.set(redis_keys.QUOTAS_REBUILT, run_id)
+    return Rebuilt(len(tenants), sum(map(len, limited.values())), corrected)
+
+
+def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
+    """Whether Redis may lack what was used: nobody has given it back since this server started, perhaps from an old
+    copy, or since it was emptied. Where nothing was ever recorded there is nothing to give, and that is noted too.
+    """
+    run_id = _run_id(redis)
+    if redis.get(redis_keys.QUOTAS_REBUILT) == run_id:
+        return False
+    with unit_of_work(engine) as session:
+        recorded = session.exec(select(UsageRecord.request_id).limit(1)).first() is not None
+    if not recorded:
+        redis.set(redis_keys.QUOTAS_REBUILT, run_id)
+    return recorded
+
+
+def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> dict[str, Drift]:
+    """By how much Redis's month lies beside the ledger's, for those of these tenants of whom it does. Nothing waits
+    for this look, so it may be wrong where another worker records meanwhile, and at the turn of a month.
+    """
+    ids = list(tenant_ids)
+    grants = cast("list[bytes | None]", redis.hmget(redis_keys.snapshot("tenants"), ids)) if ids else []
+    tenants = {each: _TENANT.decode(value) for each, value in zip(ids, grants, strict=True) if value is not None}
+    quotas = {redis_keys.tenant_quota(tenant_id): tenant_id for tenant_id in tenants}
+    seen = _look(redis, list(quotas), tenants)
+    with unit_of_work(engine) as session:
+        truth = _recorded(session, tenants, seen.month, only_month=True)
+        _add_unrecorded(session, truth, tenants, seen)
+    found = {}
+    for quota, tenant_id in quotas.items():
+        has, should_have = seen.counts[quota], truth[tenant_id, ""]
+        one = Drift(*(has[name] - should_have[name] for name in ("month_used", "month_spent_nanos")))
+        if one.tokens != 0 or abs(one.nanos) >= _ROUNDING_NANOS_MAX:
+            found[tenant_id] = one
+    return found
+
+
+def _run_id(redis: redis_client.Redis) -> bytes:
+    """Which run of the server this is: another one may have begun from an older copy."""
+    return str(redis.info("server")["run_id"]).encode()
+
+
+def _tenants(redis: redis_client.Redis, tenant_id: str | None) -> dict[str, TenantGrant]:
+    values = cast("dict[bytes, bytes]", redis.hgetall(redis_keys.snapshot("tenants")))
+    if not values and not redis.exists(redis_keys.SNAPSHOT_META):
+        raise Unavailable("Redis has no snapshot; run `python -m control_plane publish` first.")
+    tenants = {field.decode(): _TENANT.decode(value) for field, value in values.items()}
+    if tenant_id is not None and tenant_id not in tenants:
+        raise NotFound(f"tenant: none with the id {tenant_id!r} is published.", code="tenant_not_found")
+    return tenants if tenant_id is None else {tenant_id: tenants[tenant_id]}
+
+
+def _parts(tenants: Mapping[str, TenantGrant]) -> Iterator[dict[str, TenantGrant]]:
+    remaining = iter(tenants.items())
+    while part := dict(islice(remaining, TENANTS_AT_ONCE_MAX)):
+        yield part
+
+
+def _rebuild(
+    engine: sa.Engine,
+    redis: redis_client.Redis,
+    tenants: Mapping[str, TenantGrant],
+    limited: Mapping[str, Sequence[str]],
+) -> int:
+    levels = {redis_keys.tenant_quota(tenant_id): (tenant_id, "") for tenant_id in tenants}
+    for tenant_id in tenants:
+        levels |= {
+            redis_keys.key_quota(tenant_id, key_id): (tenant_id, key_id) for key_id in limited.get(tenant_id, ())
+        }
+    for tenant_id, grant in tenants.items():
+        redis.eval(_FLOOR, 1, redis_keys.tenant_quota(tenant_id), grant.charged_nanos)
+    with unit_of_work(engine) as session:
+        # Until this transaction ends, billing records nothing: what it has and what waits for it is then the whole. It
+        # is the one place that asks Redis within a transaction; billing, not a gateway, waits for the answer.
+        # Until it ends no other rebuild looks either: two that saw the same difference would both add it.
+        session.connection().execute(sa.text("LOCK TABLE usage_records IN SHARE ROW EXCLUSIVE MODE"))
+        seen = _look(redis, list(levels), tenants)
+        truth = _recorded(session, tenants, seen.month)
+        _add_unrecorded(session, truth, tenants, seen)
+        corrected = 0
+        for quota, owner in levels.items():
+            missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
+            if any(missing.values()):
+                redis.eval(_ADD, 1, quota, seen.month, *missing.values())
+                corrected += 1
+    return corrected
+
+
+def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str, TenantGrant]) -> _Seen:
+    """One instant, by MULTI: a settlement counts and tells billing in one step, so it is in both or in neither."""
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.xrange(redis_keys.USAGE_DEAD_LETTERS, count=UNREAD_EVENTS_MAX + 1)
+        pipe.xrange(redis_keys.USAGE_STREAM, count=UNREAD_EVENTS_MAX + 1)
+        for quota in quotas:
+            pipe.hmget(quota, ["month", *_COUNTS])
+        (seconds, _), set_aside, waiting, *stored = pipe.execute()
+    if max(len(set_aside), len(waiting)) > UNREAD_EVENTS_MAX:
+        raise Unavailable(
+            f"More than {UNREAD_EVENTS_MAX} usage events wait; let `python -m billing worker` record them first, "
+            "or put dead letters back with `python -m billing redrive`."
+        )
+    month = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
+    counts = {}
+    for quota, (at, *values) in zip(quotas, stored, strict=True):
+        numbers = Counter({name: int(value or 0) for name, value in zip(_COUNTS, values, strict=True)})
+        if at != month.encode():
+            numbers["month_used"] = numbers["month_spent_nanos"] = 0
+        counts[quota] = numbers
+    decoded = (decode(fields.get(b"event")) for _, fields in (*set_aside, *waiting))
+    events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
+    return _Seen(month, counts, events)
+
+
+def _recorded(
+    session: Session, tenants: Mapping[str, TenantGrant], month: str, *, only_month: bool = False
+) -> defaultdict[tuple[str, str], Counter[str]]:
+    """What usage records say, by (tenant, key), and by (tenant, "") for the whole of it. With ``only_month`` nothing
+    is said of what was ever spent.
+    """
+    period = month_period(month)
+    within = (col(UsageRecord.settled_at) >= period.start) & (col(UsageRecord.settled_at) < period.end)
+    statement = (
+        sa.select(
+            col(UsageRecord.tenant_id),
+            col(UsageRecord.key_id),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.input_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.cached_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.output_tokens)).filter(within), 0),
+            sa.func.coalesce(sa.func.sum(col(UsageRecord.amount_nanos)).filter(within), 0),
+            sa.func.sum(col(UsageRecord.amount_nanos)),
+        )
+        .where(col(UsageRecord.tenant_id).in_(tenants), within if only_month else sa.true())
+        .group_by(col(UsageRecord.tenant_id), col(UsageRecord.key_id))
+    )
+    truth: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for tenant_id, key_id, *sums in session.connection().execute(statement):
+        input_tokens, cached, output_tokens, month_nanos, nanos = map(int, sums)
+        _add(truth, tenants[tenant_id], key_id, input_tokens, cached, output_tokens, month_nanos, nanos)
+    return truth
+
+
+def _add_unrecorded(
+    session: Session,
+    truth: defaultdict[tuple[str, str], Counter[str]],
+    tenants: Mapping[str, TenantGrant],
+    seen: _Seen,
+) -> None:
+    """Add what billing has yet to record, each request once, at the price it will be recorded with."""
+    book = prices.load(session, {event.tenant_id for event in seen.events})
+    period = month_period(seen.month)
+    for event in usage_records.unrecorded(session, seen.events):
+        now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
+        nanos = _cost(event, book)
+        counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
+        _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
+
+
+def _cost(event: UsageEvent, book: PriceBook) -> int:
+    price = book.of(event)
+    return 0 if price is None else rate(event, price.prices).amount_nanos
+
+
+def _add(
+    truth: defaultdict[tuple[str, str], Counter[str]],
+    tenant: TenantGrant,
+    key_id: str,
+    input_tokens: int,
+    cached_tokens: int,
+    output_tokens: int,
+    month_nanos: int,
+    nanos: int,
+) -> None:
+    tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
+    for owner in (key_id, ""):
+        truth[tenant.tenant_id, owner].update(
+            {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
+        )

@@ -1,0 +1,101 @@
+"""The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted on its own.
+
+It only reads and reports. Redis that does not answer fails the audit; it is never taken for zero.
+"""
+
+import msgspec
+import redis as redis_client
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.stream import read_backlog
+from billing.views import Reconciliation, TenantReconciliation
+from core import redis_keys
+from core.contracts.replicas import EngineCounters
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from core.errors import Unavailable
+from core.money import NANOS_PER_CENT
+
+# One statement sees one snapshot. A record counts as in the ledger only when the entry that its transfer made on the
+# tenant's own account has the record's amount; what is on invoices is added up from the lines, not from the records.
+_COUNTS = sa.text("""
+WITH recorded AS (
+    SELECT r.tenant_id,
+           sum(r.input_tokens + r.output_tokens) AS ledger_tokens,
+           sum(r.input_tokens + r.output_tokens) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_tokens,
+           sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos,
+           count(*) FILTER (WHERE r.estimated) AS estimated_requests
+    FROM usage_records r
+    JOIN entries e ON e.transfer_id = r.transfer_id AND e.amount_nanos = r.amount_nanos
+    JOIN accounts a ON a.id = e.account_id AND a.kind = 'usage_unbilled' AND a.tenant_id = r.tenant_id
+    GROUP BY r.tenant_id
+), lined AS (
+    SELECT i.tenant_id, sum(l.quantity) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
+    FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
+), invoiced AS (
+    SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
+), balances AS (
+    SELECT a.tenant_id,
+           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'usage_unbilled'), 0) AS unbilled,
+           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable'), 0) AS receivable
+    FROM accounts a JOIN entries e ON e.account_id = a.id WHERE a.tenant_id IS NOT NULL GROUP BY a.tenant_id
+)
+SELECT tenant_id,
+       coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
+       coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
+       coalesce(unbilled_tokens, 0)::bigint AS unbilled_tokens,
+       coalesce(unbilled_nanos, 0)::bigint AS unbilled_nanos,
+       coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
+       coalesce(estimated_requests, 0)::bigint AS estimated_requests,
+       (abs(coalesce(unbilled, 0) - coalesce(unbilled_nanos, 0))
+        + abs(coalesce(receivable, 0) - coalesce(cents, 0) * :nanos_per_cent))::bigint AS drift_nanos
+FROM balances
+FULL JOIN recorded USING (tenant_id)
+FULL JOIN lined USING (tenant_id)
+FULL JOIN invoiced USING (tenant_id)
+ORDER BY tenant_id
+""")
+
+
+def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
+    """Compare the three counts, in all and by tenant. Raises Unavailable when Redis does not answer.
+
+    Redis is asked first: an event that is acknowledged there was committed before, so it is in the ledger read later.
+    """
+    try:
+        backlog = read_backlog(redis)
+        engine_tokens = _engine_tokens(redis)
+    except redis_client.RedisError as error:
+        raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
+    rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
+    drift_nanos = 0
+    tenants = []
+    for row in rows:
+        fields = dict(row)
+        drift_nanos += fields.pop("drift_nanos")
+        tenants.append(TenantReconciliation(**fields))
+    ledger_tokens = sum(tenant.ledger_tokens for tenant in tenants)
+    invoiced_tokens = sum(tenant.invoiced_tokens for tenant in tenants)
+    drift_tokens = engine_tokens - ledger_tokens
+    estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
+    tail_tokens_max = estimated_requests * CHECKPOINT_TOKENS_MAX
+    return Reconciliation(
+        engine_tokens=engine_tokens,
+        ledger_tokens=ledger_tokens,
+        invoiced_tokens=invoiced_tokens,
+        unbilled_tokens=ledger_tokens - invoiced_tokens,
+        drift_tokens=drift_tokens,
+        estimated_requests=estimated_requests,
+        estimated_tail_tokens_max=tail_tokens_max,
+        unexplained_drift_tokens=drift_tokens - max(0, min(drift_tokens, tail_tokens_max)),
+        ledger_drift_nanos=drift_nanos,
+        unprocessed_events=backlog.unprocessed,
+        dead_letters=backlog.dead_letters,
+        per_tenant=tuple(tenants),
+    )
+
+
+def _engine_tokens(redis: redis_client.Redis) -> int:
+    """Tokens of tenants, over every boot of every replica that has ever reported."""
+    counters = redis.hgetall(redis_keys.ENGINE_COUNTERS)
+    return sum(msgspec.json.decode(value, type=EngineCounters).tenant_tokens for value in counters.values())

@@ -1,0 +1,60 @@
+"""What is published: four kinds of snapshot that gateways follow and two that replicas read, each put together from its
+room. ``publishing`` carries them.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from sqlmodel import Session
+
+from control_plane.api_keys import service as api_keys
+from control_plane.publishing.projection import Projection, Projections, Published, published
+from control_plane.registry import base_models
+from control_plane.registry.adapters import pins
+from control_plane.registry.adapters import service as adapters
+from control_plane.registry.revocations import service as revocations
+from control_plane.settings import PublishingSettings
+from control_plane.tenants import service as tenants
+
+
+def projections(settings: PublishingSettings | None = None) -> Projections:
+    """How each kind is read from Postgres. Without settings, by the environment's."""
+    revisions_max = (settings or PublishingSettings()).revisions_published_max
+    return {
+        "keys": Projection(
+            one=lambda session, field: published(api_keys.grant(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in api_keys.all_grants(session)),
+        ),
+        "tenants": Projection(
+            one=lambda session, field: published(tenants.grant(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in tenants.all_grants(session)),
+        ),
+        "adapters": Projection(
+            one=lambda session, field: published(adapters.route(session, field, revisions_max=revisions_max)),
+            every=lambda session: (
+                (field, published(value)) for field, value in adapters.all_routes(session, revisions_max=revisions_max)
+            ),
+        ),
+        "base_models": Projection(one=_base_model, every=_base_models),
+        "revocations": Projection(
+            one=lambda session, field: published(revocations.revocation(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in revocations.all_revocations(session)),
+        ),
+        "pins": Projection(
+            one=lambda session, field: published(pins.pin(session, field)),
+            every=lambda session: ((field, published(value)) for field, value in pins.all_pins(session)),
+        ),
+    }
+
+
+def _base_model(session: Session, field: str) -> Published:
+    found = base_models.route(session, field)
+    if found is None:
+        return published(None)
+    route, tokenizer = found
+    return published(route, {hashlib.sha256(tokenizer).hexdigest(): tokenizer})
+
+
+def _base_models(session: Session) -> Iterator[tuple[str, Published]]:
+    for field, route, tokenizer in base_models.all_routes(session):
+        yield field, published(route, {hashlib.sha256(tokenizer).hexdigest(): tokenizer})

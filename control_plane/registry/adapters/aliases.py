@@ -1,0 +1,207 @@
+"""Aliases of an adapter: movable names for one of its ready revisions, or for several by weight.
+
+Flip, canary and rollback are the same call. How gateways choose by weight is in
+``data_plane.gateway.scheduling.affinity``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import func
+from sqlmodel import Session, col, select
+
+from control_plane.audit import service as audit
+from control_plane.publishing import prefetch_hints
+from control_plane.publishing.outbox import publish_change
+from control_plane.registry.adapters import pins
+from control_plane.registry.adapters import service as adapters
+from control_plane.registry.alias_schemas import AliasTarget, AliasView
+from control_plane.registry.models import Adapter, Alias, Revision
+from control_plane.settings import WebSettings
+from core import clock
+from core.contracts.routes import PrefetchHint
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """An alias as it is now (None where it was removed) and what it pointed at before. ``change_id`` is the note in the
+    outbox that gateways are to learn of, ``hints`` what replicas may bring ahead.
+    """
+
+    alias: AliasView | None
+    previous: AliasTarget | None
+    change_id: int
+    hints: tuple[PrefetchHint, ...] = ()
+
+
+def point(
+    session: Session, target: AliasTarget, *, tenant_id: str, name: str, alias: str, actor: str, settings: WebSettings
+) -> Moved:
+    """Point an alias of the tenant's adapter at ready revisions of it. Raises NotFound for the adapter, Conflict for a
+    revision that is not ready, Forbidden above the number of aliases, else InvalidRequest naming the field.
+    """
+    if not _NAME.fullmatch(alias):
+        raise InvalidRequest(
+            "alias: use lower-case letters, digits and '-', at most 63, not beginning with '-'.",
+            code="invalid_name",
+            param="alias",
+        )
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
+    weights = _weights(target, settings)
+    _check_ready(session, adapter, weights, single=target.revision is not None)
+    row = session.get(Alias, (adapter.id, alias))
+    previous = None if row is None else _target(row.weights)
+    if row is None:
+        _refuse_above(session, adapter, settings.aliases_max)
+        row = Alias(adapter_id=adapter.id, name=alias, tenant_id=tenant_id, weights=weights)
+    row.weights, row.updated_at = weights, clock.now()
+    session.add(row)
+    change_id = _publish(session, adapter)
+    audit.record(
+        session,
+        actor=actor,
+        action="alias.moved",
+        target=adapter.id,
+        tenant_id=tenant_id,
+        details={"alias": alias, "weights": weights, "previous": None if previous is None else _said(previous)},
+    )
+    route = adapters.route(session, adapters.field_of(adapter), revisions_max=1)  # and those just aliased
+    hints = () if route is None else prefetch_hints.hints_of_flip(route, weights)
+    return Moved(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
+
+
+def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> Moved:
+    """Take an alias away; without ``prod`` the adapter's bare name means its newest ready revision again."""
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
+    row = _find(session, adapter, alias)
+    previous = _target(row.weights)
+    session.delete(row)
+    change_id = _publish(session, adapter)
+    audit.record(
+        session,
+        actor=actor,
+        action="alias.removed",
+        target=adapter.id,
+        tenant_id=tenant_id,
+        details={"alias": alias, "previous": _said(previous)},
+    )
+    return Moved(alias=None, previous=previous, change_id=change_id)
+
+
+def get(session: Session, *, tenant_id: str, name: str, alias: str) -> AliasView:
+    """One alias of one of the tenant's adapters, or NotFound."""
+    return _view(_find(session, adapters.find(session, tenant_id=tenant_id, name=name), alias), name)
+
+
+def list_aliases(session: Session, *, tenant_id: str, name: str) -> list[AliasView]:
+    """An adapter's aliases, by name. There are at most ``aliases_max``."""
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name)
+    mine = select(Alias).where(Alias.adapter_id == adapter.id).order_by(col(Alias.name))
+    return [_view(row, name) for row in session.exec(mine)]
+
+
+def _weights(target: AliasTarget, settings: WebSettings) -> dict[str, int]:
+    """The target as weights. Raises InvalidRequest naming the field."""
+    if (target.revision is None) == (target.weights is None):
+        raise InvalidRequest(
+            'revision: say either {"revision": "rev_…"} or {"weights": {"rev_…": 90, "rev_…": 10}}.', param="revision"
+        )
+    if target.revision is not None:
+        return {target.revision: 1}
+    weights = dict(target.weights or {})
+    if not 1 <= len(weights) <= settings.alias_revisions_max:
+        raise InvalidRequest(
+            f"weights: name 1 to {settings.alias_revisions_max} revisions; there are {len(weights)}.", param="weights"
+        )
+    for revision_id, weight in weights.items():
+        if weight < 1:
+            raise InvalidRequest(
+                f"weights.{revision_id}: is {weight}; give it 1 or more, or leave it out if it is to get nothing.",
+                param=f"weights.{revision_id}",
+            )
+    if (total := sum(weights.values())) > settings.alias_weights_max:
+        raise InvalidRequest(
+            f"weights: they come to {total}; only proportions count, so keep them to {settings.alias_weights_max}.",
+            param="weights",
+        )
+    return weights
+
+
+def _check_ready(session: Session, adapter: Adapter, weights: Mapping[str, int], *, single: bool) -> None:
+    """Every revision must be this adapter's, and ready."""
+    theirs = select(Revision.id, Revision.status).where(
+        Revision.tenant_id == adapter.tenant_id,
+        Revision.adapter_id == adapter.id,
+        col(Revision.id).in_(weights),
+    )
+    statuses = {revision_id: status for revision_id, status in session.exec(theirs)}  # noqa: C416 - rows are no pairs to mypy
+    for revision_id in weights:
+        param = "revision" if single else f"weights.{revision_id}"
+        status = statuses.get(revision_id)
+        if status is None:
+            raise InvalidRequest(
+                f"{param}: {adapter.name!r} has no revision {revision_id!r}; list them with "
+                f"GET /api/v1/adapters/{adapter.name}/revisions.",
+                code="revision_not_found",
+                param=param,
+            )
+        if status != "ready":
+            raise Conflict(
+                f"{param}: {revision_id!r} is {status}, not ready; point at a ready one, or wait for its verdict.",
+                code="revision_not_ready",
+                param=param,
+            )
+
+
+def _refuse_above(session: Session, adapter: Adapter, aliases_max: int) -> None:
+    counted = select(func.count()).select_from(Alias).where(col(Alias.adapter_id) == adapter.id)
+    if session.exec(counted).one() >= aliases_max:
+        raise Forbidden(
+            f"alias: an adapter may have {aliases_max}; remove one that is not used.", code="alias_quota_exceeded"
+        )
+
+
+def _publish(session: Session, adapter: Adapter) -> int:
+    session.flush()
+    pins.refresh(session, adapter)
+    note = publish_change(session, "adapters", adapters.field_of(adapter))
+    session.flush()
+    assert note.id is not None, "the database has given it one"
+    return note.id
+
+
+def _find(session: Session, adapter: Adapter, alias: str) -> Alias:
+    row = session.get(Alias, (adapter.id, alias))
+    if row is None:
+        raise NotFound("alias: this adapter has none with this name.", code="alias_not_found")
+    return row
+
+
+def _target(weights: Mapping[str, int]) -> AliasTarget:
+    """What to send so that an alias points there: the inverse of what is stored."""
+    only = _only(weights)
+    return AliasTarget(weights=dict(weights)) if only is None else AliasTarget(revision=only)
+
+
+def _said(target: AliasTarget) -> dict[str, object]:
+    return {"revision": target.revision} if target.weights is None else {"weights": target.weights}
+
+
+def _only(weights: Mapping[str, int]) -> str | None:
+    return next(iter(weights)) if len(weights) == 1 else None
+
+
+def _view(row: Alias, name: str) -> AliasView:
+    return AliasView(
+        name=row.name,
+        adapter=name,
+        model=f"{name}:{row.name}",
+        revision=_only(row.weights),
+        weights=row.weights,
+        updated_at=row.updated_at,
+    )

@@ -1,0 +1,120 @@
+"""Routes of a tenant's aliases. A move answers once gateways have it, or once they have been waited for long enough."""
+
+from collections.abc import Callable
+
+import anyio.to_thread
+from litestar import Controller, delete, get, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from redis import Redis
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from control_plane.auth.authenticate import Principal
+from control_plane.paging import Page
+from control_plane.publishing.gateway_ack import Acknowledger
+from control_plane.publishing.prefetch_hints import send_hints
+from control_plane.registry.adapters import aliases
+from control_plane.registry.alias_schemas import AliasMoved, AliasTarget, AliasView
+from control_plane.settings import WebSettings
+from core.db import unit_of_work
+
+_READ = {"scope": "adapters:read"}
+_WRITE = {"scope": "adapters:write"}
+
+
+class Aliases(Controller):
+    """The aliases of one of the tenant's adapters."""
+
+    path = "/adapters/{name:str}/aliases"
+    tags = ("adapters",)
+
+    @get(sync_to_thread=True, opt=_READ)
+    def list_aliases(
+        self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> Page[AliasView]:
+        """An adapter's aliases, by name, on one page."""
+        with unit_of_work(engine) as session:
+            return Page(data=aliases.list_aliases(session, tenant_id=principal.own_tenant_id, name=name))
+
+    @get("/{alias:str}", sync_to_thread=True, opt=_READ)
+    def get_alias(
+        self,
+        name: FromPath[str],
+        alias: FromPath[str],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> AliasView:
+        """One alias."""
+        with unit_of_work(engine) as session:
+            return aliases.get(session, tenant_id=principal.own_tenant_id, name=name, alias=alias)
+
+    @put("/{alias:str}", opt=_WRITE)
+    async def put_alias(
+        self,
+        name: FromPath[str],
+        alias: FromPath[str],
+        data: JSONBody[AliasTarget],
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+        web: NamedDependency[WebSettings],
+    ) -> AliasMoved:
+        """Point an alias at a revision, or at several by weight: flip, canary and rollback. Requests in work finish on
+        the revision they began with.
+        """
+
+        def move(session: Session) -> aliases.Moved:
+            return aliases.point(
+                session,
+                data,
+                tenant_id=principal.own_tenant_id,
+                name=name,
+                alias=alias,
+                actor=principal.key_id,
+                settings=web,
+            )
+
+        return await _acknowledged(move, engine, redis, web)
+
+    @delete("/{alias:str}", opt=_WRITE, status_code=200)
+    async def delete_alias(
+        self,
+        name: FromPath[str],
+        alias: FromPath[str],
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+        web: NamedDependency[WebSettings],
+    ) -> AliasMoved:
+        """Remove an alias. Without ``prod`` an adapter's name means its newest ready revision."""
+
+        def move(session: Session) -> aliases.Moved:
+            return aliases.remove(
+                session, tenant_id=principal.own_tenant_id, name=name, alias=alias, actor=principal.key_id
+            )
+
+        return await _acknowledged(move, engine, redis, web)
+
+
+async def _acknowledged(
+    move: Callable[[Session], aliases.Moved], engine: Engine, redis: Redis, web: WebSettings
+) -> AliasMoved:
+    """Commit a move, then wait for gateways without holding a thread or a connection meanwhile."""
+
+    def commit() -> aliases.Moved:
+        with unit_of_work(engine) as session:
+            moved = move(session)
+        send_hints(redis, moved.hints)
+        return moved
+
+    moved = await anyio.to_thread.run_sync(commit)
+    waiting = Acknowledger(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)
+    said = await waiting.wait([moved.change_id])
+    return AliasMoved(
+        alias=moved.alias,
+        previous=moved.previous,
+        acknowledged=said.acknowledged,
+        gateways=said.gateways,
+        waited_ms=said.waited_ms,
+    )

@@ -1,0 +1,119 @@
+"""Adapters that replicas keep in host memory because their tenant's plan includes that, and what of them is published.
+
+What is pinned is what the adapter's name serves: the revisions of its alias ``prod``, or else its newest ready one. A
+plan that shrinks keeps the adapters that were created first.
+"""
+
+from collections.abc import Collection, Iterator
+
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from control_plane.audit import service as audit
+from control_plane.publishing.outbox import publish_changes
+from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
+from control_plane.tenants import service as tenants
+from core.contracts.routes import PROD, Pin
+from core.errors import Forbidden
+
+
+def change(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> None:
+    """Pin an adapter or let go of it. Forbidden where the plan's number is used up. The caller holds no row yet."""
+    tenant = tenants.lock(session, adapter.tenant_id)
+    session.refresh(adapter)
+    if adapter.pinned == pinned:
+        return
+    allowed = tenant.limits.pinned_adapters
+    if pinned and len(session.exec(_pinned(adapter.tenant_id)).all()) >= allowed:
+        raise Forbidden(
+            f'pinned: plan "{tenant.plan}" keeps {allowed} adapters in memory; unpin another or change the plan.',
+            code="pin_quota_exceeded",
+            param="pinned",
+        )
+    adapter.pinned = pinned
+    session.add(adapter)
+    session.flush()
+    _republish(session, adapter)
+    if not pinned:
+        refresh_tenants(session, [adapter.tenant_id])  # the plan may now pay for one that it did not reach before
+    action = "adapter.pinned" if pinned else "adapter.unpinned"
+    audit.record(session, actor=actor, action=action, target=adapter.id, tenant_id=adapter.tenant_id)
+
+
+def refresh(session: Session, adapter: Adapter) -> None:
+    """Have a pinned adapter's pins published again, since what its name serves or its revocation changed."""
+    if adapter.pinned:
+        _republish(session, adapter)
+
+
+def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
+    """The same for all pinned adapters of these tenants, after their plan's number, or how many share it, may have
+    changed.
+    """
+    theirs = select(Adapter).where(col(Adapter.tenant_id).in_(tenant_ids), col(Adapter.pinned))
+    for adapter in session.exec(theirs.where(col(Adapter.deleted_at).is_(None))).all():
+        refresh(session, adapter)
+
+
+def pin(session: Session, engine_name: str) -> Pin | None:
+    """What replicas may know under an engine name: None for what is not, or no longer, to be kept in memory."""
+    adapter = session.get(Adapter, engine_name.partition("@")[0])
+    if adapter is None or adapter.id not in _within_plan(session, adapter.tenant_id):
+        return None
+    return next((each for each in _pins_of(session, adapter) if each.engine_name == engine_name), None)
+
+
+def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
+    """Every pin, by engine name."""
+    holders = select(Adapter.tenant_id).where(col(Adapter.pinned), col(Adapter.deleted_at).is_(None)).distinct()
+    for tenant_id in session.exec(holders).all():
+        kept = _within_plan(session, tenant_id)
+        for adapter in session.exec(_pinned(tenant_id)).all():
+            if adapter.id in kept:
+                yield from ((each.engine_name, each) for each in _pins_of(session, adapter))
+
+
+def _republish(session: Session, adapter: Adapter) -> None:
+    """Note every name that may be pinned or may have been: which of them is, is seen when they are published."""
+    ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
+    names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
+    publish_changes(session, "pins", names)
+
+
+def _within_plan(session: Session, tenant_id: str) -> set[str]:
+    """The pinned adapters that the tenant's plan pays for now; none while the tenant is suspended."""
+    tenant = tenants.get(session, tenant_id)
+    if tenant.status != "active":
+        return set()
+    return {adapter.id for adapter in session.exec(_pinned(tenant_id).limit(tenant.limits.pinned_adapters))}
+
+
+def _pins_of(session: Session, adapter: Adapter) -> Iterator[Pin]:
+    prod = session.get(Alias, (adapter.id, PROD))
+    ready = select(Revision).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
+    if prod is not None:
+        served = ready.where(col(Revision.id).in_(prod.weights))
+    else:
+        served = ready.order_by(col(Revision.id).desc()).limit(1)
+    pins = {}  # two revisions may be one digest, and so one pin
+    for revision in session.exec(served):
+        if revision.rank_class is not None:
+            name = f"{adapter.id}@{revision.digest}"
+            pins[name] = Pin(
+                engine_name=name,
+                tenant_id=adapter.tenant_id,
+                base_model=adapter.base_model,
+                rank_class=revision.rank_class,
+            )
+    yield from pins.values()
+
+
+def _pinned(tenant_id: str) -> SelectOfScalar[Adapter]:
+    """The tenant's live pinned adapters that are not revoked, first made first."""
+    revoked = select(AdapterRevocation.id).where(
+        AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
+    )
+    mine = select(Adapter).where(
+        Adapter.tenant_id == tenant_id, col(Adapter.pinned), col(Adapter.deleted_at).is_(None), ~revoked.exists()
+    )
+    return mine.order_by(col(Adapter.id))

@@ -1,0 +1,193 @@
+"""Tenants' adapters: names for fine-tunes, within the plan's number, and the route of each that gateways follow."""
+
+import re
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import groupby
+from typing import Any, Final, cast
+
+from sqlalchemy import func
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import QueryableAttribute, defer
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import Select
+
+from control_plane.audit import service as audit
+from control_plane.paging import Page, page_of
+from control_plane.registry import base_models
+from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
+from control_plane.registry.schemas import AdapterView, NewAdapter
+from control_plane.tenants import service as tenants
+from core import clock
+from core.contracts.routes import AdapterRoute, RevisionRoute
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_Aliases = dict[str, dict[str, int]] | None
+
+
+def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> AdapterView:
+    """An adapter without a revision, if the plan allows one more."""
+    if not _NAME.fullmatch(new.name):
+        raise InvalidRequest(
+            "name: use lower-case letters, digits and '-', at most 63, not beginning with '-'.",
+            code="invalid_name",
+            param="name",
+        )
+    if base_models.find_id(session, new.name):
+        raise InvalidRequest(
+            f"name: {new.name!r} is a base model's id; choose another.", code="invalid_name", param="name"
+        )
+    base_model = base_models.find_id(session, new.base_model)
+    if base_model is None:
+        raise InvalidRequest(
+            f"base_model: there is no {new.base_model!r} here; GET /v1/models at the gateway lists what there is.",
+            code="base_model_not_found",
+            param="base_model",
+        )
+    tenant = tenants.lock(session, tenant_id)
+    if count(session, tenant_id) >= tenant.limits.adapters:
+        raise Forbidden(
+            f'adapters: plan "{tenant.plan}" allows {tenant.limits.adapters}; delete one or change the plan.',
+            code="adapter_quota_exceeded",
+        )
+    row = Adapter(tenant_id=tenant_id, base_model=base_model, name=new.name)
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise Conflict(
+            f"name: you have an adapter {new.name!r} already; add a revision to it.",
+            code="adapter_exists",
+            param="name",
+        ) from error
+    audit.record(
+        session,
+        actor=actor,
+        action="adapter.created",
+        target=row.id,
+        tenant_id=tenant_id,
+        details={"name": row.name, "base_model": base_model},
+    )
+    return _view(session, row)
+
+
+def get(session: Session, *, tenant_id: str, name: str) -> AdapterView:
+    """One of the tenant's adapters, or NotFound."""
+    return _view(session, find(session, tenant_id=tenant_id, name=name))
+
+
+def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[AdapterView]:
+    """The tenant's adapters, newest first."""
+    mine = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
+    return page_of(session, mine, col(Adapter.id), lambda row: _view(session, row), cursor=cursor, limit=limit)
+
+
+def count(session: Session, tenant_id: str) -> int:
+    """How many adapters the tenant has."""
+    mine = select(func.count()).select_from(Adapter)
+    return session.exec(mine.where(col(Adapter.tenant_id) == tenant_id, col(Adapter.deleted_at).is_(None))).one()
+
+
+def names_of(session: Session, *, tenant_id: str, adapter_ids: AbstractSet[str]) -> dict[str, str]:
+    """The names of these adapters of the tenant, deleted ones too, by id."""
+    mine = select(Adapter.id, Adapter.name).where(Adapter.tenant_id == tenant_id, col(Adapter.id).in_(adapter_ids))
+    return {adapter_id: name for adapter_id, name in session.exec(mine)}  # noqa: C416 - dict() does not know row types
+
+
+def find(session: Session, *, tenant_id: str, name: str, lock: bool = False) -> Adapter:
+    """The row of one of the tenant's adapters; NotFound for another tenant's as for none."""
+    mine = select(Adapter).where(
+        Adapter.tenant_id == tenant_id, Adapter.name == name, col(Adapter.deleted_at).is_(None)
+    )
+    row = session.exec(mine.with_for_update() if lock else mine).first()
+    if row is None:
+        raise NotFound("adapter: you have none with this name.", code="adapter_not_found")
+    return row
+
+
+def field_of(adapter: Adapter) -> str:
+    """Where the adapter's route is published. By name: a deleted adapter's successor has the same field."""
+    return f"{adapter.tenant_id}/{adapter.name}"
+
+
+def route(session: Session, field: str, *, revisions_max: int) -> AdapterRoute | None:
+    """What gateways may know under ``<tenant_id>/<name>``: None without a live adapter that has a ready revision, and
+    for one that is revoked. It has the newest ``revisions_max`` and all that an alias names.
+    """
+    tenant_id, _, name = field.partition("/")
+    rows = session.exec(_routable().where(Adapter.tenant_id == tenant_id, Adapter.name == name)).all()
+    return _route(session, rows[0][0], rows, revisions_max) if rows else None
+
+
+def all_routes(session: Session, *, revisions_max: int) -> Iterator[tuple[str, AdapterRoute]]:
+    """The route of every adapter that has one."""
+    rows = session.exec(_routable().execution_options(yield_per=1000))
+    for adapter, of_adapter in groupby(rows, key=lambda row: row[0]):
+        yield field_of(adapter), _route(session, adapter, list(of_adapter), revisions_max)
+
+
+def _routable() -> Select[Adapter, Revision, _Aliases]:
+    """Every live adapter that is not revoked with each of its ready revisions, the newest first, and its aliases."""
+    aliases = select(func.jsonb_object_agg(Alias.name, Alias.weights)).where(Alias.adapter_id == Adapter.id)
+    revoked = select(AdapterRevocation.id).where(
+        AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
+    )
+    return (
+        select(Adapter, Revision, aliases.scalar_subquery())
+        .join(Revision, (col(Revision.tenant_id) == Adapter.tenant_id) & (col(Revision.adapter_id) == Adapter.id))
+        .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready", ~revoked.exists())
+        .options(*(defer(cast("QueryableAttribute[Any]", column)) for column in (Revision.report, Revision.canary)))
+        .order_by(col(Adapter.id), col(Revision.id).desc())
+    )
+
+
+def _newest_ready(session: Session, adapter: Adapter) -> Revision | None:
+    ready = select(Revision).where(
+        Revision.tenant_id == adapter.tenant_id, Revision.adapter_id == adapter.id, Revision.status == "ready"
+    )
+    return session.exec(ready.order_by(col(Revision.id).desc()).limit(1)).first()
+
+
+def _route(
+    session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Revision, _Aliases]], revisions_max: int
+) -> AdapterRoute:
+    """A flip sends the whole route to every gateway, so old revisions that nobody named are not in it."""
+    aliases = rows[0][2] or {}
+    named = {revision_id for weights in aliases.values() for revision_id in weights}
+    kept = [revision for place, (_, revision, _) in enumerate(rows) if place < revisions_max or revision.id in named]
+    revisions = [_revision_route(session, adapter, revision) for revision in kept]
+    return AdapterRoute(
+        adapter_id=adapter.id,
+        tenant_id=adapter.tenant_id,
+        name=adapter.name,
+        base_model=adapter.base_model,
+        created_at_ms=clock.to_ms(adapter.created_at),
+        newest=revisions[0].id,
+        revisions={revision.id: revision for revision in revisions},
+        aliases=aliases,
+    )
+
+
+def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> RevisionRoute:
+    """A revision whose rank was never recorded is taken for the largest that its base model's replicas serve."""
+    assert revision.digest is not None, "a ready revision has a digest; a constraint says so too"
+    rank, rank_class = revision.rank, revision.rank_class
+    if rank is None or rank_class is None:
+        largest = base_models.spec_of(session, adapter.base_model).rank_max
+        rank, rank_class = rank or largest, rank_class or largest
+    return RevisionRoute(id=revision.id, digest=revision.digest, rank=rank, rank_class=rank_class)
+
+
+def _view(session: Session, row: Adapter) -> AdapterView:
+    newest = _newest_ready(session, row)
+    return AdapterView(
+        id=row.id,
+        name=row.name,
+        base_model=row.base_model,
+        revision=newest.id if newest else None,
+        rank=newest.rank if newest else None,
+        rank_class=newest.rank_class if newest else None,
+        pinned=row.pinned,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,96 @@
+"""Carries canary jobs to the pools' lists in Redis and results back to the rows. No Redis call is made inside a
+transaction; what is lost on the way is asked for again after its time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+import structlog
+from redis import Redis
+from sqlalchemy import Engine
+
+from control_plane.fleet import service as fleet
+from control_plane.registry.review import canary_jobs
+from control_plane.registry.review.canary_jobs import Fate, Pool
+from control_plane.settings import WorkerSettings
+from core import redis_keys
+from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
+from core.contracts.replicas import ReplicaStatus
+from core.db import unit_of_work
+
+
+class CanaryExchange:
+    """One step collects what has come back, then asks. Any number may run: rows are locked, and results that two of
+    them read decide once.
+    """
+
+    def __init__(self, engine: Engine, redis: Redis, settings: WorkerSettings) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._settings = settings
+
+    def step(self) -> bool:
+        """Collect and ask; whether there may be more at once."""
+        alive = fleet.statuses(self._redis)
+        fates = self._fates(alive)  # before collecting: whoever answers after this look is still seen to run
+        collected = self._collect()
+        self._ask(canary_jobs.pools_of(alive), fates)
+        return collected == self._settings.canary_batch_max
+
+    def _fates(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], Fate]:
+        """What became of the attempts that are overdue, by revision and number."""
+        with unit_of_work(self._engine) as session:
+            attempts = canary_jobs.overdue(session, self._settings)
+        if not attempts:
+            return {}
+        waiting = {attempt for pool in canary_jobs.pools_of(alive) for attempt in self._waiting(pool)}
+        running = cast("list[bytes | None]", self._redis.mget([redis_keys.canary_running(each) for each in attempts]))
+        boots = {status.id: status.boot_id for status in alive}
+        fates: dict[tuple[str, int], Fate] = {}
+        for attempt, encoded in zip(attempts.items(), running, strict=True):
+            taken = None if encoded is None else msgspec.json.decode(encoded, type=CanaryRunning)
+            if attempt in waiting:
+                fates[attempt] = "open"
+            elif taken is None or taken.attempt != attempt[1]:
+                fates[attempt] = "nothing"
+            else:
+                fates[attempt] = "open" if boots.get(taken.replica_id) == taken.boot_id else "replica_died"
+        return fates
+
+    def _waiting(self, pool: Pool) -> list[tuple[str, int]]:
+        """The attempts in a pool's list that nobody has taken."""
+        lying = cast("list[bytes]", self._redis.lrange(redis_keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
+        return [(job.revision_id, job.attempt) for job in (msgspec.json.decode(each, type=CanaryJob) for each in lying)]
+
+    def _collect(self) -> int:
+        """Decide by the oldest results. One leaves its list only after its decision is committed."""
+        batch_max = self._settings.canary_batch_max
+        results = cast("list[bytes]", self._redis.lrange(redis_keys.CANARY_RESULTS, -batch_max, -1))
+        for encoded in reversed(results):
+            try:
+                result = msgspec.json.decode(encoded, type=CanaryResult)
+            except msgspec.MsgspecError as error:
+                structlog.get_logger().error("canary result cannot be read", error=str(error))
+            else:
+                with unit_of_work(self._engine) as session:
+                    decided = canary_jobs.decide(session, result)
+                structlog.get_logger().info(
+                    "canary result",
+                    revision_id=result.revision_id,
+                    code=result.code,
+                    decided=decided,
+                )
+            self._redis.lrem(redis_keys.CANARY_RESULTS, -1, cast("str", encoded))
+        return len(results)
+
+    def _ask(self, pools: Sequence[Pool], fates: Mapping[tuple[str, int], Fate]) -> None:
+        with unit_of_work(self._engine) as session:
+            canary_jobs.wait(session, pools, self._settings)
+            canary_jobs.keep(session, dict(attempt for attempt, fate in fates.items() if fate == "open"))
+        for pool in pools:
+            with unit_of_work(self._engine) as session:
+                jobs = canary_jobs.ask(session, pool, fates, self._settings)
+            for job in jobs:
+                self._redis.lpush(redis_keys.canary_jobs(job.base_model, job.rank_class), msgspec.json.encode(job))
+                structlog.get_logger().info("canary asked", revision_id=job.revision_id, attempt=job.attempt)

@@ -1,0 +1,74 @@
+"""The end of a revision's judgement: ready or rejected, once, with its report, its audit row and its route.
+
+Who decides, and when, is said in ``validation`` (the files), ``canary`` (a replica's run) and ``revocations`` (an
+adapter that is deleted before its revision is ready).
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import DateTime, func
+from sqlmodel import Session, col, select
+
+from control_plane import metrics
+from control_plane.audit import service as audit
+from control_plane.publishing.outbox import publish_change
+from control_plane.registry.adapters import pins
+from control_plane.registry.adapters import service as adapters
+from control_plane.registry.models import Adapter, Revision
+
+WORKER: Final = "control_plane.worker"
+"""The actor of what no person did."""
+
+
+def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
+    """Make a checked revision ready and have it routed. The caller holds the row, and saw it ``validating``."""
+    assert row.checked_digest is not None, "only what validation accepted can be ready"
+    row.status, row.digest = "ready", row.checked_digest
+    _close(session, row, codes=[], actor=actor)
+    adapter = session.get_one(Adapter, row.adapter_id)
+    publish_change(session, "adapters", adapters.field_of(adapter))
+    pins.refresh(session, adapter)
+
+
+def reject(session: Session, row: Revision, problems: Sequence[dict[str, Any]], *, actor: str = WORKER) -> None:
+    """Make an open revision rejected for these problems; what notes it has stay. The caller holds the row."""
+    row.status = "rejected"
+    row.report = {"problems": list(problems), "notes": (row.report or {}).get("notes", [])}
+    _close(session, row, codes=[problem["code"] for problem in problems], actor=actor)
+
+
+def problem(code: str, message: str) -> dict[str, Any]:
+    """A problem that is of the whole revision, not of one file."""
+    return {"code": code, "message": message, "file": None, "where": None}
+
+
+def reject_open(session: Session, *, adapter_id: str, reason: dict[str, Any], actor: str) -> None:
+    """Reject every revision of an adapter that is not decided yet. Waits for who decides one right now."""
+    rows = select(Revision).where(
+        Revision.adapter_id == adapter_id, col(Revision.status).in_(("uploading", "validating"))
+    )
+    for row in session.exec(rows.order_by(col(Revision.id)).with_for_update()):
+        reject(session, row, [reason], actor=actor)
+
+
+def database_now(session: Session) -> datetime:
+    """The database's clock: workers' own clocks decide neither who holds a job nor when one is over."""
+    return session.exec(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()
+
+
+def _close(session: Session, row: Revision, *, codes: Sequence[str], actor: str) -> None:
+    row.decided_at = database_now(session)
+    row.leased_until = None
+    session.add(row)
+    session.flush()
+    metrics.VERDICTS.labels(row.status, codes[0] if codes else "").inc()
+    audit.record(
+        session,
+        actor=actor,
+        action="revision.accepted" if row.status == "ready" else "revision.rejected",
+        target=row.id,
+        tenant_id=row.tenant_id,
+        details={"digest": row.digest, "codes": list(codes)},
+    )

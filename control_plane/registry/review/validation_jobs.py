@@ -1,0 +1,154 @@
+"""The worker's side of a revision: take one up under a lease, have it validated, and record the verdict once. What is
+accepted still has to be run by a replica: see ``canary``.
+
+Validation itself runs outside any transaction. A worker that dies loses its lease and another takes the revision up; a
+worker that only lost its lease finds its attempt outdated when it comes to record, and its verdict is dropped.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+from sqlalchemy.sql.elements import ColumnElement
+from sqlmodel import Session, col, select
+
+from adapters.base_model_spec import BaseModelSpec, class_of
+from adapters.ingest import DeclaredFile
+from adapters.report import Verdict
+from adapters.validation.validate import UploadLimits
+from control_plane.registry import base_models
+from control_plane.registry.models import Adapter, Revision
+from control_plane.registry.review import decision, tenant_turns
+from control_plane.registry.review.decision import database_now
+from control_plane.registry.revisions import service as revisions
+from control_plane.registry.revisions import upload_rules
+from control_plane.tenants import service as tenants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that validating one revision needs. ``attempt`` fences: only the newest may record or prolong."""
+
+    revision_id: str
+    tenant_id: str
+    attempt: int
+    files: tuple[DeclaredFile, ...]
+    base: BaseModelSpec
+    known_bases: frozenset[str]
+    limits: UploadLimits
+
+
+def claim(session: Session, *, lease_s: int, attempts_max: int) -> Job | None:
+    """Take up the revision that has waited longest of the tenant whose turn it is, and that nobody holds; None when
+    there is none.
+
+    A revision that has already cost ``attempts_max`` workers is rejected instead.
+    """
+    order = tenant_turns.turns(session)
+    waiting = (
+        select(Revision)
+        .join(order, order.c.id == col(Revision.id))
+        .where(_unchecked(), _unleased(database_now(session)))
+        .order_by(order.c.turn, col(Revision.id))
+        .limit(1)
+        .with_for_update(of=Revision, skip_locked=True)
+    )
+    row = session.exec(waiting).first()
+    if row is None:
+        return None
+    if row.attempts >= attempts_max:
+        message = f"validation was cut short {row.attempts} times; upload it again, or ask the platform's operator"
+        decision.reject(session, row, [decision.problem("validation_failed", message)])
+        return None
+    row.attempts += 1
+    row.leased_until = database_now(session) + timedelta(seconds=lease_s)
+    session.add(row)
+    adapter = session.get_one(Adapter, row.adapter_id)
+    tenant = tenants.get(session, row.tenant_id)
+    return Job(
+        revision_id=row.id,
+        tenant_id=row.tenant_id,
+        attempt=row.attempts,
+        files=upload_rules.declared(revisions.announced_files(session, row.id)),
+        base=base_models.spec_of(session, adapter.base_model),
+        known_bases=frozenset(base_models.known_names(session)),
+        limits=upload_rules.upload_limits(tenant.limits, tenant.plan),
+    )
+
+
+def prolong(session: Session, job: Job, *, lease_s: int) -> bool:
+    """Hold the job for ``lease_s`` from now; False when it is no longer this worker's."""
+    row = _held(session, job)
+    if row is None:
+        return False
+    row.leased_until = database_now(session) + timedelta(seconds=lease_s)
+    session.add(row)
+    return True
+
+
+def hand_back(session: Session, job: Job, *, pause_s: int, counted: bool) -> None:
+    """Return a job that cannot go on now, tried again after a pause; one that could not even begin, such as with S3
+    down, does not count.
+    """
+    row = _held(session, job)
+    if row is not None:
+        row.attempts -= 0 if counted else 1
+        row.leased_until = database_now(session) + timedelta(seconds=pause_s)
+        session.add(row)
+
+
+def record(session: Session, job: Job, verdict: Verdict, *, canary_required: bool) -> bool:
+    """Make the verdict the revision's: rejected, ready, or where a canary is required, to be run by a replica first.
+    False when another worker has the job now, or the adapter is gone. The caller holds an accepted digest's lock.
+    """
+    row = _held(session, job)
+    if row is None:
+        return False
+    row.report = {"problems": [], "notes": list(verdict.notes)}
+    if not verdict.accepted:
+        decision.reject(session, row, list(msgspec.to_builtins(verdict.problems)))
+        return True
+    assert verdict.manifest is not None, "what is accepted has a manifest"
+    # The classes may have changed since the job was taken.
+    classes = base_models.spec_of(session, session.get_one(Adapter, row.adapter_id).base_model).classes
+    row.checked_digest = verdict.digest
+    row.rank, row.rank_class = verdict.manifest.rank, class_of(verdict.manifest.rank, classes)
+    row.leased_until = None
+    session.add(row)
+    if not canary_required:
+        decision.accept(session, row)
+    return True
+
+
+def reject_expired(session: Session, *, expires_s: int, limit: int) -> int:
+    """Give up uploads that were announced ``expires_s`` ago and never completed; returns how many."""
+    old = (
+        select(Revision)
+        .where(
+            Revision.status == "uploading",
+            col(Revision.created_at) < database_now(session) - timedelta(seconds=expires_s),
+        )
+        .order_by(col(Revision.id))
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = session.exec(old).all()
+    for row in rows:
+        hours = expires_s / 3600
+        message = f"the upload was not completed within {hours:g} hours; create a new revision"
+        decision.reject(session, row, [decision.problem("upload_expired", message)])
+    return len(rows)
+
+
+def _held(session: Session, job: Job) -> Revision | None:
+    mine = select(Revision).where(Revision.id == job.revision_id, Revision.attempts == job.attempt, _unchecked())
+    return session.exec(mine.with_for_update()).first()
+
+
+def _unchecked() -> ColumnElement[bool]:
+    return (col(Revision.status) == "validating") & col(Revision.checked_digest).is_(None)
+
+
+def _unleased(now: datetime) -> ColumnElement[bool]:
+    leased_until = col(Revision.leased_until)
+    return leased_until.is_(None) | (leased_until < now)

@@ -1,0 +1,111 @@
+"""One step of a validating worker: take a revision up, keep its lease while it is looked at, record the verdict."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from adapters.ingest import ingest
+from adapters.object_store.revision_store import AdapterStore
+from adapters.report import Verdict
+from adapters.settings import UploadSettings
+from control_plane import metrics
+from control_plane.registry.cleanup.stored_revisions import StoredRemoval
+from control_plane.registry.review import validation_jobs
+from control_plane.registry.review.validation_jobs import Job
+from control_plane.registry.revisions import stored_digests
+from control_plane.settings import WorkerSettings
+from core.db import unit_of_work
+from core.errors import Unavailable
+
+
+class StoredMeanwhile(Unavailable):
+    """The object was stored and removed at the same time: it is not whole, and has to be stored again."""
+
+
+class Validator:
+    """Validates one revision a step. Fails closed: without a recorded verdict a revision is never ready."""
+
+    def __init__(self, engine: Engine, store: AdapterStore, upload: UploadSettings, worker: WorkerSettings) -> None:
+        self._engine = engine
+        self._store = store
+        self._upload = upload
+        self._worker = worker
+        self._removal = StoredRemoval(engine, store, worker)
+
+    def step(self) -> bool:
+        """Validate the revision whose turn it is; whether there was one."""
+        with unit_of_work(self._engine) as session:
+            job = validation_jobs.claim(
+                session, lease_s=self._worker.validation_lease_s, attempts_max=self._worker.validation_attempts_max
+            )
+        if job is None:
+            return False
+        log = structlog.get_logger().bind(revision_id=job.revision_id, tenant_id=job.tenant_id, attempt=job.attempt)
+        started = time.monotonic()
+        try:
+            with self._lease_kept(job):
+                verdict = ingest(
+                    self._store,
+                    revision_id=job.revision_id,
+                    files=job.files,
+                    base=job.base,
+                    known_bases=job.known_bases,
+                    limits=job.limits,
+                    settings=self._upload,
+                )
+                recorded = self._record(job, verdict)
+        except Unavailable as error:
+            log.warning("validation is put off", error=error.message)
+            with unit_of_work(self._engine) as session:
+                validation_jobs.hand_back(
+                    session,
+                    job,
+                    pause_s=self._worker.validation_backoff_s,
+                    counted=isinstance(error, StoredMeanwhile),
+                )
+            return True
+        if verdict.digest is not None and not recorded:
+            self._removal.remove_unrecorded(verdict.digest)
+        metrics.VALIDATION_SECONDS.observe(time.monotonic() - started)
+        log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
+        return True
+
+    def _record(self, job: Job, verdict: Verdict) -> bool:
+        """Record under the digest's lock, and only what is stored whole: ``removal`` may have been at work on it."""
+        if verdict.manifest is None or not verdict.accepted:
+            with unit_of_work(self._engine) as session:
+                return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
+        digest = verdict.manifest.digest
+        with stored_digests.digest_lock(self._engine, digest):
+            if not stored_digests.is_whole(self._store, verdict.manifest):
+                self._store.remove_revision(digest)  # or nobody would ever store it again
+                raise StoredMeanwhile(f"{digest} was removed while it was stored; it is stored again")
+            with unit_of_work(self._engine) as session:
+                return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
+
+    @contextmanager
+    def _lease_kept(self, job: Job) -> Iterator[None]:
+        """Prolong the lease while the block runs. When Postgres is away the lease may be lost; ``record`` will tell."""
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.wait(self._worker.validation_lease_s / 3):
+                try:
+                    with unit_of_work(self._engine) as session:
+                        if not validation_jobs.prolong(session, job, lease_s=self._worker.validation_lease_s):
+                            return
+                except SQLAlchemyError as error:
+                    structlog.get_logger().warning("lease not prolonged", error=str(error).splitlines()[0][:300])
+
+        keeper = threading.Thread(target=keep, name="lease-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()

@@ -1,0 +1,132 @@
+"""Routes of a tenant's revisions: announced, uploaded straight to the object store, completed, then shown.
+
+What each step does is ``revisions`` and ``uploads``; their transactions and their calls to the store never overlap.
+"""
+
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from adapters.settings import UploadSettings
+from control_plane.auth.authenticate import Principal
+from control_plane.idempotency.service import Once
+from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.registry.revisions import refusal_audit
+from control_plane.registry.revisions import service as revisions
+from control_plane.registry.revisions.uploads import Uploads, revision_of
+from control_plane.registry.schemas import NewRevision, RevisionCreated, RevisionView
+from control_plane.settings import WebSettings
+from core.db import unit_of_work
+from core.errors import AppError
+
+_READ = {"scope": "adapters:read"}
+_WRITE = {"scope": "adapters:write"}
+
+
+class Revisions(Controller):
+    """The revisions of one of the tenant's adapters."""
+
+    path = "/adapters/{name:str}/revisions"
+    tags = ("adapters",)
+
+    @post(sync_to_thread=True, opt=_WRITE)
+    def create_revision(
+        self,
+        name: FromPath[str],
+        data: JSONBody[NewRevision],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+        uploads: NamedDependency[Uploads],
+        web: NamedDependency[WebSettings],
+        upload: NamedDependency[UploadSettings],
+        engine: NamedDependency[Engine],
+    ) -> Response[RevisionCreated]:
+        """Announce the files of a revision; the answer says where to PUT each, large ones in parts."""
+        tenant_id = principal.own_tenant_id
+
+        def announce(session: Session) -> RevisionCreated:
+            revision = revisions.announce_revision(
+                session, data, tenant_id=tenant_id, name=name, actor=principal.key_id, settings=web, upload=upload
+            )
+            return uploads.announced(revision)
+
+        def again(session: Session, body: bytes) -> RevisionCreated:
+            revision_id = revision_of(body)
+            return uploads.announced(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
+
+        try:
+            answer = once.run(announce, renewed=again)
+        except AppError as refusal:
+            hourly_max = web.refusals_audited_per_hour_max
+            refusal_audit.note(
+                engine, refusal, tenant_id=tenant_id, adapter=name, actor=principal.key_id, hourly_max=hourly_max
+            )
+            raise
+        # After the transaction: should the store fail now, the same request again goes on from here.
+        return Response(uploads.all_of(answer.content), status_code=answer.status_code, headers=answer.headers)
+
+    @get(sync_to_thread=True, opt=_READ)
+    def list_revisions(
+        self,
+        name: FromPath[str],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[RevisionView]:
+        """An adapter's revisions, newest first."""
+        with unit_of_work(engine) as session:
+            return revisions.list_revisions(
+                session, tenant_id=principal.own_tenant_id, name=name, cursor=cursor, limit=limit
+            )
+
+    @get("/{revision_id:str}", sync_to_thread=True, opt=_READ)
+    def get_revision(
+        self,
+        name: FromPath[str],
+        revision_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> RevisionView:
+        """One revision, with its report once it is decided."""
+        with unit_of_work(engine) as session:
+            return revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
+
+    @get("/{revision_id:str}/uploads", sync_to_thread=True, opt=_WRITE)
+    def resume_uploads(
+        self,
+        name: FromPath[str],
+        revision_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        uploads: NamedDependency[Uploads],
+    ) -> RevisionCreated:
+        """Where to PUT what has not arrived yet: fresh URLs for the missing files and parts alone."""
+        with unit_of_work(engine) as session:
+            revision = revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
+        return uploads.missing_of(uploads.announced(revision))
+
+    @post("/{revision_id:str}/complete", sync_to_thread=True, opt=_WRITE, status_code=202)
+    def complete_revision(
+        self,
+        name: FromPath[str],
+        revision_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+        uploads: NamedDependency[Uploads],
+    ) -> Response[RevisionView]:
+        """Say that every file and part is uploaded, and queue the revision for validation."""
+        tenant_id = principal.own_tenant_id
+        with unit_of_work(engine) as session:
+            revision = revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id)
+        if revision.status == "uploading":
+            uploads.finish(revision.id)
+        return once.run(
+            lambda session: revisions.complete(
+                session, tenant_id=tenant_id, name=name, revision_id=revision_id, actor=principal.key_id
+            ),
+            status_code=202,
+        )

@@ -1,0 +1,65 @@
+"""Who refers to a stored digest, and the lock under which that is decided. Several revisions, also of several tenants,
+may be one digest: it is stored once, and goes with the last of them.
+
+A revision becomes a reference only under the digest's lock and after a look that the object is whole; an object is
+deleted only under the same lock and after a look that nobody refers to it. So neither overtakes the other.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy import Connection, Engine, func, text
+from sqlmodel import Session, col, select
+
+from adapters.manifest import AdapterManifest, is_digest
+from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from control_plane.registry.models import Revision
+from core.errors import Unavailable
+
+_LOCK_WAIT_S: Final = 10
+_LOCK_POLL_S: Final = 0.05
+
+
+@contextmanager
+def digest_lock(engine: Engine, digest: str) -> Iterator[None]:
+    """Hold a digest alone, among all workers. The lock is the connection's: no transaction is open meanwhile, and
+    Postgres frees it when the process dies. Raises ``Unavailable`` when another keeps it for long.
+    """
+    if not is_digest(digest):
+        raise ValueError(f"{digest!r} is no digest")
+    number = {"number": int.from_bytes(bytes.fromhex(digest[:16]), signed=True)}
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while not _took(connection, number):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"another worker has held {digest} for {_LOCK_WAIT_S} s; try again")
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            connection.execute(text("SELECT pg_advisory_unlock(:number)"), number)
+
+
+def others(session: Session, digest: str, *, than: str = "") -> int:
+    """How many revisions but this one still need the stored object: ready, in work, or in their own quarantine."""
+    rows = select(func.count()).select_from(Revision)
+    return session.exec(
+        rows.where(
+            col(Revision.checked_digest) == digest,
+            col(Revision.stored_removed_at).is_(None),
+            col(Revision.id) != than,
+        )
+    ).one()
+
+
+def is_whole(store: AdapterStore, manifest: AdapterManifest) -> bool:
+    """Whether every file of the revision lies in the store at its size, and its manifest."""
+    prefix = revision_prefix(manifest.digest)
+    sizes = ((store.bucket.head(prefix + file.path), file.size_bytes) for file in manifest.files)
+    return all(found == wanted for found, wanted in sizes) and store.has_revision(manifest.digest)
+
+
+def _took(connection: Connection, number: dict[str, int]) -> bool:
+    return bool(connection.execute(text("SELECT pg_try_advisory_lock(:number)"), number).scalar_one())

@@ -1,0 +1,101 @@
+"""Routes of revocations: deleting an adapter makes one, a tenant looks at its own, an admin at all of them."""
+
+from litestar import Controller, delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from redis import Redis
+from sqlalchemy import Engine
+
+from control_plane.auth.authenticate import Principal
+from control_plane.fleet import service as fleet
+from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.registry.revocations import service as revocations
+from control_plane.registry.revocations import views as revocation_views
+from control_plane.registry.revocations.views import RevocationView
+from core.db import unit_of_work
+
+
+class AdapterDeletion(Controller):
+    """The end of one of the tenant's adapters."""
+
+    path = "/adapters"
+    tags = ("adapters",)
+
+    @delete("/{name:str}", sync_to_thread=True, status_code=202, opt={"scope": "adapters:write"})
+    def delete_adapter(
+        self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> RevocationView:
+        """Stop serving an adapter and free its name. Requests in work may finish; then every replica forgets it, and in
+        the end the object store does. The answer's id shows how far that has come, at /api/v1/revocations.
+        """
+        with unit_of_work(engine) as session:
+            row = revocations.delete_adapter(
+                session, tenant_id=principal.own_tenant_id, name=name, actor=principal.key_id
+            )
+            return revocation_views.view(session, row, alive=None)
+
+
+class OwnRevocations(Controller):
+    """What became of the tenant's deleted or suspended adapters."""
+
+    path = "/revocations"
+    tags = ("adapters",)
+    opt = {"scope": "adapters:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def list_revocations(
+        self,
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[RevocationView]:
+        """The tenant's revocations, newest first."""
+        alive = fleet.statuses(redis)
+        with unit_of_work(engine) as session:
+            return revocation_views.list_revocations(
+                session, tenant_id=principal.own_tenant_id, alive=alive, cursor=cursor, limit=limit
+            )
+
+    @get("/{revocation_id:str}", sync_to_thread=True)
+    def get_revocation(
+        self,
+        revocation_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+    ) -> RevocationView:
+        """One revocation: its state, a receipt for each replica, and the replicas still awaited."""
+        alive = fleet.statuses(redis)
+        with unit_of_work(engine) as session:
+            return revocation_views.get(session, revocation_id, tenant_id=principal.own_tenant_id, alive=alive)
+
+
+class AdminRevocations(Controller):
+    """Every revocation."""
+
+    path = "/revocations"
+    tags = ("admin: replicas",)
+
+    @get(sync_to_thread=True)
+    def list_all_revocations(
+        self,
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[RevocationView]:
+        """Every tenant's revocations, newest first."""
+        alive = fleet.statuses(redis)
+        with unit_of_work(engine) as session:
+            return revocation_views.list_revocations(session, tenant_id=None, alive=alive, cursor=cursor, limit=limit)
+
+    @get("/{revocation_id:str}", sync_to_thread=True)
+    def get_any_revocation(
+        self, revocation_id: FromPath[str], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
+    ) -> RevocationView:
+        """One revocation of any tenant."""
+        alive = fleet.statuses(redis)
+        with unit_of_work(engine) as session:
+            return revocation_views.get(session, revocation_id, tenant_id=None, alive=alive)

@@ -1,0 +1,119 @@
+"""Revocations: that an adapter may be served no more, because it was deleted or its tenant is suspended.
+
+Made in the transaction that takes the adapter's route away, so that neither exists without the other. What replicas
+answer is collected in ``receipts``, what lies in the object store goes in ``removal``, how one looks is in
+``revocation_views``.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from control_plane.audit import service as audit
+from control_plane.publishing.outbox import publish_change
+from control_plane.registry.adapters import pins
+from control_plane.registry.adapters import service as adapters
+from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
+from control_plane.registry.review import decision
+from core import clock
+from core.contracts.revocations import Revocation
+
+Reason = Literal["deleted", "suspended"]
+
+
+def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -> AdapterRevocation:
+    """Stop serving an adapter for good and free its name; its usage and its audit trail stay. NotFound where the
+    tenant has none of this name.
+    """
+    adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
+    gone = decision.problem("adapter_deleted", "the adapter was deleted meanwhile; create it again and upload it there")
+    decision.reject_open(session, adapter_id=adapter.id, reason=gone, actor=actor)
+    adapter.deleted_at = clock.now()
+    session.add(adapter)
+    for alias in session.exec(select(Alias).where(Alias.adapter_id == adapter.id)).all():
+        session.delete(alias)
+    audit.record(
+        session, actor=actor, action="adapter.deleted", target=adapter.id, tenant_id=tenant_id, details={"name": name}
+    )
+    revocation = _revoke(session, adapter, "deleted")
+    if adapter.pinned:
+        pins.refresh_tenants(session, [tenant_id])  # the plan may now pay for one that it did not reach before
+    return revocation
+
+
+def follow_tenant(session: Session, tenant_id: str, *, suspended: bool) -> None:
+    """Revoke every adapter of a tenant that has been suspended, or lift that again. The caller holds the tenant's row;
+    what is so already stays so, and what was deleted stays deleted.
+    """
+    live = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
+    for adapter in session.exec(live.order_by(col(Adapter.id)).with_for_update()).all():
+        standing = session.exec(_standing(adapter.id)).first()
+        if suspended and standing is None:
+            _revoke(session, adapter, "suspended")
+        elif not suspended and standing is not None and standing.reason == "suspended":
+            standing.lifted_at = clock.now()
+            session.add(standing)
+            _publish(session, adapter, standing)
+
+
+def revocation(session: Session, revocation_id: str) -> Revocation | None:
+    """What replicas may know of a revocation: None once it is lifted, or forgotten."""
+    row = session.get(AdapterRevocation, revocation_id)
+    return _told(session, row) if row and not row.forgotten_at and not row.lifted_at else None
+
+
+def all_revocations(session: Session) -> Iterator[tuple[str, Revocation]]:
+    """Every revocation that replicas must know."""
+    for row in session.exec(standing()).all():
+        if told := _told(session, row):
+            yield row.id, told
+
+
+def standing() -> SelectOfScalar[AdapterRevocation]:
+    """Those that are neither lifted nor forgotten."""
+    return select(AdapterRevocation).where(
+        col(AdapterRevocation.forgotten_at).is_(None), col(AdapterRevocation.lifted_at).is_(None)
+    )
+
+
+def _revoke(session: Session, adapter: Adapter, reason: Reason) -> AdapterRevocation:
+    accepted = select(Revision.checked_digest).where(
+        Revision.adapter_id == adapter.id, col(Revision.checked_digest).is_not(None)
+    )
+    names = sorted({f"{adapter.id}@{digest}" for digest in session.exec(accepted)})
+    row = AdapterRevocation(tenant_id=adapter.tenant_id, adapter_id=adapter.id, reason=reason, engine_names=names)
+    if not names:  # no engine has ever heard of it
+        row.unloaded_at = row.created_at
+        if reason == "deleted":
+            row.removed_at = row.forgotten_at = row.created_at
+    session.add(row)
+    session.flush()
+    _publish(session, adapter, row)
+    return row
+
+
+def _publish(session: Session, adapter: Adapter, row: AdapterRevocation) -> None:
+    """The route goes first, so that gateways stop before replicas do; the outbox keeps the order."""
+    publish_change(session, "adapters", adapters.field_of(adapter))
+    pins.refresh(session, adapter)
+    session.flush()
+    publish_change(session, "revocations", row.id)
+
+
+def _standing(adapter_id: str) -> SelectOfScalar[AdapterRevocation]:
+    return select(AdapterRevocation).where(
+        AdapterRevocation.adapter_id == adapter_id, col(AdapterRevocation.lifted_at).is_(None)
+    )
+
+
+def _told(session: Session, row: AdapterRevocation) -> Revocation | None:
+    if not row.engine_names:
+        return None
+    return Revocation(
+        id=row.id,
+        adapter_id=row.adapter_id,
+        base_model=session.get_one(Adapter, row.adapter_id).base_model,
+        engine_names=tuple(row.engine_names),
+    )

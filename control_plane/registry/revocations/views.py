@@ -1,0 +1,139 @@
+"""How a revocation is shown: how far it has come, one receipt a replica, and who is still awaited. Changes nothing."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from control_plane.paging import Page, page_of
+from control_plane.registry.models import Adapter, AdapterRevocation
+from control_plane.registry.revocations import receipts
+from core import clock
+from core.contracts.replicas import ReplicaStatus
+from core.errors import NotFound
+
+State = Literal["stopping", "draining", "unloaded", "quarantined", "removed", "lifted"]
+
+
+class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's word, for one start of its engine (``boot_id``). The three lists say where it still found the
+    adapter. With the state ``removed`` only ``on_disk`` may name anything, and only to admins: files that an identical
+    revision of another adapter needs there. A tenant is not told that there is one.
+    """
+
+    replica: str
+    boot_id: str
+    state: Literal["draining", "removed"]
+    drained_requests: int
+    aborted_requests: int
+    in_slots: list[str]
+    in_memory: list[str]
+    on_disk: list[str]
+    at: datetime
+
+
+class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
+    """Why and how far an adapter is gone. ``stopping``: no replica has answered yet; ``unloaded``: none holds it;
+    ``quarantined``: only the object store does; ``removed``: nobody; ``lifted``: it may be served again.
+    ``awaited_replicas`` is null where replicas were not asked.
+    """
+
+    id: str
+    tenant_id: str
+    adapter_id: str
+    adapter: str
+    base_model: str
+    reason: Literal["deleted", "suspended"]
+    state: State
+    engine_names: list[str]
+    receipts: list[ReceiptView]
+    awaited_replicas: list[str] | None
+    created_at: datetime
+    unloaded_at: datetime | None
+    removed_at: datetime | None
+    lifted_at: datetime | None
+
+
+def get(
+    session: Session, revocation_id: str, *, tenant_id: str | None, alive: Sequence[ReplicaStatus]
+) -> RevocationView:
+    """One revocation, of this tenant alone unless ``tenant_id`` is None. NotFound for another's as for none."""
+    row = session.get(AdapterRevocation, revocation_id)
+    if row is None or tenant_id not in (None, row.tenant_id):
+        raise NotFound("revocation: there is none with this id.", code="revocation_not_found")
+    return view(session, row, alive, whole=tenant_id is None)
+
+
+def list_revocations(
+    session: Session, *, tenant_id: str | None, alive: Sequence[ReplicaStatus], cursor: str | None, limit: int
+) -> Page[RevocationView]:
+    """The tenant's revocations, newest first; every tenant's where ``tenant_id`` is None."""
+    rows = select(AdapterRevocation)
+    if tenant_id is not None:
+        rows = rows.where(AdapterRevocation.tenant_id == tenant_id)
+    return page_of(
+        session,
+        rows,
+        col(AdapterRevocation.id),
+        lambda row: view(session, row, alive, whole=tenant_id is None),
+        cursor=cursor,
+        limit=limit,
+    )
+
+
+def view(
+    session: Session, row: AdapterRevocation, alive: Sequence[ReplicaStatus] | None, *, whole: bool = False
+) -> RevocationView:
+    """The row as it is shown. ``alive`` are the live replicas, None where they were not asked; ``whole`` is for admins,
+    who may know which files are another adapter's too.
+    """
+    adapter = session.get_one(Adapter, row.adapter_id)
+    return RevocationView(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        adapter_id=row.adapter_id,
+        adapter=adapter.name,
+        base_model=adapter.base_model,
+        reason="deleted" if row.reason == "deleted" else "suspended",
+        state=state_of(row),
+        engine_names=row.engine_names,
+        receipts=[_receipt(row.receipts[replica], whole=whole) for replica in sorted(row.receipts)],
+        awaited_replicas=None if alive is None else _awaited(row, adapter.base_model, alive),
+        created_at=row.created_at,
+        unloaded_at=row.unloaded_at,
+        removed_at=row.removed_at,
+        lifted_at=row.lifted_at,
+    )
+
+
+def state_of(row: AdapterRevocation) -> State:
+    """How far it has come. Pure."""
+    if row.lifted_at:
+        return "lifted"
+    if row.removed_at:
+        return "removed"
+    if row.unloaded_at:
+        return "quarantined" if row.reason == "deleted" else "unloaded"
+    return "draining" if row.receipts else "stopping"
+
+
+def _awaited(row: AdapterRevocation, base_model: str, alive: Sequence[ReplicaStatus]) -> list[str]:
+    if not row.engine_names or row.lifted_at or row.forgotten_at:
+        return []
+    return receipts.awaited(base_model, row.receipts, alive)
+
+
+def _receipt(receipt: Mapping[str, Any], *, whole: bool) -> ReceiptView:
+    return ReceiptView(
+        replica=receipt["replica_id"],
+        boot_id=receipt["boot_id"],
+        state=receipt["state"],
+        drained_requests=receipt["drained_requests"],
+        aborted_requests=receipt["aborted_requests"],
+        in_slots=receipt["in_slots"],
+        in_memory=receipt["in_memory"],
+        on_disk=receipt["on_disk"] if whole or receipt["state"] != "removed" else [],
+        at=clock.from_ms(receipt["at_ms"]),
+    )

@@ -1,0 +1,222 @@
+"""Takes canary jobs of this replica's pool, one at a time, runs each adapter beside its base, and reports the verdict.
+
+A verdict is given only where the adapter is to blame. Whatever else goes wrong (a store that is away, an engine that
+is busy) is answered with "later", once the engine is seen to answer its base again. One that never does ends this
+process, and what says that the job was taken then stands in Redis: that is how a run which costs a replica is known.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+import aiohttp
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from core import redis_keys
+from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
+from data_plane.engine.agent import metrics
+from data_plane.engine.agent.canary.run import PROMPTS, AnswerFailed, CanaryRun
+from data_plane.engine.agent.canary.verdict import BEYOND_DOUBT, Answer, difference, is_nothing, is_plain
+from data_plane.engine.agent.control_client import Door, DoorRefused
+from data_plane.engine.settings import ReplicaSettings
+
+_log = structlog.get_logger()
+_BLOCK_S: Final = 2  # below the client's own timeout
+_SHOWN_CHARS: Final = 200
+_AGAIN_S: Final = 1.0
+_RUNNING_EXPIRES_S: Final = 3600  # longer than it takes to start another replica
+_LATER: Final = (429, 502, 503, 504)  # the door's way to say that the adapter is not to blame
+
+_NO_VERDICT: Final = (
+    DoorRefused,
+    AnswerFailed,
+    aiohttp.ClientError,
+    TimeoutError,
+    msgspec.MsgspecError,
+    ValueError,  # an event too long to be one
+    LookupError,
+    TypeError,  # or of another shape
+)
+
+Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"]
+
+
+class Canaries:
+    """``step`` waits for a job for a moment and does it. ``takes_jobs`` says whether the engine should have more work,
+    ``refused`` whether it must not run a name.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        redis: Redis,
+        door: Door,
+        run: CanaryRun,
+        *,
+        boot_id: str,
+        takes_jobs: Callable[[], bool],
+        refused: Callable[[str], bool],
+    ) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._door = door
+        self._run = run
+        self._boot_id = boot_id
+        self._takes_jobs = takes_jobs
+        self._refused = refused
+        self._is_busy = False
+        self._unsent: CanaryResult | None = None
+        self._jobs = redis_keys.canary_jobs(settings.base_model, settings.engine_rank_max)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a job is taken and not answered."""
+        return self._is_busy or self._unsent is not None
+
+    async def step(self) -> None:
+        """Do the next job, if there is one. Raises redis.RedisError; an answer that could not be sent is sent next."""
+        if self._unsent is None:
+            job = await self._take()
+            if job is None:
+                return
+            began = time.monotonic()
+            self._is_busy = True
+            try:
+                self._unsent = await self._outcome(job)
+            finally:
+                self._is_busy = False
+            code = self._unsent.code
+            metrics.CANARIES.labels("lost" if code == "canary_later" else code or "passed").inc()
+            metrics.CANARY_SECONDS.observe(time.monotonic() - began)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.lpush(redis_keys.CANARY_RESULTS, msgspec.json.encode(self._unsent))
+            pipe.delete(redis_keys.canary_running(self._unsent.revision_id))
+            await pipe.execute()
+        self._unsent = None
+
+    async def _outcome(self, job: CanaryJob) -> CanaryResult:
+        """The verdict, or "later". An engine that the run may have harmed must answer first."""
+        if self._refused(job.engine_name):
+            return self._result(job, None, None, "canary_later", "the adapter is revoked")
+        try:
+            return await self.judge(job)
+        except _NO_VERDICT as error:
+            _log.warning("canary gave no verdict; it will be asked again", revision=job.revision_id, error=repr(error))
+            await self._until_base_answers()
+            return self._result(job, None, None, "canary_later", repr(error)[:_SHOWN_CHARS])
+
+    async def _until_base_answers(self) -> None:
+        """Wait for as long as it takes: whether the engine is lost is decided by its probes."""
+        while True:
+            try:
+                await self._ask_base()
+            except _NO_VERDICT:
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+    async def _take(self) -> CanaryJob | None:
+        """Wait a moment for a job, and say that it is taken. One that is lost in between is asked for again."""
+        if not self._takes_jobs():
+            return None
+        popped = await self._redis.brpop([self._jobs], timeout=_BLOCK_S)
+        if popped is None:
+            return None
+        try:
+            job = msgspec.json.decode(popped[1], type=CanaryJob)
+        except msgspec.MsgspecError as error:
+            _log.error("a canary job cannot be read", error=str(error))
+            return None
+        running = CanaryRunning(attempt=job.attempt, replica_id=self._settings.replica_id, boot_id=self._boot_id)
+        await self._redis.set(
+            redis_keys.canary_running(job.revision_id), msgspec.json.encode(running), ex=_RUNNING_EXPIRES_S
+        )
+        return job
+
+    async def judge(self, job: CanaryJob) -> CanaryResult:
+        """Run the base, then the adapter. Raises what gives no verdict."""
+        base = await self._ask_base()
+        if not all(answer.is_finite for answer in base):
+            raise AnswerFailed(200, "the base model itself gives no finite numbers")
+        began = time.monotonic()
+        try:
+            await self._door.prefetch(job.engine_name, "memory", tenant=None, timeout_s=self._settings.canary_load_s)
+        except DoorRefused as error:
+            if error.answered in _LATER:
+                raise
+            return self._result(
+                job, base, None, "canary_failed_to_load", f"The adapter cannot be loaded: {error.message}"
+            )
+        load_ms = round((time.monotonic() - began) * 1000)
+        try:
+            adapter = await self._ask_adapter(job)
+        except AnswerFailed as error:
+            if error.status in _LATER:
+                raise
+            await self._ask_base()  # raises when the engine is to blame
+            code: Code = "canary_failed_to_load" if error.status in (400, 404) else "canary_not_finite"
+            return self._result(
+                job, base, None, code, "The engine fails with this adapter and not with its base model."
+            )
+        load_ms += self._run.first_token_ms
+        if not all(answer.is_finite for answer in adapter):
+            return self._result(
+                job, base, adapter, "canary_not_finite",
+                "The adapter makes probabilities infinite or not a number; check the training for overflow.",
+                load_ms=load_ms,
+            )  # fmt: skip
+        return await self._compare(job, base, adapter, load_ms)
+
+    async def _compare(self, job: CanaryJob, base: list[Answer], adapter: list[Answer], load_ms: int) -> CanaryResult:
+        """Tell a difference from noise. The base is asked once more only where the difference is not beyond doubt, and
+        all three again while other requests' noise could hide it.
+        """
+        found = difference(base, adapter)
+        for attempt in range(1, self._settings.canary_rounds_max + 1):
+            noise = 0.0 if found >= BEYOND_DOUBT else difference(base, await self._ask_base())
+            if is_plain(found, noise):
+                return self._result(job, base, adapter, None, "", found=found, load_ms=load_ms)
+            if is_nothing(found) or attempt == self._settings.canary_rounds_max:
+                break
+            base, adapter = await self._ask_base(), await self._ask_adapter(job)
+            found = difference(base, adapter)
+        message = (
+            f"The adapter changes nothing: its probabilities differ from the base model's by {found:.4f} nats, the "
+            f"base's from its own by {noise:.4f}. Check that training ran and that the trained weights were saved."
+        )
+        return self._result(job, base, adapter, "canary_no_effect", message, found=found, load_ms=load_ms)
+
+    async def _ask_base(self) -> list[Answer]:
+        return await self._run.answers(
+            self._settings.base_model, adapter=False, answer_tokens=self._settings.canary_answer_tokens
+        )
+
+    async def _ask_adapter(self, job: CanaryJob) -> list[Answer]:
+        return await self._run.answers(job.engine_name, adapter=True, answer_tokens=self._settings.canary_answer_tokens)
+
+    def _result(
+        self,
+        job: CanaryJob,
+        base: list[Answer] | None,
+        adapter: list[Answer] | None,
+        code: Code | None,
+        message: str,
+        *,
+        found: float = 0.0,
+        load_ms: int = 0,
+    ) -> CanaryResult:
+        return CanaryResult(
+            revision_id=job.revision_id,
+            attempt=job.attempt,
+            replica_id=self._settings.replica_id,
+            code=code,
+            message=message,
+            prompt=PROMPTS[0],
+            base_answer="" if base is None else base[0].text[:_SHOWN_CHARS],
+            adapter_answer="" if adapter is None else adapter[0].text[:_SHOWN_CHARS],
+            logprob_difference=found,
+            load_ms=load_ms,
+        )

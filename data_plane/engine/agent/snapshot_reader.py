@@ -1,0 +1,64 @@
+"""One kind of what the control plane publishes, as an agent reads it: the whole hash, whenever anything was published.
+
+Agents do not follow the change stream as gateways do: what they need is small, and a second of delay is allowed.
+"""
+
+from typing import Generic, TypeVar, cast
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from core import redis_keys
+from core.contracts.snapshots import SnapshotKind
+from core.errors import Unavailable
+
+_log = structlog.get_logger()
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class NothingPublished(Unavailable):
+    """Redis holds no snapshot: nothing was ever published, or it was lost and will soon be published again."""
+
+    default_code = "nothing_published"
+
+
+class PublishedHash(Generic[T]):
+    """Reads ``keys.snapshot(kind)``. While nothing is published anywhere, a look costs one small read."""
+
+    def __init__(self, redis: Redis, kind: SnapshotKind, shape: type[T]) -> None:
+        self._redis = redis
+        self._kind: SnapshotKind = kind
+        self._decoder = msgspec.json.Decoder(shape)
+        self._position: tuple[bytes | None, ...] = ()
+        self.epoch = ""
+
+    async def changed(self) -> dict[str, T] | None:
+        """Every entity by its field, or None where nothing was published since the last call. ``epoch`` changes when
+        Redis had lost something and all was published anew. Raises NothingPublished, redis.RedisError.
+        """
+        if await self._read_position(self._redis) == self._position:
+            return None
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
+            pipe.hgetall(redis_keys.snapshot(self._kind))
+            meta, fields = await pipe.execute()
+        position = _position(meta)
+        found: dict[str, T] = {}
+        for field, value in fields.items():
+            try:
+                found[field.decode()] = self._decoder.decode(value)
+            except msgspec.MsgspecError as error:
+                _log.error("a published entity cannot be read", kind=self._kind, field=field.decode(), error=str(error))
+        self._position, self.epoch = position, cast("bytes", position[0]).decode()
+        return found
+
+    async def _read_position(self, redis: Redis) -> tuple[bytes | None, ...]:
+        return _position(await redis.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
+
+
+def _position(meta: object) -> tuple[bytes | None, ...]:
+    position = tuple(cast("list[bytes | None]", meta))
+    if None in position:
+        raise NothingPublished("no snapshot is published")
+    return position

@@ -1,0 +1,77 @@
+"""The engine's command line and environment, as pure functions of the settings. Starting it is the agent's business."""
+
+import os
+import sys
+from pathlib import Path
+
+from adapters.base_model_spec import LINEAR_KINDS
+from data_plane.engine.plugin import ACTIVATION
+from data_plane.engine.settings import DoorSettings, ReplicaSettings
+
+
+def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
+    """VLLM's own OpenAI server. Not the ``vllm`` command, which fails for the CPU distribution."""
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
+    argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
+    argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]
+    argv += [
+        "--max-num-batched-tokens",
+        str(settings.engine_batched_tokens),
+        "--block-size",
+        str(settings.engine_block_tokens),
+    ]
+    argv += [
+        "--enable-lora",
+        "--max-loras",
+        str(settings.engine_slots),
+        "--max-lora-rank",
+        str(settings.engine_rank_max),
+    ]
+    argv += ["--max-cpu-loras", str(settings.memory_adapters)]
+    argv += ["--worker-extension-cls", "data_plane.engine.worker.lora_manager.WorkerCalls"]
+    argv += ["--lora-target-modules", *LINEAR_KINDS]
+    argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
+    argv += ["--tool-strict-level", "parameter"]  # else a forced call of a tool without `strict` may have any arguments
+    # Gateways compile schemas with this one before an engine sees them: another would be one nobody has tried them on.
+    argv += ["--structured-outputs-config", '{"backend": "xgrammar"}']
+    argv += ["--middleware", "data_plane.engine.middleware.middleware.EngineDoor"]
+    if device == "cpu":
+        argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
+    return argv
+
+
+def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
+    """What the plugin, the door and the worker read again, each in a process of its own."""
+    chosen = settings.model_dump(mode="json", include=set(DoorSettings.model_fields) - {"engine_key"})
+    return {f"TENORA_{name}".upper(): str(value) for name, value in chosen.items()}
+
+
+def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) -> dict[str, str]:
+    """``environ`` plus what vLLM and the plugin need. The engine key is never on a command line."""
+    env = {
+        **environ,
+        ACTIVATION: device,
+        **_shared_settings(settings),
+        "VLLM_API_KEY": settings.engine_key.get_secret_value(),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
+        "VLLM_PLUGINS": "tenora",
+        "VLLM_MAX_N_SEQUENCES": "4",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device == "cpu":
+        # vLLM would compile some samplers at their first use, in a step that everybody waits for (seconds), and with a
+        # C++ compiler that a machine need not have.
+        env["TORCHDYNAMO_DISABLE"] = "1"
+        # Compiled once, in a folder that the engine may surely write to and that no start empties.
+        env.setdefault("NUMBA_CACHE_DIR", str(settings.run_dir.with_name("compiled")))
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)
+        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+        if openmp.exists():
+            env["LD_PRELOAD"] = os.pathsep.join(filter(None, [str(openmp), environ.get("LD_PRELOAD", "")]))
+    return env

@@ -1,0 +1,102 @@
+"""The door of the engine: an ASGI middleware that lets through the few routes gateways and the agent use, and only with
+the engine's key. vLLM's own check covers some path prefixes only and leaves others open to anyone who can connect.
+
+Requests for adapters go through ``adapter_door``, the routes under ``/tenora/v1`` are in ``door_routes``. Here is one
+more: aborting a running request by id. vLLM then ends that request's stream in the ordinary way, with its final counts,
+so a caller who hung up can be metered for exactly what was produced. vLLM 0.32 has such a route, but only together with
+others that accept raw tensors. The door fails closed.
+"""
+
+import hashlib
+import hmac
+import json
+from typing import Final
+
+from data_plane.engine.middleware import control_routes
+from data_plane.engine.middleware.adapter_requests import AdapterDoor
+from data_plane.engine.middleware.asgi import App, ClientGone, Receive, Scope, Send, answer, body, header
+from data_plane.engine.settings import DoorSettings
+
+ABORT_PATH: Final = "/inference/v1/abort_requests"
+OPEN_ROUTES: Final = frozenset({("GET", "/health"), ("GET", "/metrics")})
+GENERATING_ROUTES: Final = frozenset({("POST", "/v1/chat/completions"), ("POST", "/v1/completions")})
+KEYED_ROUTES: Final = GENERATING_ROUTES | control_routes.ROUTES | {("GET", "/v1/models"), ("POST", ABORT_PATH)}
+_ABORT_BODY_MAX_BYTES: Final = 16_384
+_ABORT_IDS_MAX: Final = 64
+_BEARER: Final = "Bearer "
+
+
+class EngineDoor:
+    """Outermost middleware of vLLM's API server; loaded by its ``--middleware`` option, in which case it uses the disk
+    cache of the resolver that the plugin has registered.
+    """
+
+    def __init__(self, app: App, adapters: AdapterDoor | None = None) -> None:
+        self._app = app
+        settings = DoorSettings()
+        self._key = _digest(settings.engine_key.get_secret_value())
+        self._adapters = adapters or _registered_adapters(settings)
+        self._routes = control_routes.DoorRoutes(self._adapters)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = (scope.get("method", ""), scope.get("path", ""))
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and route in OPEN_ROUTES):
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http" or route not in KEYED_ROUTES:
+            await answer(send, 404, {"error": "not found"})
+        elif not self._has_key(scope):
+            await answer(send, 401, {"error": "the engine's key is missing or wrong"})
+        else:
+            self._routes.begin(scope["app"].state)
+            await self._let_in(route, scope, receive, send)
+
+    async def _let_in(self, route: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        if route in GENERATING_ROUTES:
+            await self._adapters.generate(self._app, scope, receive, send)
+        elif route in control_routes.ROUTES:
+            await self._routes(scope, receive, send)
+        elif route == ("POST", ABORT_PATH):
+            await _abort(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        shown = (header(scope, b"authorization") or "").removeprefix(_BEARER)
+        return hmac.compare_digest(_digest(shown), self._key)
+
+
+async def _abort(scope: Scope, receive: Receive, send: Send) -> None:
+    """``{"request_ids": [...]}`` with the ids that responses carry. Unknown and finished ids are ignored."""
+    try:
+        request_ids = _request_ids(await body(receive, _ABORT_BODY_MAX_BYTES) or b"")
+    except ClientGone:
+        return
+    if request_ids is None:
+        await answer(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
+    else:
+        await scope["app"].state.engine_client.abort(request_ids)
+        await answer(send, 200, {})
+
+
+def _registered_adapters(settings: DoorSettings) -> AdapterDoor:
+    from adapters import vllm_resolver  # imports vLLM, which is there already when vLLM makes its door
+
+    return AdapterDoor(settings, vllm_resolver.registered_cache())
+
+
+def _request_ids(content: bytes) -> list[str] | None:
+    try:
+        ids = json.loads(content)["request_ids"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if (
+        not isinstance(ids, list)
+        or not 1 <= len(ids) <= _ABORT_IDS_MAX
+        or not all(isinstance(each, str) for each in ids)
+    ):
+        return None
+    return ids
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

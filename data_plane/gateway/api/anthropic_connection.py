@@ -1,0 +1,115 @@
+"""A caller who speaks Anthropic's Messages API: its key header, error shape, rate-limit headers and events.
+
+Beneath it is the same request as any other: authenticated, counted, reserved, settled and billed alike.
+"""
+
+import re
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from litestar.types import HTTPScope, Receive, Send
+
+from core import clock
+from core.errors import AppError
+from data_plane.gateway.api.anthropic_response import Events, message
+from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.errors import Headers, error_headers
+
+PREFIX: Final = "/v1/messages"
+
+_TYPES: Final = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+_RATE: Final = re.compile(rb"x-ratelimit-(limit|remaining|reset)-([a-z-]+)")
+_DURATION: Final = re.compile(rb"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
+
+
+class AnthropicClient(Client):
+    """A channel to a caller who expects what Anthropic sends. Relayed answers come to it in OpenAI's shape."""
+
+    def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
+        named = [(b"request-id", value) for name, value in headers if name == b"x-request-id"]
+        super().__init__(scope, receive, send, headers + named)
+        self._request_id = named[0][1].decode()
+        self._events: Events | None = None
+        self.request_headers = _with_bearer(self.request_headers)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """The same, with rate limits under Anthropic's names."""
+        await super().start(status, [_rate_header(name, value) for name, value in headers])
+
+    def begin(self, headers: Headers, body: bytes) -> bool:
+        """The same, and from here on in Anthropic's events."""
+        self._events = Events()
+        return super().begin([_rate_header(name, value) for name, value in headers], self._translated(body))
+
+    def push(self, body: bytes) -> bool:
+        """Relayed events as Anthropic's."""
+        return super().push(self._translated(body))
+
+    async def finish(self, body: bytes) -> None:
+        """The last of them, or a whole answer as it is."""
+        await super().finish(self._translated(body))
+
+    def _translated(self, body: bytes) -> bytes:
+        return body if self._events is None else self._events.feed(body)
+
+    async def deliver(self, answer: bytes, headers: Headers) -> None:
+        """A whole chat completion, as a message."""
+        await super().deliver(message(answer), headers)
+
+    async def fail(self, error: AppError) -> None:
+        """Answer with an error."""
+        self.recording = None
+        await self.respond(_status(error), self._error(error), error_headers(error))
+
+    async def break_off(self, error: AppError) -> None:
+        """End a stream with an ``error`` event."""
+        self.recording = None
+        await super().finish(b"event: error\ndata: " + self._error(error) + b"\n\n")
+
+    def _error(self, error: AppError) -> bytes:
+        status = _status(error)
+        kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        said = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
+        return msgspec.json.encode({"type": "error", "error": said, "request_id": self._request_id})
+
+
+def _status(error: AppError) -> int:
+    """Anthropic has words of its own for a spent quota and for having no capacity."""
+    if error.code == "insufficient_quota":
+        return 402
+    return 529 if error.status == 503 else error.status
+
+
+def _with_bearer(headers: Headers) -> Headers:
+    """``x-api-key`` is another way to show the same key; two keys that differ are refused as one that is malformed."""
+    named = {(b"authorization", b"Bearer " + value) for name, value in headers if name == b"x-api-key"}
+    return [*(header for header in headers if header[0] != b"x-api-key" and header not in named), *named]
+
+
+def _rate_header(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """``x-ratelimit-reset-tokens: 6m0s`` is ``anthropic-ratelimit-tokens-reset`` with a time of day."""
+    found = _RATE.fullmatch(name)
+    if found is None:
+        return name, value
+    what, dimension = found.groups()
+    shown = _moment(value) if what == b"reset" else value
+    return b"anthropic-ratelimit-" + dimension + b"-" + what, shown
+
+
+def _moment(duration: bytes) -> bytes:
+    found = _DURATION.fullmatch(duration)
+    if found is None:
+        return duration
+    hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
+    after = timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+    return (clock.now() + after).strftime("%Y-%m-%dT%H:%M:%SZ").encode()

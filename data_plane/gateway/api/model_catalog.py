@@ -1,0 +1,148 @@
+"""From the caller's ``model`` to what an engine is asked for, inside the caller's tenant only.
+
+Another tenant's adapter is not looked at, so it cannot be told from one that does not exist.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
+from core.errors import NotFound
+from data_plane.gateway.scheduling.affinity import pick
+from data_plane.gateway.state.authenticate import Caller
+from data_plane.gateway.state.snapshot import Tables
+
+_SHOWN_CHARS: Final = 128
+_LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An adapter, and the one revision of it that serves a request."""
+
+    route: AdapterRoute
+    revision: RevisionRoute
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What serves a request; ``adapter`` is None where that is the base model itself."""
+
+    shown_name: str
+    base: BaseModelRoute
+    adapter: Served | None
+
+    @property
+    def engine_name(self) -> str:
+        """What its engine knows it by."""
+        served = self.adapter
+        return self.base.id if served is None else served.route.engine_name(served.revision.id)
+
+    @property
+    def rank(self) -> int:
+        """Of the adapter's matrices; 0 for a base model."""
+        return 0 if self.adapter is None else self.adapter.revision.rank
+
+
+def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
+    """The tenant's own adapter by ``name``, ``name:alias`` or ``name@revision``, else a base model by id or Hub name.
+    ``draw`` decides between the revisions of a weighted alias. Raises NotFound ``model_not_found``.
+
+    A tenant's name wins over a base model's, so that a base model published later changes nothing for its callers.
+    """
+    route, alias, weights = _find(tables, tenant_id, model)
+    if route is None:
+        base = tables.base_models.get(model) or tables.hub_names.get(model)
+        if base is None:
+            raise _not_found(model)
+        return Target(model, base, None)
+    base = tables.base_models.get(route.base_model)
+    if base is None or not weights:
+        raise _not_found(model, _unlisted(route) if model.startswith(f"{route.name}@") else "")
+    chosen = pick(weights, f"{route.adapter_id}:{alias}", draw)
+    return Target(model, base, Served(route, route.revisions[chosen]))
+
+
+def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
+    """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model. Only what
+    ``resolve`` would find.
+    """
+    tenant_id = caller.tenant.tenant_id
+    own = tables.adapters.get(tenant_id, {})
+    bases = sorted(tables.base_models.values(), key=lambda route: route.id)
+    return [
+        _adapter_entry(tables, caller, name, route)
+        for route in sorted(own.values(), key=lambda route: route.name)
+        if route.base_model in tables.base_models
+        for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
+        if _find(tables, tenant_id, name)[2]
+    ] + [_base_entry(caller, route) for route in bases if route.id not in own]
+
+
+def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, object]:
+    """One entry of the list, or a revision. Raises NotFound as ``resolve`` does."""
+    target = resolve(tables, caller.tenant.tenant_id, model, draw="")
+    if target.adapter is None:
+        return _base_entry(caller, target.base)
+    return _adapter_entry(tables, caller, model, target.adapter.route)
+
+
+def _find(tables: Tables, tenant_id: str, model: str) -> tuple[AdapterRoute | None, str, dict[str, int]]:
+    """The adapter that ``model`` names, the alias, and the weights of the revisions it may mean; none of them where
+    there is no such alias or revision.
+    """
+    adapters = tables.adapters.get(tenant_id, {})
+    if (route := adapters.get(model)) is not None:
+        if PROD in route.aliases:
+            return route, PROD, _ready(route, route.aliases[PROD])
+        return route, "", {route.newest: 1}
+    name, colon, alias = model.partition(":")
+    if colon:
+        route = adapters.get(name)
+        return route, alias, {} if route is None else _ready(route, route.aliases.get(alias, {}))
+    name, at, revision_id = model.partition("@")
+    route = adapters.get(name) if at else None
+    return route, "", {} if route is None else _ready(route, {revision_id: 1})
+
+
+def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
+    return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
+
+
+def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, object]:
+    entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
+    return {**entry, "parent": None, "revisions": {}, **_bounds(caller, base)}
+
+
+def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, object]:
+    """``revisions`` are those that serve the name now, by weight."""
+    tenant_id = caller.tenant.tenant_id
+    entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant_id}
+    _, _, weights = _find(tables, tenant_id, name)
+    bounds = _bounds(caller, tables.base_models.get(route.base_model))
+    return {**entry, "parent": route.base_model, "revisions": weights, **bounds}
+
+
+def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
+    """What a request may ask of a model; ``max_model_len`` in tokens, under the name that engines give it."""
+    limits = caller.limits
+    context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
+    shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
+    return {"max_model_len": context, "limits": {"context_tokens": context, **shown}}
+
+
+def _unlisted(route: AdapterRoute) -> str:
+    """What to do about a ready revision that is too old to be published."""
+    return (
+        f" Of `{route.name}`, the {len(route.revisions)} newest or aliased revisions can be called; to call an older "
+        f"one, point an alias at it: PUT /api/v1/adapters/{route.name}/aliases/<alias>."
+    )
+
+
+def _not_found(model: str, cure: str = "") -> NotFound:
+    shown = model if len(model) <= _SHOWN_CHARS else model[:_SHOWN_CHARS] + "…"
+    return NotFound(
+        f"The model `{shown}` does not exist or you do not have access to it.{cure}",
+        code="model_not_found",
+        param="model",
+    )

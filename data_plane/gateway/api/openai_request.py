@@ -1,0 +1,215 @@
+"""The caller's body, taken apart by the allow-list and rebuilt for an engine. Nothing of it is forwarded by default."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from core import strict_json
+from core.errors import InvalidRequest
+from data_plane.gateway.api import fields, tool_schemas
+from data_plane.gateway.api import openai_messages as messages
+from data_plane.gateway.api.field_table import IGNORED, REFUSED, TAKEN
+from data_plane.gateway.api.fields import invalid
+
+Kind = Literal["chat", "completion", "tokenize"]
+UsageShown = Literal["none", "final", "continuous"]
+
+ENGINE_PATHS: Final[dict[Kind, str]] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+ID_PREFIXES: Final[dict[Kind, str]] = {"chat": "chatcmpl-", "completion": "cmpl-"}
+
+_OUTPUT_MAX: Final = 2**31 - 1
+_ENCODER: Final = msgspec.json.Encoder()
+_count = fields.integer(1, _OUTPUT_MAX)
+_n = fields.integer(1, fields.N_MAX)
+_logprobs = fields.integer(0, 5)
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way. ``session`` is
+    whom or what the caller says it is for, and stays here; ``tier_asked`` that the answer is to name its tier.
+    """
+
+    kind: Kind
+    model: str
+    messages: list[dict[str, Any]] | None
+    prompt: str | None
+    tools: list[dict[str, Any]] | None
+    n: int
+    max_tokens: int | None
+    stream: bool
+    usage_shown: UsageShown
+    fields: dict[str, Any]
+    session: str = ""
+    tier_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bounds that settings decide."""
+
+    json_depth_max: int
+    messages_max: int
+
+
+Parse = Callable[[Kind, bytes, BodyLimits], Call]
+"""Reads a request body of one API's shape. Raises InvalidRequest naming the first field that is wrong."""
+
+
+def read_object(raw: bytes, limits: BodyLimits) -> dict[str, Any]:
+    """The JSON object that a body is. Raises InvalidRequest ``invalid_json``."""
+    try:
+        body = strict_json.parse(raw, depth_max=limits.json_depth_max)
+    except strict_json.JsonRefused as error:
+        raise InvalidRequest(
+            f"The body is not JSON that is accepted: {error}.", code="invalid_json", param=error.key
+        ) from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def empty_call(kind: Kind, model: Any) -> Call:
+    """A call of which nothing but the model is known. Raises InvalidRequest where that is no name."""
+    if not isinstance(model, str) or not model:
+        raise invalid("model", "the name of a model")
+    return Call(
+        kind=kind, model=fields.text("model", model), messages=None, prompt=None, tools=None, n=1, max_tokens=None,
+        stream=False, usage_shown="none", fields={},
+    )  # fmt: skip
+
+
+def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
+    """OpenAI's shape of a request body, every field checked. Raises InvalidRequest naming the first that is wrong."""
+    body = read_object(raw, limits)
+    call = empty_call(kind, body.pop("model", None))
+    options: dict[str, bool] = {}
+    for name, value in body.items():
+        if value is None:
+            _check_known(kind, name)  # OpenAI's SDK sends null for what was not given
+        elif name == "stream_options":
+            options = fields.stream_options(name, value)
+        elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
+            raise fields.unsupported(name) if name in REFUSED else fields.unknown(name)
+    check_combinations(call, options)
+    if options.get("include_usage"):
+        call.usage_shown = "continuous" if options.get("continuous_usage_stats") else "final"
+    return call
+
+
+def check_combinations(call: Call, options: dict[str, bool]) -> None:
+    """Fields that need, or exclude, one another. ``options`` are those of a stream."""
+    if (call.messages is None) == (call.prompt is None):
+        raise _without_content(call)
+    if options and not call.stream:
+        raise invalid("stream_options", "absent unless `stream` is true")
+    if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):
+        raise invalid("top_logprobs", "absent unless `logprobs` is true")
+    if "tool_choice" in call.fields and call.tools is None:
+        raise invalid("tool_choice", "absent unless `tools` is given")
+    choice = call.fields.get("tool_choice")
+    if isinstance(choice, dict) and choice["function"]["name"] not in {
+        tool["function"]["name"] for tool in call.tools or ()
+    }:
+        raise invalid("tool_choice.function.name", "the name of a function in `tools`")
+
+
+def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:
+    """The body for an engine: our name for the model, our ceiling, our salt, usage in every chunk."""
+    body: dict[str, Any] = {**call.fields, "model": model, "max_tokens": max_tokens, "cache_salt": cache_salt}
+    if call.messages is not None:
+        body["messages"] = call.messages
+    else:
+        body["prompt"] = call.prompt
+    if call.tools is not None:
+        body["tools"] = call.tools
+        body.setdefault("tool_choice", "auto")
+    if call.n > 1:
+        # Token ids say exactly how much each sequence produced; the response leaves them out again.
+        body |= {"n": call.n, "return_token_ids": True}
+    if call.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return _ENCODER.encode(body)
+
+
+def check_vocabulary(call: Call, vocab_size: int) -> None:
+    """``logit_bias`` may only name tokens the model has. Raises InvalidRequest."""
+    for token in call.fields.get("logit_bias", ()):
+        if int(token) >= vocab_size:
+            raise invalid(f"logit_bias.{token}", f"a token id below {vocab_size}")
+
+
+def _take_content(call: Call, name: str, value: Any, limits: BodyLimits) -> bool:
+    """The fields that hold text and structure; False where ``name`` is not one of them at this endpoint."""
+    match name:
+        case "messages" if call.kind != "completion":
+            call.messages = messages.check_messages(name, value, messages_max=limits.messages_max)
+        case "prompt" if call.kind != "chat":
+            if not isinstance(value, str):
+                raise invalid(name, "one string; lists and token ids are not supported")
+            call.prompt = fields.text(name, value, empty=False)
+        case "chat_template_kwargs" if call.kind != "completion":
+            call.fields[name] = fields.template_options(name, value)
+        case "tools" if call.kind != "completion":
+            call.tools = tool_schemas.check_tools(name, value)
+        case "tool_choice" if call.kind == "chat":
+            call.fields[name] = tool_schemas.check_tool_choice(name, value)
+        case "parallel_tool_calls" if call.kind == "chat":
+            call.fields[name] = fields.boolean(name, value)
+        case "response_format" if call.kind == "chat":
+            call.fields[name] = tool_schemas.check_response_format(name, value)
+        case _:
+            return False
+    return True
+
+
+def _take_option(call: Call, name: str, value: Any) -> bool:
+    """The scalar fields; False where ``name`` is not one of them at this endpoint."""
+    if call.kind == "tokenize":
+        return False
+    if check := fields.SAMPLING.get(name):
+        call.fields[name] = check(name, value)
+        return True
+    match name:
+        case "max_tokens":
+            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+        case "max_completion_tokens" if call.kind == "chat":
+            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+        case "n":
+            call.n = _n(name, value)
+        case "stream":
+            call.stream = fields.boolean(name, value)
+        case "user" | "prompt_cache_key":
+            _take_session(call, name, value)
+        case "service_tier":
+            fields.service_tier(name, value)
+            call.tier_asked = True
+        case "logprobs":
+            call.fields[name] = fields.boolean(name, value) if call.kind == "chat" else _logprobs(name, value)
+        case "top_logprobs" if call.kind == "chat":
+            call.fields[name] = _logprobs(name, value)
+        case _:
+            return name in IGNORED
+    return True
+
+
+def _take_session(call: Call, name: str, value: Any) -> None:
+    """A person before a prompt: whole applications may share one cache key."""
+    session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
+    call.session = session or call.session if name == "user" else call.session or session
+
+
+def _check_known(kind: Kind, name: str) -> None:
+    """Null is the same as absent, also for refused fields; only names nobody knows are refused."""
+    known = name in fields.SAMPLING or name in REFUSED or name in IGNORED or name in TAKEN
+    if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
+        raise fields.unknown(name) if not known else invalid(name, "given")
+
+
+def _without_content(call: Call) -> InvalidRequest:
+    if call.kind == "tokenize":
+        both = call.messages is not None
+        return invalid("messages", "given without `prompt`" if both else "given, or `prompt` instead")
+    return invalid("messages", "a list of messages") if call.kind == "chat" else invalid("prompt", "a string")

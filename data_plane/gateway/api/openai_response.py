@@ -1,0 +1,95 @@
+"""An engine's whole (non-streamed) answer: its counts, and the answer rebuilt from known keys for the caller. Pure."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
+
+SERVICE_TIER: Final = {"service_tier": "default"}
+"""What an answer says to those who asked for a tier: there is one."""
+
+_CHOICE_KEYS: Final = ("index", "message", "text", "logprobs", "finish_reason", "stop_reason")
+_MESSAGE_KEYS: Final = ("role", "content", "tool_calls", "reasoning")
+
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    total_tokens: Tokens
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+
+
+class Answer(msgspec.Struct):
+    """The part of an engine's answer that is used."""
+
+    object: str
+    created: int
+    choices: list[dict[str, Any]]
+    usage: Usage
+
+
+_decoder: Final = msgspec.json.Decoder(Answer)
+_load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
+
+
+def decode(raw: bytes) -> Answer:
+    """Raises msgspec.MsgspecError for anything that is not an answer."""
+    return _decoder.decode(raw)
+
+
+def load(header: str | None) -> AdapterLoad | None:
+    """What a whole answer's header says of the adapter, as a stream's comment does; None where it says nothing."""
+    try:
+        return None if header is None else _load_decoder.decode(header)
+    except msgspec.MsgspecError:
+        return None
+
+
+def counts(answer: Answer, *, sequences: int) -> Counts:
+    """Tokens of the answer; with several sequences, by the token ids that were asked for to that end."""
+    usage = answer.usage
+    if sequences == 1:
+        outputs = [usage.completion_tokens]
+    else:
+        outputs = [len(choice.get("token_ids") or ()) for choice in answer.choices]
+        if sum(outputs) != usage.completion_tokens:
+            # The engine left its token ids out: spread what it counted over the sequences that said something.
+            outputs = [usage.completion_tokens] + [0] * (sequences - 1)
+    cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
+    return Counts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
+
+
+def is_aborted(answer: Answer) -> bool:
+    """Whether the engine ended a choice before its time."""
+    return any(choice.get("finish_reason") == "abort" for choice in answer.choices)
+
+
+def for_caller(
+    answer: Answer, answered: Counts, *, response_id: str, shown_name: str, tier_shown: bool = False
+) -> bytes:
+    """The answer with our id and the caller's name for the model; its usage is what is metered."""
+    choices = []
+    for choice in answer.choices:
+        kept = {key: choice[key] for key in _CHOICE_KEYS if key in choice}
+        if isinstance(message := kept.get("message"), dict):
+            kept["message"] = {
+                key: message.get(key) for key in _MESSAGE_KEYS if message.get(key) is not None or key == "content"
+            }
+        choices.append(kept)
+    usage: dict[str, Any] = {
+        "prompt_tokens": answered.input_tokens,
+        "completion_tokens": answered.output_tokens,
+        "total_tokens": answered.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": answered.cached_tokens},
+    }
+    return msgspec.json.encode(
+        {
+            "id": response_id, "object": answer.object, "created": answer.created, "model": shown_name,
+            "choices": choices, "usage": usage, **(SERVICE_TIER if tier_shown else {}),
+        }
+    )  # fmt: skip

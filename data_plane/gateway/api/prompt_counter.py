@@ -1,0 +1,258 @@
+"""Exact prompt counts, with the base model's own tokenizer and chat template, the way its engine makes them.
+
+Templates render as transformers does it (utils/chat_template_utils.py, 5.x) and vLLM calls it (renderers/hf.py, 0.32).
+Templates are published by admins; callers never bring one.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+import jinja2.ext
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from core import redis_keys
+from core.contracts.routes import BaseModelRoute
+from core.errors import AppError, InvalidRequest, Unavailable
+from data_plane.gateway.api.known_counts import KnownCounts
+from data_plane.gateway.api.openai_messages import parsed_arguments, texts_of
+from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.state.snapshot import Snapshot
+
+_LOOK_S: Final = 0.5
+_NOBODY: Final = ""  # whose the loading of tokenizers is
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant said, for training. Here it renders what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the engine's transformers uses local time too
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class PromptCounter:
+    """One base model's tokenizer and template. Safe to share between threads. ``kept_max_bytes`` bounds the texts whose
+    counts are remembered.
+    """
+
+    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute, kept_max_bytes: int = 0) -> None:
+        self._tokenizer = Tokenizer.from_str(
+            tokenizer_json if isinstance(tokenizer_json, str) else tokenizer_json.decode()
+        )
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(route.chat_template)
+        tokens = {"bos_token": route.bos_token, "eos_token": route.eos_token}
+        self._special_tokens = {name: token for name, token in tokens.items() if token is not None}
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._special = _any_of(token.content for token in added if token.special)
+        self._boundary = _any_of(token.content for token in added) if parts_are_independent(tokenizer_json) else None
+        self._known = KnownCounts(kept_max_bytes)
+
+    def refuse_special_tokens(self, call: Call) -> None:
+        """Text that spells a special token would become one, and change who seems to speak. Raises InvalidRequest."""
+        if call.messages is None or self._special is None:
+            return
+        written = texts_of(call.messages)
+        if call.tools is not None:
+            written += json.dumps(call.tools, ensure_ascii=False)
+        if found := self._special.search(written):
+            raise InvalidRequest(
+                f"The messages contain {found.group()!r}, which means something of its own to this model; remove it.",
+                code="special_token",
+                param="messages",
+            )
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
+        """The prompt text of a chat, by the template's own ``options``. Raises InvalidRequest where it refuses the
+        messages.
+        """
+        try:
+            return self._template.render(
+                messages=[_as_template_sees(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+                **options,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+            reason = str(error) if isinstance(error, jinja2.TemplateError) else "it cannot render them"
+            raise InvalidRequest(
+                f"This model's chat template refuses the messages: {reason[:200]}",
+                code="invalid_value",
+                param="messages",
+            ) from None
+
+    def count(self, call: Call, owner: str = "") -> int:
+        """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is whose it is."""
+        self.refuse_special_tokens(call)
+        if call.messages is not None:
+            return self._count_parts(
+                self.render(call.messages, call.tools, **call.fields.get("chat_template_kwargs", {})), owner
+            )
+        assert call.prompt is not None
+        return self._lengths([call.prompt], add_special_tokens=True)[0]
+
+    def _count_parts(self, text: str, owner: str) -> int:
+        """Tokens of a chat, of which only the parts are counted that are not known already."""
+        parts = [text] if self._boundary is None else self._boundary.split(text)
+        total, unknown = len(parts) - 1, []
+        for part in parts:
+            if part:
+                if (count := self._known.get(owner, part)) is None:
+                    unknown.append(part)
+                else:
+                    total += count
+        if unknown:
+            for part, count in zip(unknown, self._lengths(unknown, add_special_tokens=False), strict=True):
+                self._known.put(owner, part, count)
+                total += count
+        return total
+
+    def _lengths(self, texts: list[str], *, add_special_tokens: bool) -> list[int]:
+        # `encode` holds the interpreter's lock to its end, so a long prompt in a thread stops the loop all the same.
+        # Batches give it up (tokenizers 0.23), and "fast" leaves out the offsets, which nobody reads.
+        batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [len(encoded) for encoded in batch]
+
+
+class _AddedToken(msgspec.Struct):
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+class _TokenizerJson(msgspec.Struct):
+    """What is read of a tokenizer.json, which has megabytes more."""
+
+    added_tokens: list[_AddedToken] = []
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds them as tokenizers does: the leftmost, and of those the longest."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(re.escape(token) for token in longest_first)) if longest_first else None
+
+
+def parts_are_independent(tokenizer_json: bytes | str) -> bool:
+    """Whether a text has as many tokens as what lies between its added tokens, and one for each of those.
+
+    tokenizers cuts a text at them first and treats each part alone (added_vocabulary.rs, 0.23), unless one of them
+    takes in what surrounds it or is found in normalized text only, or the first part is treated otherwise (Metaspace).
+    """
+    tokenizer = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
+    return b'"Metaspace"' not in bytes(tokenizer.pre_tokenizer) and not any(
+        token.lstrip or token.rstrip or token.single_word or token.normalized for token in tokenizer.added_tokens
+    )
+
+
+def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates see the arguments of tool calls as objects (vLLM, renderers/chat_utils.py, _postprocess_messages)."""
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in message["tool_calls"]]}
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": parsed_arguments(function["arguments"])}}
+
+
+class PromptCounters:
+    """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        threads: FairThreads,
+        *,
+        inline_max_bytes: int,
+        kept_max: int,
+        kept_max_bytes: int,
+        load_s: float,
+    ) -> None:
+        self._redis = redis
+        self._threads = threads
+        self._inline_max_bytes = inline_max_bytes
+        self._kept_max = kept_max
+        self._kept_max_bytes = kept_max_bytes
+        self._load_s = load_s
+        self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
+        self._loading = asyncio.Lock()
+
+    async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
+        """Prompt tokens of a call to a base model; long prompts in a thread, so that streams do not wait for them."""
+        if (counter := self._counters.get(route)) is None:
+            counter = await self._load(route)
+        self._counters.move_to_end(route)
+        if body_size_bytes <= self._inline_max_bytes:
+            return counter.count(call, tenant_id)
+        return await self._threads.run(tenant_id, counter.count, call, tenant_id)
+
+    async def follow(self, snapshot: Snapshot) -> None:
+        """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
+        while True:
+            routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
+            for route in routes[: self._kept_max]:
+                if route not in self._counters and len(self._counters) < self._kept_max:
+                    with contextlib.suppress(AppError):
+                        await self._load(route)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _load(self, route: BaseModelRoute) -> PromptCounter:
+        async with self._loading:
+            if found := self._counters.get(route):
+                return found
+            try:
+                async with asyncio.timeout(self._load_s):
+                    blob = await self._redis.get(redis_keys.blob(route.tokenizer_sha256))
+            except (RedisError, OSError):  # TimeoutError is an OSError
+                blob = None
+            if blob is None:
+                raise Unavailable(
+                    f"The tokenizer of `{route.id}` is not available now.",
+                    code="tokenizer_unavailable",
+                    retry_after_s=2,
+                )
+            counter = await self._threads.run(_NOBODY, PromptCounter, blob, route, self._kept_max_bytes)
+            self._counters[route] = counter
+            while len(self._counters) > self._kept_max:
+                self._counters.popitem(last=False)
+            return counter

@@ -1,0 +1,251 @@
+"""Whether an engine could compile a request's schemas: tried first, within a time that ends, in a process of its own.
+
+Fails closed: without a verdict a request with a schema is not served. Bounds that need no compiling are in schemas.py.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import re
+import struct
+import sys
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import redis_keys
+from core.contracts.routes import BaseModelRoute
+from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from data_plane.gateway import metrics
+from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.api.schema_compiler_process import FRAME_BYTES_MAX, Compile, Load, Verdict, pack
+from data_plane.gateway.settings import GatewaySettings
+
+_log = structlog.get_logger()
+_verdicts: Final = msgspec.msgpack.Decoder(Verdict)
+_SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
+_TIMEOUT_COST: Final = 0.25  # of a tenant's minute, set aside before each attempt
+_TOO_LONG_KEPT_S: Final = 60  # a busy machine may have been the reason
+_TENANTS_MAX: Final = 10_000
+_ATTEMPTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    code: str
+    reason: str
+
+
+class Grammars:
+    """Verdicts over schemas, from one child process that is started when first needed and replaced when it hangs."""
+
+    def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._turn = asyncio.Lock()
+        self._trying: dict[bytes, asyncio.Task[_Refused | None]] = {}  # one for each schema, whoever asks
+        self._turns: dict[str, asyncio.Lock] = {}  # a tenant's, so that it stands for the common one only once
+        self._of_tenant: Counter[str] = Counter()
+        self._child: _Child | None = None
+        self._kept: OrderedDict[bytes, tuple[_Refused | None, float]] = OrderedDict()  # verdict, until when
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: share of its minute, when
+
+    async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
+        """Raises InvalidRequest for a schema that no engine could compile, TooManyRequests for too many new ones."""
+        for param, schema in schemas_of(call):
+            encoded = msgspec.json.encode(schema)
+            digest = hashlib.sha256(f"{base.id}\0{base.tokenizer_sha256}\0".encode() + encoded).digest()
+            verdict, until = self._kept.get(digest, (None, 0.0))
+            if until > time.monotonic():
+                self._kept.move_to_end(digest)
+            else:
+                verdict = await asyncio.shield(
+                    self._trying.get(digest) or self._begin(tenant_id, base, digest, encoded)
+                )
+            if verdict is not None:
+                raise InvalidRequest(f"`{param}` cannot be used: {verdict.reason}.", code=verdict.code, param=param)
+
+    async def close(self) -> None:
+        """End the child and whoever waits for it."""
+        trying = list(self._trying.values())
+        for task in trying:
+            task.cancel()
+        await asyncio.gather(*trying, return_exceptions=True)
+        if self._child is not None:
+            await self._child.end()
+
+    def _begin(
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes
+    ) -> "asyncio.Task[_Refused | None]":
+        """Try a schema that nobody is trying; it goes on without its caller, since others may wait for it too."""
+        if len(self._trying) >= self._settings.schema_waiting_max:
+            raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
+        refund = self._charge(tenant_id)
+        task = self._trying[digest] = asyncio.create_task(self._try(tenant_id, base, digest, schema, refund))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # callers may have gone
+        return task
+
+    async def _try(
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes, refund: float
+    ) -> _Refused | None:
+        own = self._turns.setdefault(tenant_id, asyncio.Lock())
+        self._of_tenant[tenant_id] += 1
+        spent = False
+        try:
+            async with own, self._turn:
+                verdict = await self._in_turn(base, schema)
+            spent = verdict is None
+            refused = self._judge(verdict)
+            self._kept[digest] = refused, time.monotonic() + _TOO_LONG_KEPT_S if spent else math.inf
+            while len(self._kept) > self._settings.schemas_kept_max:
+                self._kept.popitem(last=False)
+            return refused
+        finally:
+            if not spent:
+                self._give_back(tenant_id, refund)
+            del self._trying[digest]
+            self._of_tenant[tenant_id] -= 1
+            if not self._of_tenant[tenant_id]:
+                del self._of_tenant[tenant_id], self._turns[tenant_id]
+
+    def _judge(self, verdict: Verdict | None) -> _Refused | None:
+        if verdict is None:
+            return _Refused("schema_too_complex", "compiling it takes too much time or memory")
+        if verdict.problem:
+            return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", verdict.problem).rstrip("."))
+        if verdict.size_bytes > self._settings.schema_compiled_max_bytes:
+            return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
+        return None
+
+    async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> Verdict | None:
+        """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
+        try:
+            for _ in range(_ATTEMPTS):
+                child = await self._ready_child(base)
+                began = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._settings.schema_compile_s):
+                        verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
+                except TimeoutError:
+                    break
+                except (asyncio.IncompleteReadError, OSError):
+                    await self._lose()
+                else:
+                    metrics.schema_seconds.observe(time.monotonic() - began)
+                    return verdict
+        except AppError:
+            raise
+        except BaseException:
+            await self._lose()  # it may be in the middle of an answer
+            raise
+        await self._lose()
+        return None
+
+    def _charge(self, tenant_id: str) -> float:
+        """Take from the tenant's minute, which comes back evenly, what a schema costs that takes too long; returns how
+        much of it is given back for one that does not. Raises TooManyRequests where a good one could not be paid.
+        """
+        now, share = time.monotonic(), 1 / self._settings.schemas_per_minute
+        used, at = self._used.pop(tenant_id, (0.0, now))
+        used = max(0.0, used - (now - at) / 60)
+        spent, cost = used + share > 1, max(share, _TIMEOUT_COST)
+        self._used[tenant_id] = (used if spent else used + cost, now)
+        while len(self._used) > _TENANTS_MAX:
+            self._used.popitem(last=False)
+        if spent:
+            raise TooManyRequests(
+                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most, a few of them at once; "
+                "send known ones again.",
+                code="schema_rate_limited",
+                retry_after_s=(used + share - 1) * 60,
+            )
+        return cost - share
+
+    def _give_back(self, tenant_id: str, refund: float) -> None:
+        if tenant_id in self._used:
+            used, at = self._used[tenant_id]
+            self._used[tenant_id] = max(0.0, used - refund), at
+
+    async def _ready_child(self, base: BaseModelRoute) -> "_Child":
+        """A child that has this base model's tokenizer. Raises Unavailable."""
+        unavailable = Unavailable("Schemas cannot be compiled now.", code="schemas_unavailable", retry_after_s=2)
+        child = self._child
+        try:
+            async with asyncio.timeout(self._settings.schema_start_s) as limit:
+                if child is None:
+                    child = self._child = await _Child.start(self._settings.schema_memory_bytes)
+                if base.tokenizer_sha256 not in child.loaded:
+                    blob = await self._redis.get(redis_keys.blob(base.tokenizer_sha256))
+                    if not isinstance(blob, bytes):
+                        raise unavailable  # it is not there
+                    await child.ask(Load(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
+                    child.loaded.add(base.tokenizer_sha256)
+            if limit.expired():
+                raise TimeoutError  # redis-py may swallow a cancellation
+        except RedisError as error:
+            raise unavailable from error
+        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
+            _log.error("the schema compiler did not start", error=repr(error))
+            await self._lose()
+            raise unavailable from error
+        return child
+
+    async def _lose(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            metrics.schema_compilers_lost.inc()
+            await child.end()
+
+
+class _Child:
+    """The process, and what it has been given."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.loaded: set[str] = set()
+
+    @classmethod
+    async def start(cls, memory_bytes: int) -> "_Child":
+        pipe = asyncio.subprocess.PIPE
+        module = "data_plane.gateway.api.schema_compiler_process"
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, str(memory_bytes), stdin=pipe, stdout=pipe
+            )
+        )
+
+    async def ask(self, frame: Load | Compile) -> Verdict:
+        """One frame, one answer. Raises OSError or IncompleteReadError where it died."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(pack(frame))
+            await stdin.drain()
+        except RuntimeError as closed:  # uvloop's word for a pipe whose other end has gone
+            raise BrokenPipeError from closed
+        (size,) = struct.unpack(">I", await stdout.readexactly(4))
+        return _verdicts.decode(await stdout.readexactly(min(size, FRAME_BYTES_MAX)))
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+
+def schemas_of(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that an engine may compile for a call, by the parameter that holds each."""
+    form = call.fields.get("response_format") or {}
+    if form.get("type") == "json_schema":
+        yield "response_format.json_schema.schema", form["json_schema"]["schema"]
+    for index, tool in enumerate(call.tools or ()):
+        if parameters := tool["function"].get("parameters"):
+            yield f"tools[{index}].function.parameters", parameters

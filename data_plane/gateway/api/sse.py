@@ -1,0 +1,216 @@
+"""An engine's event stream, rewritten for the caller while its counts are read: our model name, only the usage asked.
+
+Nearly every event differs from the one before only between `"choices":` and `,"usage":`, so it is cut there and not
+parsed. An event that does not look exactly so is parsed and rebuilt from known keys.
+"""
+
+import contextlib
+import re
+from typing import Any, Final
+
+import msgspec
+
+from data_plane.gateway.api.openai_request import UsageShown
+from data_plane.gateway.api.openai_response import SERVICE_TIER, Usage
+from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
+
+DONE: Final = b"data: [DONE]\n\n"
+_USAGE_MARK: Final = b',"usage":{'
+# pydantic writes UsageInfo in this order (vLLM 0.32, entrypoints/serve/engine/protocol.py); null details may follow.
+_USAGE_TAIL: Final = re.compile(
+    rb',"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d+,"completion_tokens":(\d{1,12})(?:,"[a-z_]+":null)*\}\}'
+)
+_ABORTED: Final = b'"finish_reason":"abort"'
+_LOAD_MARK: Final = b": tenora "
+_load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
+_USAGE_KEYS: Final = (
+    "prompt_tokens",
+    "total_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+)
+
+
+_ODD: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""What reading an event of another form than an engine's may raise."""
+
+
+class StreamBroken(Exception):
+    """The replica's stream is not what an engine sends: an error event, an aborted choice, or no valid event at all.
+    ``before`` came at once with that, was counted, and is the caller's.
+    """
+
+    def __init__(self, why: str, before: bytes = b"") -> None:
+        super().__init__(why)
+        self.before = before
+
+
+class Rewriter:
+    """One stream. ``feed`` takes bytes as they come and returns bytes for the caller; ``counts`` is always current."""
+
+    def __init__(
+        self,
+        *,
+        response_id: str,
+        engine_name: str,
+        shown_name: str,
+        usage_shown: UsageShown,
+        sequences: int,
+        event_max_bytes: int,
+        tier_shown: bool = False,
+    ) -> None:
+        self._response_id = response_id
+        self._engine_name = engine_name
+        self._usage_shown = usage_shown
+        self._sequences = sequences
+        self._event_max_bytes = event_max_bytes
+        self._shown: dict[str, Any] = {"model": shown_name, **(SERVICE_TIER if tier_shown else {})}
+        self._pending = b""
+        self._head = b""  # what every event of this stream begins with, up to its choices
+        self._head_out = b""
+        self._tail_out = b',"usage":null}\n\n' if usage_shown == "final" else b"}\n\n"
+        self._last_usage: re.Match[bytes] | None = None
+        self._prompt_tokens = 0
+        self._cached_tokens: int | None = None  # until the engine says so
+        self._outputs: dict[int, int] = {}  # by choice index
+        self.load: AdapterLoad | None = None  # what the engine's door said of it
+        self.final = False  # the engine's last word on usage has come
+        self.done = False
+        self.aborting = False  # we asked for the end, so an aborted choice is expected
+
+    def feed(self, data: bytes) -> bytes:
+        """Rewrite what has arrived whole. Raises StreamBroken."""
+        *events, self._pending = (self._pending + data if self._pending else data).split(b"\n\n")
+        out: list[bytes] = []
+        try:
+            for event in events:
+                out.append(self._rewrite(event))  # noqa: PERF401 - what came before a bad one is kept
+        except StreamBroken as broken:
+            broken.before = b"".join(out)
+            raise
+        except _ODD as error:
+            raise StreamBroken("an event that no engine sends", b"".join(out)) from error
+        if len(self._pending) > self._event_max_bytes:
+            raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes", b"".join(out))
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def counts(self) -> Counts:
+        """Tokens so far, by the engine's own running counts."""
+        if self._last_usage is not None:
+            self._prompt_tokens = int(self._last_usage[1])
+            self._outputs = {0: int(self._last_usage[2])}
+            self._last_usage = None
+        outputs = [output for output in self._outputs.values() if output > 0]
+        known = self.final or self._cached_tokens is not None
+        return Counts(self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known)
+
+    def _rewrite(self, event: bytes) -> bytes:
+        if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:
+            usage = _USAGE_TAIL.fullmatch(event, at)
+            choices = event[len(self._head) : at]
+            if usage is not None and choices != b"[]" and _ABORTED not in choices:
+                self._last_usage = usage
+                if self._usage_shown == "continuous":
+                    return self._head_out + event[len(self._head) :] + b"\n\n"
+                return self._head_out + choices + self._tail_out
+        return self._rebuild(event)
+
+    def _rebuild(self, event: bytes) -> bytes:
+        """The slow way: parse, check, and write from known keys."""
+        while event.startswith(b":"):
+            comment, _, event = event.partition(b"\n")
+            self._hear(comment)
+        if not event:
+            return b""
+        if event == b"data: [DONE]":
+            self.done = True
+            return b""  # the caller's end is written once the request has settled
+        chunk = _decode(event)
+        choices = chunk.get("choices")
+        if "error" in chunk or not isinstance(choices, list):
+            raise StreamBroken("the engine reported an error in its stream")
+        self._note(chunk.get("usage"), choices)
+        if not choices:
+            self.final = True
+            if self._usage_shown == "none":
+                return b""
+        elif not self.aborting and any(choice.get("finish_reason") == "abort" for choice in choices):
+            raise StreamBroken("the engine aborted the request")
+        if not self._head and self._sequences == 1:
+            self._learn_head(event, chunk)
+        for choice in choices:
+            choice.pop("token_ids", None)
+        rebuilt = {
+            "id": self._response_id,
+            "object": chunk.get("object"),
+            "created": chunk.get("created"),
+            **self._shown,
+            "choices": choices,
+        }
+        if self._usage_shown == "continuous" or (self._usage_shown == "final" and not choices):
+            rebuilt["usage"] = self._shown_usage(chunk.get("usage"), final=not choices)
+        elif self._usage_shown == "final":
+            rebuilt["usage"] = None
+        return b"data: " + msgspec.json.encode(rebuilt) + b"\n\n"
+
+    def _hear(self, comment: bytes) -> None:
+        """A comment keeps the connection alive, or is our door's word on the adapter. Callers see neither."""
+        if comment.startswith(_LOAD_MARK):
+            with contextlib.suppress(msgspec.MsgspecError):  # what it says is for information: nothing is billed by it
+                self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
+
+    def _learn_head(self, event: bytes, chunk: dict[str, Any]) -> None:
+        """Remember how this stream's events begin, if this one begins exactly as we would write it ourselves."""
+        start = {"id": self._response_id, "object": chunk.get("object"), "created": chunk.get("created")}
+        head = b"data: " + msgspec.json.encode({**start, "model": self._engine_name})[:-1] + b',"choices":'
+        if event.startswith(head):
+            self._head = head
+            self._head_out = b"data: " + msgspec.json.encode({**start, **self._shown})[:-1] + b',"choices":'
+
+    def _note(self, usage: Any, choices: list[Any]) -> None:
+        if usage is None and choices:
+            return
+        counted = msgspec.convert(usage, Usage)  # whatever else is wrong, what was counted before stays
+        index = int(choices[0].get("index", 0)) if choices and self._sequences > 1 else 0
+        completion = counted.completion_tokens
+        self._last_usage, self._prompt_tokens = None, counted.prompt_tokens
+        if choices:
+            self._outputs[index] = completion  # a running count is its choice's own
+        elif self._sequences == 1:
+            self._outputs = {0: completion}
+        elif sum(self._outputs.values()) != completion:
+            raise StreamBroken("the engine's running counts and its final count differ")
+        if counted.prompt_tokens_details is not None:
+            self._cached_tokens = int(counted.prompt_tokens_details.get("cached_tokens") or 0)
+
+    def _shown_usage(self, usage: Any, *, final: bool) -> dict[str, Any] | None:
+        if usage is None:
+            return None
+        shown = {key: usage[key] for key in _USAGE_KEYS if usage.get(key) is not None}
+        if final:
+            shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens or 0}
+        if final and self._sequences > 1:
+            counts = self.counts()
+            shown |= {"prompt_tokens": counts.input_tokens, "total_tokens": counts.total_tokens}
+        return shown
+
+
+def _decode(event: bytes) -> dict[str, Any]:
+    if not event.startswith(b"data: "):
+        raise StreamBroken("a line that is no event")
+    try:
+        chunk = msgspec.json.decode(event[6:])
+    except msgspec.DecodeError:
+        raise StreamBroken("an event that is not JSON") from None
+    if not isinstance(chunk, dict):
+        raise StreamBroken("an event that is not an object")
+    return chunk

@@ -1,0 +1,39 @@
+"""What a request used, as quotas count it: the tokens that count, and their cost. Pure; nothing is stored here."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from core.contracts.grants import TenantGrant
+from core.contracts.usage import UsageEvent
+from core.rating import rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """Tokens that count towards minutes and months, and nanodollars. A part of what the reservation holds."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_nanos: int = 0
+
+
+NOTHING_USED: Final = Used()
+
+
+def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
+    """What ``event`` counts for. Its cost is what billing charges for it at the same prices."""
+    cached = 0 if tenant.limits.count_cached_tokens else event.cached_tokens
+    return Used(
+        input_tokens=event.input_tokens - cached,
+        output_tokens=event.output_tokens,
+        cost_nanos=0 if tenant.prices is None else rate(event, tenant.prices).amount_nanos,
+    )
+
+
+def saved_by_cache(tenant: TenantGrant) -> Used:
+    """What a prompt token counts for less where it came from a prefix cache."""
+    prices = tenant.prices
+    return Used(
+        input_tokens=0 if tenant.limits.count_cached_tokens else 1,
+        cost_nanos=0 if prices is None else prices.input_nanos - prices.cached_input_nanos,
+    )

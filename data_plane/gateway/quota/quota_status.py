@@ -1,0 +1,98 @@
+"""``GET /v1/quota``: what the caller's own key and tenant may use, what they use and hold, and when all is free again.
+
+Fails closed: without Redis there is no answer rather than zeros.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from core import redis_keys
+from core.contracts.grants import KeyLimits, Limits
+from core.errors import Unavailable
+from core.quota_state import FIELDS, HELD_FIELDS, LevelState, month_ends_ms, read_level, without_expired
+from data_plane.gateway.state.authenticate import Caller
+from data_plane.gateway.state.redis_connection import RedisLine
+
+_EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
+_RATES = {
+    "requests_per_minute": "requests",
+    "tokens_per_minute": "tokens",
+    "input_tokens_per_minute": "input",
+    "output_tokens_per_minute": "output",
+}
+
+
+class QuotaReader:
+    """Reads the levels of one caller, without what leases hold that ran out. It changes nothing."""
+
+    def __init__(self, line: RedisLine, *, deadline_s: float) -> None:
+        self._line = line
+        self._deadline_s = deadline_s
+
+    async def read(self, caller: Caller) -> dict[str, Any]:
+        """``{"object": "quota", "tenant": …, "key": …}``; ``key`` is null where it has no limits of its own. Raises
+        Unavailable.
+        """
+        tenant_id, own = caller.tenant.tenant_id, caller.key.limits
+        of_key = redis_keys.key_quota(tenant_id, caller.key.key_id)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                time = await self._line.call("TIME")
+                now_us = int(time[0]) * 1_000_000 + int(time[1])
+                expired = await self._line.call(
+                    "ZRANGE", redis_keys.tenant_leases(tenant_id), "-inf", now_us // 1000, "BYSCORE",
+                    "LIMIT", 0, _EXPIRED_MAX,
+                )  # fmt: skip
+                tenant, key, *held = await asyncio.gather(
+                    self._line.call("HMGET", redis_keys.tenant_quota(tenant_id), *FIELDS),
+                    self._line.call("HMGET", of_key, *FIELDS),
+                    *(
+                        self._line.call(
+                            "HMGET", redis_keys.reservation(tenant_id, each.decode()), *HELD_FIELDS, "levels"
+                        )
+                        for each in expired
+                    ),
+                )
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise Unavailable(
+                "Quotas cannot be read now; try again shortly.", code="quota_unavailable", retry_after_s=1
+            ) from error
+        of_tenant = without_expired(read_level(tenant, now_us=now_us), [said for *said, _ in held])
+        by_key = [said for *said, levels in held if of_key.encode() in (levels or b"").split()]
+        level = without_expired(read_level(key, now_us=now_us), by_key)
+        return {
+            "object": "quota",
+            "tenant": shown(of_tenant, caller.tenant.limits, now_us=now_us),
+            "key": None if own is None else shown(level, own, now_us=now_us),
+        }
+
+
+def shown(level: LevelState, limits: Limits | KeyLimits, *, now_us: int) -> dict[str, Any]:
+    """One level: ``limits`` (null is none), ``used`` and ``held`` of them, and ``resets_ms``: how long until each is
+    whole again. Pure.
+    """
+    all_limits = msgspec.structs.asdict(limits)
+    month_ms = month_ends_ms(now_us) - now_us // 1000
+    rates = {name: rate for name, rate in _RATES.items() if all_limits.get(name) is not None}
+    return {
+        "limits": all_limits,
+        "used": {
+            **{name: level.used_of(rate, all_limits[name]) for name, rate in rates.items()},
+            "tokens_per_month": level.tokens_this_month,
+            "spend_nanos_per_month": level.spent_this_month_nanos,
+        },
+        "held": {
+            "concurrent_requests": level.concurrent_requests,
+            "kv_pages": level.kv_pages,
+            "tokens": level.tokens_held,
+            "spend_nanos": level.spend_held_nanos,
+        },
+        "resets_ms": {
+            **{name: level.resets_ms(rate) for name, rate in rates.items()},
+            "tokens_per_month": month_ms,
+            "spend_nanos_per_month": month_ms,
+        },
+    }

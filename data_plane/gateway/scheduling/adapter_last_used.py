@@ -1,0 +1,58 @@
+"""When each adapter was last used, gathered in this process and written to Redis once a second for the replicas'
+forecasts. It is advice about speed: while Redis is away what was gathered is dropped.
+"""
+
+import asyncio
+import time
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import redis_keys
+from data_plane.gateway.state.redis_clock import server_clock
+
+_log = structlog.get_logger()
+
+
+class AdapterHeat:
+    """Last uses since the last write, at most ``names_max`` of them; in Redis the newest ``kept_max`` stay."""
+
+    def __init__(self, redis: Redis, *, flush_s: float, names_max: int, kept_max: int) -> None:
+        self._redis = redis
+        self._flush_s = flush_s
+        self._names_max = names_max
+        self._kept_max = kept_max
+        self._used_at_ms: dict[tuple[str, int, str], int] = {}
+
+    def note(self, base_model: str, rank_max: int, engine_name: str) -> None:
+        """An adapter has served a request now, on a replica of the pool of this largest rank."""
+        use = (base_model, rank_max, engine_name)
+        if use in self._used_at_ms or len(self._used_at_ms) < self._names_max:
+            self._used_at_ms[use] = server_clock.now_ms()
+
+    async def follow(self) -> None:
+        """Write again and again, for ever."""
+        warned_at = -60.0
+        while True:
+            await asyncio.sleep(self._flush_s)
+            try:
+                await self.flush()
+            except (RedisError, OSError) as error:
+                if time.monotonic() - warned_at >= 60:
+                    warned_at = time.monotonic()
+                    _log.warning("last uses of adapters cannot be written", error=repr(error))
+
+    async def flush(self) -> None:
+        """Write what was gathered; a use never moves back in time. Raises redis.RedisError."""
+        gathered, self._used_at_ms = self._used_at_ms, {}
+        if not gathered:
+            return
+        by_pool: dict[str, dict[str, int]] = {}
+        for (base_model, rank_max, engine_name), at_ms in gathered.items():
+            by_pool.setdefault(redis_keys.adapter_heat(base_model, rank_max), {})[engine_name] = at_ms
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key, uses in by_pool.items():
+                pipe.zadd(key, dict(uses), gt=True)
+                pipe.zremrangebyrank(key, 0, -self._kept_max - 1)
+            await pipe.execute()

@@ -1,0 +1,223 @@
+"""Which replicas are alive, from their heartbeats in Redis, which adapters lie where on them, and how many of their
+pages reservations hold. Whether one suits a request is placement's question.
+
+A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. While
+heartbeats cannot be read, those that were fresh stay so for as long as a gateway may serve without Redis. Where
+adapters lie is advice: when it cannot be read, requests are placed without it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import redis_keys
+from core.contracts.replicas import ReplicaStatus, Residency
+from core.kv_pages import PAGE_TOKENS
+from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.placement import NOTHING_RESIDENT, Candidate, Resident
+from data_plane.gateway.scheduling.replica_load import Load
+
+_log = structlog.get_logger()
+_decoder = msgspec.json.Decoder(ReplicaStatus)
+_residency = msgspec.json.Decoder(Residency)
+_HELD_AT_ONCE_MAX = 32
+_Seen = tuple[str, int]  # boot id and residency version
+
+
+def nobody(_adapter: str) -> frozenset[str]:
+    """No replica has failed any adapter."""
+    return frozenset()
+
+
+class Replicas:
+    """The live replicas, refreshed by ``follow``."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        neighbours: Neighbours,
+        *,
+        poll_ms: int,
+        stale_s: float,
+        allows: Callable[[ReplicaStatus], bool],
+        failed_by: Callable[[str], frozenset[str]] = nobody,
+    ) -> None:
+        """``allows`` says whether requests may be sent to a replica, ``failed_by`` which could not bring an adapter in
+        lately.
+        """
+        self._redis = redis
+        self.neighbours = neighbours
+        self._allows = allows
+        self.failed_by = failed_by
+        self._poll_s = poll_ms / 1000
+        self._stale_s = stale_s
+        self._statuses: dict[str, ReplicaStatus] = {}
+        self._beaten_at: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
+        self._loads: dict[str, Load] = {}
+        self._resident: dict[str, tuple[_Seen, Resident]] = {}
+        self._pools: dict[str, list[Candidate]] = {}  # by base model
+        self._pages_total: dict[str, int] = {}
+        self._block_tokens: dict[str, int] = {}
+        self._on_refresh: list[Callable[[], None]] = []
+        self._read_at = 0.0
+        self.reachable = False
+
+    def alive(self, base_model: str) -> list[Candidate]:
+        """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
+        oldest = max(self._read_at, time.monotonic() - redis_keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
+        return [
+            candidate
+            for candidate in self.pool(base_model)
+            if self._beaten_at[candidate.status.id][1] >= oldest and self._allows(candidate.status)
+        ]
+
+    def pool(self, base_model: str) -> Sequence[Candidate]:
+        """All replicas of a base model, also those that take no requests now."""
+        return self._pools.get(base_model, ())
+
+    def pages_total(self, base_model: str) -> int:
+        """KV pages of all replicas of a base model."""
+        return self._pages_total.get(base_model, 0)
+
+    def block_tokens(self, base_model: str) -> int:
+        """Tokens of the largest KV block of a base model's engines."""
+        return self._block_tokens.get(base_model, PAGE_TOKENS)
+
+    def call_after_refresh(self, listener: Callable[[], None]) -> None:
+        """Call it whenever the list has been read again, for as long as this process lives."""
+        self._on_refresh.append(listener)
+
+    async def follow(self) -> None:
+        """Read the heartbeats again and again, for ever."""
+        while True:
+            try:
+                await self.refresh()
+                self.reachable = True
+            except (RedisError, OSError) as error:
+                if self.reachable:
+                    _log.warning("replicas cannot be read; the last list holds for now", error=repr(error))
+                self.reachable = False
+                self.neighbours.miss(self._pools)
+            await asyncio.sleep(self._poll_s)
+
+    async def refresh(self) -> None:
+        """Read every heartbeat and every replica's held pages once, and the residency of those where it has changed.
+        Raises redis.RedisError.
+        """
+        ids = [_text(name) for name in await self._redis.zrange(redis_keys.REPLICAS, 0, -1)]
+        values, held = await self._read(ids)
+        statuses: dict[str, ReplicaStatus] = {}
+        for name, value in zip(ids, values, strict=True):
+            if value is None:
+                continue  # expired: its agent stopped
+            try:
+                status = _decoder.decode(value)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                _log.error("a replica's status cannot be read", replica=name, error=str(error))
+                continue
+            statuses[status.id] = status
+            if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
+                self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
+        self._statuses, self._read_at = statuses, time.monotonic()
+        for name, pages in zip(ids, held, strict=True):
+            if name in statuses:
+                _hear_held(name, self._loads.setdefault(name, Load()), pages)
+        await self._refresh_residency()
+        # From here on nobody else runs: the pools and what is known of their replicas change together.
+        known: dict[str, Any]
+        for known in (self._beaten_at, self._loads, self._resident):
+            for gone in known.keys() - statuses.keys():
+                del known[gone]
+        self._pools = {}
+        for status in statuses.values():
+            candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
+            self._pools.setdefault(status.base_model, []).append(candidate)
+        self._pages_total = {
+            base_model: sum(candidate.status.pages_total for candidate in pool)
+            for base_model, pool in self._pools.items()
+        }
+        self._block_tokens = {
+            base_model: max(candidate.status.block_tokens for candidate in pool)
+            for base_model, pool in self._pools.items()
+        }
+        for listener in self._on_refresh:
+            listener()
+
+    async def refresh_held(self, base_model: str) -> None:
+        """Read the held pages of some replicas of a base model, of others the next time, and what other gateways tell.
+        Raises redis.RedisError.
+        """
+        pool = self._pools.get(base_model, [])
+        some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            asked = self.neighbours.ask(pipe, (base_model,))
+            for candidate in some:
+                pipe.hget(redis_keys.replica_held_pages(candidate.status.id), "total")
+            found = await pipe.execute()
+        for candidate, held in zip(some, found[asked.commands :], strict=True):
+            _hear_held(candidate.status.id, candidate.load, held)
+        self.neighbours.hear(asked, found[: asked.commands])
+
+    async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
+        """Heartbeats and held pages as Redis has them, in the order of the ids; and what other gateways tell."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            self.neighbours.ask_who(pipe)
+            asked = self.neighbours.ask(pipe, self._pools)
+            for name in ids:
+                pipe.get(redis_keys.replica(name))
+            for name in ids:
+                pipe.hget(redis_keys.replica_held_pages(name), "total")
+            who, *found = await pipe.execute()
+        self.neighbours.hear_who(who)
+        self.neighbours.hear(asked, found[: asked.commands])
+        found = found[asked.commands :]
+        return found[: len(ids)], found[len(ids) :]
+
+    async def _refresh_residency(self) -> None:
+        changed = [
+            status
+            for status in self._statuses.values()
+            if status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
+        ]
+        if not changed:
+            return
+        values = await self._redis.mget([redis_keys.replica_residency(status.id) for status in changed])
+        for status, value in zip(changed, values, strict=True):
+            if value is None:
+                continue
+            try:
+                residency = _residency.decode(value)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                _log.error("a replica's residency cannot be read", replica=status.id, error=str(error))
+                continue
+            # By its own version: one that is newer than the status is kept, an older one is read again.
+            self._resident[status.id] = ((residency.boot_id, residency.version), Resident.of(residency))
+
+    def _resident_on(self, status: ReplicaStatus) -> Resident:
+        """What lies on a replica; nothing where all that is known is of an engine before this one."""
+        seen, resident = self._resident.get(status.id, (("", 0), NOTHING_RESIDENT))
+        return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
+
+
+def _hear_held(replica_id: str, load: Load, said: Any) -> None:
+    """What Redis says of its held pages; what is no number is not believed, and the last that was holds."""
+    try:
+        load.held_pages = int(said or 0)
+    except ValueError:
+        _log.error("a replica's held pages are no number", replica=replica_id, said=repr(said))
+
+
+def _seen(status: ReplicaStatus) -> _Seen:
+    return status.boot_id, status.residency_version
+
+
+def _text(name: object) -> str:
+    """A member of a sorted set: always bytes from this client, which redis-py's types do not know."""
+    assert isinstance(name, bytes)
+    return name.decode(errors="replace")

@@ -1,0 +1,132 @@
+"""What running requests have used so far, written to Redis with their leases: each second, or each 64 tokens.
+
+Should this process die, each of them is settled by its last checkpoint (``quota/scripts/prelude.lua``). Fails open:
+while Redis is away requests run on, and only their leases age.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+from redis.exceptions import RedisError
+
+from core.errors import Unavailable
+from data_plane.gateway import metrics
+from data_plane.gateway.quota.reservation import Checkpoint, Reservations
+from data_plane.gateway.settlement.settler import Hold, Running
+
+_log = structlog.get_logger()
+_AT_ONCE_MAX = 200  # requests between two turns of the event loop, which all others wait for
+_LOOKS = 5  # at every request, in the time between two of its checkpoints
+
+
+class Checkpoints:
+    """Writes checkpoints and renews leases of the holds that are live."""
+
+    def __init__(
+        self,
+        held: Callable[[], Mapping[str, Hold]],
+        reservations: Reservations,
+        *,
+        every_s: float,
+        tokens: int,
+        renewal_s: float,
+    ) -> None:
+        self._held = held
+        self._reservations = reservations
+        self._every_s = every_s
+        self._tokens = tokens
+        self._renewal_s = renewal_s
+
+    async def follow(self) -> None:
+        """Write what is due again and again, for ever."""
+        reachable = True
+        while True:
+            await asyncio.sleep(self._every_s / _LOOKS)
+            try:
+                await self.write()
+                reachable = True
+            except (RedisError, OSError) as error:
+                if reachable:
+                    _log.warning("leases cannot be renewed", held=len(self._held()), error=repr(error))
+                reachable = False
+
+    async def write(self) -> None:
+        """Write once what is due now. Raises redis.RedisError; what was not written stays due."""
+        holds = list(self._held().values())
+        for first in range(0, len(holds), _AT_ONCE_MAX):
+            await self._write(holds[first : first + _AT_ONCE_MAX])
+            await asyncio.sleep(0)
+
+    async def _write(self, holds: Sequence[Hold]) -> None:
+        now = time.monotonic()
+        due: list[tuple[Hold, Checkpoint | None]] = []
+        groups: dict[tuple[str, str], dict[str, Checkpoint | None]] = {}
+        for hold in holds:
+            is_due, checkpoint = self._due(hold, now)
+            if is_due:
+                due.append((hold, checkpoint))
+                groups.setdefault((hold.tenant_id, hold.replica_id), {})[hold.request_id] = checkpoint
+        if not due:
+            return
+        renewed = await self._reservations.renew(groups)
+        for hold, checkpoint in due:
+            hold.renewed_at = now
+            if checkpoint is not None:
+                hold.checkpoint_at = now
+                hold.checkpoint_tokens = checkpoint.event.input_tokens + checkpoint.event.output_tokens
+                metrics.checkpoints.inc()
+        if renewed.missing:
+            metrics.leases_missing.inc(renewed.missing)
+            _log.info(
+                "leases were gone when they were to be renewed: settled meanwhile, run out, or forgotten by Redis",
+                missing=renewed.missing,
+                run_out=renewed.expired,
+            )
+        held = self._held() if renewed.expired or renewed.unknown else {}
+        for request_id in renewed.expired:
+            self._cut_off(held.get(request_id))
+        await asyncio.gather(*(self._restore(held.get(request_id)) for request_id in renewed.unknown))
+
+    async def _restore(self, hold: Hold | None) -> None:
+        """Redis lost its data: what runs holds its quotas again, and is noted anew."""
+        if hold is None or hold.taken is None or hold.running is None:
+            return
+        if await self._reservations.restore(hold.request_id, hold.taken, replica_id=hold.replica_id):
+            hold.checkpoint_at, hold.checkpoint_tokens = 0.0, 0
+            metrics.holds_restored.inc()
+
+    def _cut_off(self, hold: Hold | None) -> None:
+        """End a request whose lease ran out: what it held may be another's by now."""
+        if hold is not None and hold.running is not None:
+            metrics.cut_off.inc()
+            _log.warning("request is cut off: its lease ran out", request_id=hold.request_id)
+            hold.running.cut_off(
+                Unavailable(
+                    "The answer was broken off: quotas could not be reached for too long. What came is billed.",
+                    code="reservation_lost",
+                    retry_after_s=1,
+                )
+            )
+
+    def _due(self, hold: Hold, now: float) -> tuple[bool, Checkpoint | None]:
+        """Whether something is to be written for a hold, and its checkpoint where that has grown."""
+        renew = now - hold.renewed_at >= self._renewal_s
+        if hold.running is None:
+            return renew, None
+        try:
+            return self._grown(hold, hold.running, now) or (renew, None)
+        except Exception:  # noqa: BLE001 - whatever it is, other requests need their leases
+            if renew:  # told now and then, not at each look
+                _log.exception("a checkpoint cannot be made", request_id=hold.request_id)
+            return renew, None
+
+    def _grown(self, hold: Hold, running: Running, now: float) -> tuple[bool, Checkpoint | None] | None:
+        tokens = running.tokens()
+        new = tokens - hold.checkpoint_tokens
+        # One look before its time is up, so that it is never older than that.
+        aged = now - hold.checkpoint_at >= self._every_s * (_LOOKS - 1) / _LOOKS
+        if new <= 0 or not (aged or new >= self._tokens or hold.checkpoint_tokens == 0):
+            return None
+        return True, running.checkpoint()

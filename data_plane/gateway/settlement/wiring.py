@@ -1,0 +1,83 @@
+"""Wiring of all that keeps usage from being lost: journal, settler, checkpoints, sweeper and takeover, for app.py."""
+
+import re
+from collections.abc import Coroutine
+from typing import Any
+
+from redis.asyncio.connection import parse_url
+
+from data_plane.gateway.quota.reservation import Reservations
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.settlement.checkpoints import Checkpoints
+from data_plane.gateway.settlement.journal import Journal
+from data_plane.gateway.settlement.journal_recovery import Takeover
+from data_plane.gateway.settlement.lease_sweeper import Sweeper
+from data_plane.gateway.settlement.redis_data_loss import RedisMemory
+from data_plane.gateway.settlement.replay_buffer import Kept
+from data_plane.gateway.settlement.settler import Settler
+from data_plane.gateway.state.redis_connection import RedisLine
+
+
+class Durability:
+    """One process's. ``settler`` is what requests see of it."""
+
+    def __init__(self, settings: GatewaySettings, line: RedisLine, reservations: Reservations, gateway_id: str) -> None:
+        self._settings = settings
+        self._journal = Journal(
+            settings.journal_dir / redis_name(settings.redis_url),
+            gateway_id,
+            segment_max_bytes=settings.journal_segment_max_bytes,
+            bytes_max=settings.journal_max_bytes,
+            group_s=settings.journal_group_ms / 1000,
+        )
+        self.settler = Settler(
+            reservations,
+            self._journal,
+            RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s),
+            Kept(self._journal, kept_s=settings.settlement_kept_s, count_max=settings.settlement_kept_max),
+            deadline_s=settings.settlement_deadline_s,
+            retry_s=settings.settlement_retry_s,
+            marker_s=settings.settled_marker_s,
+            backlog_max=settings.settlement_backlog_max,
+        )
+        self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_takeover_s)
+        self._checkpoints = Checkpoints(
+            self.settler.held,
+            reservations,
+            every_s=settings.checkpoint_s,
+            tokens=settings.checkpoint_tokens,
+            renewal_s=settings.lease_renewal_s,
+        )
+        self._sweeper = Sweeper(
+            line,
+            reservations,
+            every_s=settings.sweep_s,
+            tenants_max=settings.sweep_tenants_max,
+            grace_s=2 * settings.lease_renewal_s,
+        )
+
+    def open(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Open the journal; what is returned is to run, by name, until ``close``."""
+        self._journal.open()
+        return {
+            "journal": self._journal.follow(),
+            "takeover": self._takeover.follow(),
+            "checkpoints": self._checkpoints.follow(),
+            "sweeper": self._sweeper.follow(),
+            "backlog": self.settler.follow_backlog(),
+        }
+
+    async def drain(self) -> None:
+        """Wait until all has settled, or the time for it is over."""
+        await self.settler.drain(self._settings.settlement_drain_s)
+
+    async def close(self) -> None:
+        """After the rest has stopped."""
+        await self._journal.close()
+
+
+def redis_name(url: str) -> str:
+    """A folder's name for this Redis: what was to be settled there is never settled in another."""
+    options = parse_url(url)
+    where = options.get("path") or f"{options.get('host', 'localhost')}-{options.get('port', 6379)}"
+    return re.sub(r"[^A-Za-z0-9.-]", "_", f"{where}-{options.get('db', 0)}")

@@ -1,0 +1,49 @@
+"""From the Authorization header to the tenant it speaks for. Fails closed; decided from headers and snapshot alone."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from core import api_keys
+from core.contracts.grants import KeyGrant, Limits, TenantGrant
+from core.errors import Forbidden, Unauthenticated
+from data_plane.gateway.state.snapshot import Tables
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """A good key and its active tenant."""
+
+    key: KeyGrant
+    tenant: TenantGrant
+
+    @property
+    def limits(self) -> Limits:
+        """The tenant's, but what one request may ask where the key allows less."""
+        limits, own = self.tenant.limits, self.key.limits
+        if own is None or (own.context_tokens is None and own.output_tokens is None):
+            return limits
+        return msgspec.structs.replace(
+            limits,
+            context_tokens=min(limits.context_tokens, own.context_tokens or limits.context_tokens),
+            output_tokens=min(limits.output_tokens, own.output_tokens or limits.output_tokens),
+        )
+
+
+def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper: bytes) -> Caller:
+    """The caller of a request. Raises Unauthenticated, or Forbidden for a good key that may not infer."""
+    shown = [value for name, value in headers if name == b"authorization"]
+    if not shown:
+        raise Unauthenticated("No API key was given; send it as `Authorization: Bearer <key>`.")
+    scheme, _, credential = shown[0].partition(b" ")
+    key = credential.strip().decode("latin-1")
+    if len(shown) > 1 or scheme.lower() != b"bearer" or not api_keys.is_well_formed(key):
+        raise Unauthenticated("The API key is malformed; copy it again, whole.")
+    grant = tables.keys.get(api_keys.hash_key(key, pepper))
+    tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
+    if grant is None or tenant is None:
+        raise Unauthenticated("The API key is not valid; it may have been revoked.")
+    if tenant.status != "active":
+        raise Forbidden("This tenant is suspended.", code="tenant_suspended")
+    if "inference" not in grant.scopes:
+        raise Forbidden("This key lacks the scope `inference`.", code="insufficient_scope")
+    return Caller(grant, tenant)

@@ -1,0 +1,113 @@
+"""The heartbeat of this process: it says by which snapshot requests are decided, when that changes and each second.
+
+Fails closed: without a heartbeat nothing new is served, so whoever sees none may take this process to serve nothing.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from core import redis_keys
+from core.contracts.snapshots import GatewayStatus
+from core.errors import Unavailable
+from data_plane.gateway import metrics
+from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.snapshot import Snapshot
+
+_log = structlog.get_logger()
+_FORGOTTEN_MS: Final = 86_400_000
+
+
+class Beat:
+    """The heartbeat of one process, and whether it is young enough to serve by.
+
+    A status stands in Redis for ``lease_s``, and this process serves for that long after it began to write it. One that
+    was without a status serves again only when it has all that had been published when its new one stood there. So
+    whoever publishes a change, and then sees it in every status there is, knows that no request which begins later is
+    decided without it.
+    """
+
+    def __init__(self, redis: Redis, snapshot: Snapshot, gateway_id: str, *, period_s: float, lease_s: float) -> None:
+        self._redis = redis
+        self._snapshot = snapshot
+        self._id = gateway_id
+        self._period_s = period_s
+        self._lease_s = lease_s
+        self._serves_until = 0.0
+
+    @property
+    def current(self) -> bool:
+        """Whether requests may be decided now."""
+        return time.monotonic() < self._serves_until
+
+    def check(self) -> None:
+        """Raises Unavailable where nothing may be served now."""
+        if not self.current:
+            raise Unavailable(
+                "This gateway cannot tell whether what it knows is current; try again shortly.",
+                code="gateway_behind",
+                retry_after_s=1,
+            )
+
+    async def follow(self) -> None:
+        """Beat again and again, for ever."""
+        reachable = True
+        while True:
+            self._snapshot.advanced.clear()
+            try:
+                await self.beat()
+                reachable = True
+            except (RedisError, OSError) as error:
+                if reachable:
+                    _log.warning("no heartbeat; nothing new is served until there is one", error=repr(error))
+                reachable = False
+            # After a failure too: what follows the snapshot notices first that Redis is back.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._snapshot.advanced.wait()
+
+    async def beat(self) -> None:
+        """Write the status once, and hear what time it is. Raises redis.RedisError."""
+        began, snapshot = time.monotonic(), self._snapshot
+        # A connection that hangs must not outlast the lease: the next attempt takes another.
+        async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
+            if not server_clock.heard:  # by a clock that is wrong the others would be forgotten below
+                server_clock.hear(*await self._redis.time())
+            now_ms = server_clock.now_ms()
+            status = GatewayStatus(
+                id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms
+            )
+            pipe.set(redis_keys.gateway(self._id), msgspec.json.encode(status), px=round(self._lease_s * 1000))
+            pipe.zadd(redis_keys.GATEWAYS, {self._id: now_ms})
+            pipe.zremrangebyscore(redis_keys.GATEWAYS, "-inf", now_ms - _FORGOTTEN_MS)
+            pipe.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
+            pipe.time()
+            *_, published, server_time = await pipe.execute()
+        server_clock.hear(*server_time)
+        # Where the old status expired meanwhile, somebody may have seen none and not have waited.
+        if time.monotonic() < self._serves_until or _has(status, published):
+            self._serves_until = began + self._lease_s
+        metrics.beats.inc()
+
+    async def stop(self) -> None:
+        """Serve nothing from now on, and say so, so that nobody waits for this process."""
+        self._serves_until = 0.0
+        with contextlib.suppress(RedisError, OSError):  # it expires by itself
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(redis_keys.gateway(self._id))
+                pipe.zrem(redis_keys.GATEWAYS, self._id)
+                await pipe.execute()
+
+
+def _has(status: GatewayStatus, published: list[Any]) -> bool:
+    """Whether a status was written by a process that held everything published by then."""
+    epoch, generation = published
+    if epoch is None or generation is None:
+        return False
+    return status.epoch == epoch.decode() and status.generation >= int(generation)

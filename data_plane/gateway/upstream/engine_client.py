@@ -1,0 +1,245 @@
+"""The engines' HTTP: one request out, one abort out, and what an answer's status means. Counting is not done here.
+
+Nothing an engine says reaches a caller: its words are logged, and become one of the failures below.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import ClassVar, Final, Self
+
+import msgspec
+import structlog
+
+from core.contracts.replicas import ReplicaStatus
+from core.errors import AppError, BadGateway, InvalidRequest, Unavailable
+from data_plane.gateway.api.openai_request import ENGINE_PATHS, ID_PREFIXES, Kind
+from data_plane.gateway.upstream.connection import Answer, EngineLost, Line
+from data_plane.gateway.upstream.connection_pool import EngineLines, LinesExhausted
+
+_log = structlog.get_logger()
+_ERROR_BYTES_MAX = 65_536
+_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 300.0
+_CANNOT: Final = {
+    "store_unavailable": "The adapter store cannot be reached now.",
+    "store_timeout": "The adapter store is too slow now.",
+    "object_damaged": "The stored adapter is damaged.",
+    "adapter_cache_full": "The replica's disk has no room for the adapter now.",
+    "adapter_cache_failed": "The replica's disk cannot give the adapter now.",
+    "adapter_download_stopped": "The adapter's download was stopped.",
+    "adapter_failed": "The replica lost the adapter.",
+    "adapter_unusable": "The replica cannot load the adapter.",
+    "engine_worker_unreachable": "The replica is starting or gone.",
+}
+"""Why a replica cannot bring an adapter in, by the codes of its door: no other code reaches a caller."""
+
+
+class _Error(msgspec.Struct):
+    code: str
+    eta_s: float | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+class ReplicaFailed(BadGateway):
+    """A replica gave nothing at all: another may be asked. ``about_adapter`` says that it is well otherwise."""
+
+    about_adapter = False
+
+
+class AdapterUnavailable(ReplicaFailed):
+    """A replica cannot bring the adapter in. Another may; where none can, the caller hears why."""
+
+    about_adapter = True
+    status: ClassVar[int] = Unavailable.status
+
+
+class AdapterLoading(Unavailable):
+    """The adapter is on its way into a replica, and had not come when the engine's patience ended. Asking another
+    replica would only begin the same again there.
+    """
+
+    default_code = "adapter_loading"
+
+    def __init__(self, retry_after_s: float, eta_s: float | None) -> None:
+        message = f"The adapter is being loaded; try again in {retry_after_s:g} s."
+        super().__init__(message, retry_after_s=retry_after_s, retryable=True)
+        self.eta_s = eta_s
+
+
+class LocalShortage(Unavailable):
+    """No connection is left in this process. It says nothing of the replica, and another would not help."""
+
+    default_code = "overloaded"
+
+
+class Upstream:
+    """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
+
+    def __init__(
+        self,
+        *,
+        engine_key: str,
+        connect_s: float,
+        keepalive_s: float,
+        connections_max: int,
+        connections_spare: int,
+        head_max_bytes: int,
+        unread_max_bytes: int,
+    ) -> None:
+        self._lines = EngineLines(
+            connect_s=connect_s,
+            keepalive_s=keepalive_s,
+            connections_max=connections_max,
+            spare=connections_spare,
+            head_max_bytes=head_max_bytes,
+            unread_max_bytes=unread_max_bytes,
+        )
+        self._authorization = f"Bearer {engine_key}"
+        self._abort_s = connect_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lines.close()
+
+    async def ask(
+        self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
+    ) -> "Asked":
+        """Send a request. ``adapter`` is the engine name that must be made resident first, in turn with other tenants'
+        adapters. Raises ReplicaFailed or LocalShortage.
+        """
+        headers = {
+            "authorization": self._authorization,
+            "content-type": "application/json",
+            "x-request-id": request_id,
+        }
+        if adapter is not None:
+            headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
+        try:
+            return Asked(await self._lines.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
+        except LinesExhausted as error:
+            _log.warning("no connection is left", error=str(error))
+            raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
+        except OSError as error:
+            raise _unreachable(replica, error) from error
+
+    async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:
+        """Ask an engine to end a request now; its answer then ends normally, with its final count. Never raises."""
+        # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
+        external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
+        try:
+            async with asyncio.timeout(self._abort_s):
+                answer = await self._lines.request(
+                    "POST",
+                    replica.url,
+                    "/inference/v1/abort_requests",
+                    {"authorization": self._authorization, "content-type": "application/json"},
+                    msgspec.json.encode({"request_ids": [external_id]}),
+                    spare=True,
+                )
+                try:
+                    await answer.read(_ERROR_BYTES_MAX)
+                finally:
+                    answer.close()
+            if answer.status != 200:
+                _log.warning("replica refused an abort", replica=replica.id, status=answer.status)
+        except OSError as error:  # TimeoutError is one
+            _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
+
+    async def is_healthy(self, replica: ReplicaStatus) -> bool:
+        """Whether an engine says of itself that it is well, in time. Never raises."""
+        try:
+            async with asyncio.timeout(self._abort_s):
+                answer = await self._lines.request("GET", replica.url, "/health", {}, spare=True)
+                try:
+                    await answer.read(_ERROR_BYTES_MAX)
+                finally:
+                    answer.close()
+                return answer.status == 200
+        except OSError:  # TimeoutError is one
+            return False
+
+
+class Asked:
+    """A request that an engine has been sent. Close it in the end."""
+
+    def __init__(self, line: Line, replica: ReplicaStatus) -> None:
+        self._line: Line | None = line
+        self._answer: Answer | None = None
+        self._replica = replica
+
+    async def answer(self) -> Answer:
+        """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises ReplicaFailed
+        (AdapterUnavailable where the door says why), AdapterLoading or InvalidRequest.
+        """
+        if self._line is None:
+            raise ReplicaFailed("The replica refused the request.")
+        try:
+            answer = self._answer = await self._line.answer()
+        except EngineLost as error:
+            raise _unreachable(self._replica, error) from error
+        if answer.status == 200:
+            return answer
+        try:
+            raw = await answer.read(_ERROR_BYTES_MAX)
+        except EngineLost:
+            raw = b""
+        finally:
+            self.close()
+        raise _refusal(self._replica, answer, raw)
+
+    def close(self) -> None:
+        """Give the connection back, or drop it where the answer has not been read to its end."""
+        line, self._line = self._line, None
+        if self._answer is not None:
+            self._answer.close()
+        elif line is not None:
+            line.drop()
+
+
+def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
+    _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
+    return ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).")
+
+
+def _refusal(replica: ReplicaStatus, answer: Answer, raw: bytes) -> AppError:
+    """What a status other than 200 means."""
+    said = raw[:500].decode(errors="replace")
+    told = _error(raw)
+    if answer.status == 503 and told.code == "adapter_loading":
+        return AdapterLoading(_seconds(answer.headers), _bounded(told.eta_s))
+    _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
+    if answer.status == 503 and told.code in _CANNOT:
+        return AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
+    # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
+    if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in said):
+        failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
+        failed.about_adapter = True
+        return failed
+    if answer.status in (400, 422):
+        return InvalidRequest(
+            "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
+            code="request_refused",
+        )
+    return ReplicaFailed("The replica failed.")
+
+
+def _error(raw: bytes) -> _Error:
+    """An error body as our door writes it; its code is "" for anything else."""
+    try:
+        return msgspec.json.decode(raw, type=_ErrorBody).error
+    except msgspec.MsgspecError:
+        return _Error("")
+
+
+def _bounded(eta_s: float | None) -> float | None:
+    return None if eta_s is None else min(max(eta_s, 0.0), _RETRY_MAX_S)
+
+
+def _seconds(headers: Mapping[str, str]) -> float:
+    """A ``Retry-After`` in seconds, within bounds; the least where it says nothing sensible."""
+    said = headers.get("retry-after", "")
+    return min(max(float(said) if said.isdecimal() else 0.0, _RETRY_MIN_S), _RETRY_MAX_S)

@@ -1,0 +1,68 @@
+"""Relays an attempt of a request on one replica, and reports how the replica did. Retrying, settling and billing are
+the lifecycle's.
+"""
+
+import msgspec
+
+from core.errors import AppError
+from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.scheduling.circuit_breaker import Breakers
+from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
+from data_plane.gateway.upstream.engine_client import LocalShortage, ReplicaFailed, Upstream
+from data_plane.gateway.upstream.retry_budget import RetryBudget
+from data_plane.gateway.upstream.streaming_attempt import StreamExchange
+from data_plane.gateway.upstream.unary_attempt import WholeExchange
+
+
+class Relay:
+    """Relays attempts. Raises ReplicaFailed, AdapterLoading, LocalShortage or InvalidRequest, and only before the first
+    byte.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        breakers: Breakers,
+        signs: ReplicaSigns,
+        retries: RetryBudget,
+        limits: GatewaySettings,
+    ) -> None:
+        self.retries = retries
+        self._upstream = upstream
+        self._breakers = breakers
+        self._signs = signs
+        self._limits = limits
+
+    async def run(self, client: Client, attempt: Attempt) -> Relayed:
+        """Relay one attempt to its end."""
+        relaying: Exchange
+        if attempt.call.stream:
+            relaying = StreamExchange(self._upstream, self._limits, client, attempt)
+        else:
+            relaying = WholeExchange(self._upstream, self._limits, client, attempt, self._signs)
+        attempt.on_open(relaying)
+        self._breakers.began(attempt.replica)
+        try:
+            relayed = await relaying.run(lambda: self._breakers.failed(attempt.replica))
+        except LocalShortage:
+            raise
+        except AppError as error:
+            about_adapter = isinstance(error, ReplicaFailed) and error.about_adapter
+            if about_adapter and attempt.adapter is not None:
+                spared_s = self._limits.replica_adapter_spared_s
+                self._breakers.adapter_failed(attempt.replica, attempt.adapter, spared_s=spared_s)
+            if not relaying.stood_still:
+                self._report(attempt, failed=isinstance(error, ReplicaFailed) and not about_adapter)
+            raise
+        waited_for = relayed.outcome != "client_gone" and relaying.cut is None
+        if not relaying.stood_still and (waited_for or relayed.counts.outputs):
+            self._report(attempt, failed=waited_for and relayed.outcome == "replica_gone")
+        return relayed if relaying.load is None else msgspec.structs.replace(relayed, load=relaying.load)
+
+    def _report(self, attempt: Attempt, *, failed: bool) -> None:
+        if failed:
+            self._breakers.failed(attempt.replica)
+        else:
+            self._breakers.succeeded(attempt.replica)

@@ -1,0 +1,165 @@
+"""Writes docs/reference/ from the code itself: every setting, metric, error code and request field, with its words.
+
+`python -m tenora.docs.reference` (or `make reference`) writes the pages; a test holds them against the code.
+"""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic_core import PydanticUndefined
+
+from core.settings import Fragment
+from tenora.docs.request_fields import requests_page
+
+_ROOT: Final = Path(__file__).parents[2]
+_PACKAGES: Final = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora")
+_METRIC_TYPES: Final = frozenset({"Counter", "Gauge", "Histogram", "Summary"})
+_REPORTING: Final = frozenset({"refuse", "_refuse", "_refused", "problem", "_result"})
+_CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
+PAGES: Final = ("settings", "metrics", "errors", "requests")
+
+
+def render(page: str) -> str:
+    """The text of one page of ``PAGES``."""
+    pages = {"settings": _settings, "metrics": _metrics, "errors": _errors, "requests": requests_page}
+    return pages[page]()
+
+
+def _table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
+
+    return f"# {title}\n\n{intro}\n\n" + line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
+
+
+def _settings() -> str:
+    rows: dict[str, tuple[str, ...]] = {}
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*settings.py")):
+            module = importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
+            for kind in vars(module).values():
+                if isinstance(kind, type) and issubclass(kind, Fragment) and kind.__module__ == module.__name__:
+                    for name in kind.__annotations__:
+                        field = kind.model_fields.get(name)
+                        if field is None:
+                            continue
+                        default = "required" if field.default is PydanticUndefined else f"`{field.default}`"
+                        if field.default_factory is not None:
+                            default = "the host's name" if "consumer" in name else "computed"
+                        where = str(path.relative_to(_ROOT).parent)
+                        rows[f"`TENORA_{name.upper()}`"] = (default, field.description or "", f"`{where}`")
+    intro = "Environment variables, read once at a process's start. `tenora up` sets those that have no default."
+    return _table(
+        "Settings", intro, ("variable", "default", "meaning", "read by"), [(k, *v) for k, v in sorted(rows.items())]
+    )
+
+
+def _nodes() -> Iterator[tuple[Path, ast.AST]]:
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                yield path, node
+
+
+def _calls() -> Iterator[tuple[Path, ast.Call]]:
+    for path, node in _nodes():
+        if isinstance(node, ast.Call):
+            yield path, node
+
+
+def _text(node: ast.expr) -> str | None:
+    """A literal text, with … where an f-string inserts a value."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return None
+
+
+def _metrics() -> str:
+    rows = set()
+    for _, call in _calls():
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        if name in _METRIC_TYPES and len(call.args) >= 2:
+            texts = [_text(argument) for argument in call.args[:2]]
+            labels = [
+                _text(each) or ""
+                for node in call.args[2:3]
+                if isinstance(node, ast.List | ast.Tuple)
+                for each in node.elts
+            ]
+            if texts[0] is not None:
+                rows.add((f"`{texts[0]}`", name.lower(), ", ".join(labels), texts[1] or ""))
+    intro = "Prometheus metrics, served by every process on loopback at the port in `TENORA_METRICS_PORT`."
+    return _table("Metrics", intro, ("metric", "type", "labels", "meaning"), sorted(rows))
+
+
+def _errors() -> str:
+    rows: dict[str, tuple[set[str], list[str]]] = {}
+
+    def note(code: str, path: Path, message: str | None) -> None:
+        places, messages = rows.setdefault(f"`{code}`", (set(), []))
+        places.add(f"`{path.relative_to(_ROOT).parts[0]}`")
+        if message and message not in messages:
+            messages.append(message)
+
+    for path, call in _calls():
+        keywords = {each.arg: each.value for each in call.keywords}
+        if "code" in keywords and (code := _text(keywords["code"])):
+            message = keywords.get("message", call.args[0] if call.args else None)
+            note(code, path, _text(message) if message is not None else None)
+        for code, said in _reported(call):
+            note(code, path, said)
+    for path, node in _nodes():
+        for code, said in _declared(node):
+            note(code, path, said)
+    intro = (
+        "Stable codes of refusals: in `code` of problem+json (control plane), in `error.code` of OpenAI's shape"
+        " (gateway), and in `report.problems[].code` of a rejected revision. A message shown here is one of those"
+        " that can stand beside the code; … is where it names the value, the file or the limit."
+    )
+    listed = [
+        (code, ", ".join(sorted(places)), messages[0] if messages else "")
+        for code, (places, messages) in sorted(rows.items())
+    ]
+    return _table("Error codes", intro, ("code", "raised in", "for example"), listed)
+
+
+def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """The ``default_code`` of an error's class with its docstring, and the codes of a ``Code = Literal[...]``, of which
+    each problem of a report has one.
+    """
+    if isinstance(node, ast.ClassDef):
+        for line in node.body:
+            target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+            if getattr(target, "id", "") == "default_code" and (code := _text(line.value)):  # type: ignore[attr-defined] # both kinds have one
+                yield code, ast.get_docstring(node)
+    elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "Code":
+        literals = (each for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+        yield from ((code, None) for each in literals if (code := _text(each)))
+
+
+def _reported(call: ast.Call) -> Iterator[tuple[str, str | None]]:
+    """Code and message of a problem that goes into a report: the words that ``refuse`` and its like take in order."""
+    if getattr(call.func, "id", getattr(call.func, "attr", "")) not in _REPORTING:
+        return
+    texts = [text for each in call.args if (text := _text(each))]
+    if texts and _CODE.fullmatch(texts[0]):
+        yield texts[0], next((text for text in texts if " " in text), None)
+
+
+def main() -> None:
+    """Write every page."""
+    folder = _ROOT / "docs" / "reference"
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in PAGES:
+        (folder / f"{page}.md").write_text(render(page))
+        print(f"docs/reference/{page}.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The reference page of inference requests: what becomes of every field, from the tables that gateways decide by."""
+
+from typing import Final
+
+from data_plane.gateway.api import anthropic_request, field_table
+from data_plane.gateway.settings import GatewaySettings
+
+_INTRO: Final = """# Inference requests
+
+`POST /v1/chat/completions` and `POST /v1/completions` take OpenAI's fields, `POST /v1/messages` and `POST
+/v1/messages/count_tokens` Anthropic's; the official SDKs work with the gateway's address as their base URL. Keys go
+into `Authorization: Bearer` or, for messages, into `x-api-key`. What a request says is rebuilt from these tables
+before an engine sees it. A field of neither table is refused with 400 `unknown_parameter` that names it; `null` is
+the same as absent.
+"""
+_KEYS: Final = """
+## Idempotency-Key
+
+With the header `Idempotency-Key` (1 to 255 printable ASCII characters) a POST that is sent again is answered with the
+first answer, byte for byte, also where that is a stream; it runs once, is charged once and counts once against limits.
+The answer says `idempotent-replayed: true`.
+
+- Keys belong to the API key that sent them. The same key with another body or path is a 422 `idempotency_key_reused`.
+- While the first request runs, the second is a 409 `request_in_progress`, which SDKs try again by themselves.
+- Whole good answers of up to {answer} bytes are kept for {expires} hours, and of each tenant the newest {kept}. A
+  larger one is not kept and not run again either: 409 `idempotent_answer_not_kept`.
+- A request that failed, or whose caller hung up before the end, is not replayed: sent again it runs again, and what
+  the first one had produced until then stays charged.
+- Where Redis cannot remember the key the request is refused with 503 `idempotency_unavailable` and does not run. A
+  gateway that is killed leaves its keys in flight for {lease} seconds; an answer that it had charged but not kept by
+  then may be run again.
+"""
+
+
+def requests_page() -> str:
+    """The page's text."""
+    taken = field_table.TAKEN | field_table.SAMPLED
+    return (
+        _INTRO
+        + _table("OpenAI's fields that are taken", "values, meaning", taken)
+        + _table("OpenAI's fields that are accepted and do nothing", "why", field_table.IGNORED)
+        + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", field_table.REFUSED)
+        + _table("Anthropic's fields that are taken", "values, meaning", anthropic_request.TAKEN)
+        + _table("Anthropic's fields that are accepted and do nothing", "why", anthropic_request.IGNORED)
+        + "\nRefused by name: " + ", ".join(f"`{name}`" for name in sorted(anthropic_request.REFUSED)) + ".\n"
+        + _KEYS.format(**_bounds())
+    )  # fmt: skip
+
+
+def _table(title: str, head: str, rows: dict[str, str]) -> str:
+    lines = "".join(f"| `{name}` | {words} |\n" for name, words in sorted(rows.items()))
+    return f"\n## {title}\n\n| field | {head} |\n|---|---|\n{lines}"
+
+
+def _bounds() -> dict[str, str]:
+    """The defaults that the words speak of."""
+    default = {name: field.default for name, field in GatewaySettings.model_fields.items()}
+    return {
+        "answer": f"{default['idempotency_answer_max_bytes']:,}",
+        "expires": f"{default['idempotency_expires_s'] // 3600}",
+        "kept": f"{default['idempotency_kept_max']}",
+        "lease": f"{default['idempotency_lease_s']}",
+    }

@@ -1,0 +1,145 @@
+"""Reads what `tenora doctor` compares, once around: Redis, Postgres, every engine's door. Judging is not done here."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import httpx
+import msgspec
+import sqlalchemy as sa
+from redis import Redis
+from sqlmodel import Session, col, select
+
+from control_plane.fleet import service as fleet
+from control_plane.projections import projections
+from control_plane.registry.models import Adapter, Alias, Revision
+from core import db, redis_keys
+from core.contracts.replicas import ReplicaStatus
+from core.contracts.revocations import Revocation
+from core.contracts.routes import AdapterRoute
+from core.contracts.snapshots import GatewayStatus, SnapshotKind
+from core.settings import EngineKeySettings, Fragment, PostgresSettings, RedisSettings
+from data_plane.engine.control_protocol import EngineTruth
+from tenora.doctor.compare import Look, ReplicaLook
+from tenora.settings import StackSettings
+from tenora.stack.daemon import is_up
+from tenora.stack.status import running_stack
+
+_DOOR_S: Final = 15
+_REDIS_S: Final = 5
+_GATEWAYS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Open connections to everything that is compared."""
+
+    redis: Redis
+    engine: sa.Engine
+    engine_key: str
+
+
+@contextmanager
+def sources(settings: StackSettings) -> Iterator[Sources]:
+    """Of the stack that runs under ``TENORA_HOME``, else by the environment's own TENORA_… variables."""
+    environment = running_stack(settings).environment() if is_up(settings) else dict(os.environ)
+    given = {name.removeprefix("TENORA_").lower(): value for name, value in environment.items()}
+    engine = db.connect(PostgresSettings(**_of(PostgresSettings, given)))
+    redis_url = RedisSettings(**_of(RedisSettings, given)).redis_url
+    engine_key = EngineKeySettings(**_of(EngineKeySettings, given)).engine_key.get_secret_value()
+    with Redis.from_url(redis_url, socket_timeout=_REDIS_S, socket_connect_timeout=_REDIS_S) as redis:
+        try:
+            yield Sources(redis, engine, engine_key)
+        finally:
+            engine.dispose()
+
+
+def _of(kind: type[Fragment], given: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the variables that these settings read; pydantic turns the texts into their types."""
+    return {name: given[name] for name in kind.model_fields if name in given}
+
+
+def look(at: Sources) -> Look:
+    """One look. Raises redis.RedisError or sqlalchemy.exc.SQLAlchemyError; an engine that does not answer is a finding.
+
+    Engines are asked before Redis is read, so that what an agent has published meanwhile is newer than the truth.
+    """
+    statuses = fleet.statuses(at.redis)
+    truths = {status.id: engine_truth(status, at.engine_key) for status in statuses}
+    stored, aliases = _stored(at.engine)
+    published: dict[str, dict[str, str]] = {kind: _hash(at.redis, kind) for kind in projections()}
+    return Look(
+        replicas=tuple(
+            ReplicaLook(
+                status=status, residency=fleet.published_residency(at.redis, status.id), truth=truths[status.id]
+            )
+            for status in fleet.statuses(at.redis)
+            if status.id in truths
+        ),
+        gateways=_gateways(at.redis),
+        position=_position(at.redis),
+        published=published,
+        stored=stored,
+        revocations=tuple(msgspec.json.decode(value, type=Revocation) for value in published["revocations"].values()),
+        routes={name: msgspec.json.decode(value, type=AdapterRoute) for name, value in published["adapters"].items()},
+        aliases=aliases,
+    )
+
+
+def _gateways(redis: Redis) -> tuple[GatewayStatus, ...]:
+    names = [name.decode() for name in cast("list[bytes]", redis.zrange(redis_keys.GATEWAYS, 0, _GATEWAYS_MAX - 1))]
+    values = cast("list[bytes | None]", redis.mget([redis_keys.gateway(name) for name in names])) if names else []
+    return tuple(msgspec.json.decode(value, type=GatewayStatus) for value in values if value is not None)
+
+
+def _position(redis: Redis) -> tuple[str, int] | None:
+    epoch, generation = cast("list[bytes | None]", redis.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
+    return None if epoch is None or generation is None else (epoch.decode(), int(generation))
+
+
+def _hash(redis: Redis, kind: SnapshotKind) -> dict[str, str]:
+    fields = cast("dict[bytes, bytes]", redis.hgetall(redis_keys.snapshot(kind)))
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
+def _stored(engine: sa.Engine) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], bool]]:
+    """What should be published by Postgres, and whether the revisions of each alias are ready."""
+    with db.unit_of_work(engine) as session:
+        stored = {
+            kind: {name: value.value for name, value in projection.every(session) if value.value is not None}
+            for kind, projection in projections().items()
+        }
+        return cast("dict[str, dict[str, str]]", stored), _aliases(session)
+
+
+def _aliases(session: Session) -> dict[tuple[str, str], bool]:
+    """By ``<tenant>/<adapter>:<alias>`` and revision id."""
+    live = (
+        select(Alias, Adapter)
+        .join(Adapter, col(Adapter.id) == Alias.adapter_id)
+        .where(col(Adapter.deleted_at).is_(None))
+    )
+    found = {
+        (f"{adapter.tenant_id}/{adapter.name}:{alias.name}", revision_id): adapter.id
+        for alias, adapter in session.exec(live)
+        for revision_id in alias.weights
+    }
+    named = {revision_id for _, revision_id in found}
+    ready = select(Revision.id, Revision.adapter_id).where(col(Revision.id).in_(named), Revision.status == "ready")
+    owners = {revision_id: adapter_id for revision_id, adapter_id in session.exec(ready)}  # noqa: C416 - rows are no pairs to mypy
+    return {pair: owners.get(pair[1]) == adapter_id for pair, adapter_id in found.items()}
+
+
+def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineTruth | str:
+    """What the engine itself holds, or in words why it cannot be asked."""
+    try:
+        response = httpx.get(
+            f"{status.url}/tenora/v1/residency", headers={"Authorization": f"Bearer {engine_key}"}, timeout=_DOOR_S
+        )
+        if response.status_code != 200:
+            return f"answered {response.status_code}: {response.text[:200]}"
+        return msgspec.json.decode(response.content, type=EngineTruth)
+    except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,164 @@
+"""What `tenora doctor` calls a difference: pure comparisons of what is published with what engines and Postgres say.
+
+Nothing is read here. A finding names a place and a fact without numbers that change, so that two looks can agree on it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from core.contracts.replicas import ReplicaStatus, Residency
+from core.contracts.revocations import Revocation
+from core.contracts.routes import AdapterRoute
+from core.contracts.snapshots import GatewayStatus
+from data_plane.engine.control_protocol import EngineTruth
+
+_AGENT_FIX = "restart the replica; its agent publishes all of it anew"
+_PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One difference. ``detail`` may change from look to look and does not tell findings apart."""
+
+    where: str
+    what: str
+    fix: str
+    detail: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLook:
+    """One replica's word and its engine's. ``truth`` is what went wrong where the engine could not be asked."""
+
+    status: ReplicaStatus
+    residency: Residency | None
+    truth: EngineTruth | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Everything as of about one moment. ``published`` and ``stored`` are values by kind and field, ``aliases`` says of
+    each pair of alias and revision in Postgres whether that revision is ready.
+    """
+
+    replicas: tuple[ReplicaLook, ...]
+    gateways: tuple[GatewayStatus, ...]
+    position: tuple[str, int] | None
+    published: Mapping[str, Mapping[str, str]]
+    stored: Mapping[str, Mapping[str, str]]
+    revocations: tuple[Revocation, ...]
+    routes: Mapping[str, AdapterRoute]
+    aliases: Mapping[tuple[str, str], bool]
+
+
+def findings(look: Look) -> list[Finding]:
+    """Every difference, in the order of a request's way: what is published, gateways, replicas."""
+    return [
+        *_snapshot(look),
+        *_aliases(look),
+        *_gateways(look),
+        *(found for replica in look.replicas for found in _replica(replica)),
+        *(found for replica in look.replicas for found in _revoked(replica, look)),
+    ]
+
+
+def _snapshot(look: Look) -> Iterator[Finding]:
+    if look.position is None:
+        yield Finding("snapshot", "nothing is published", _PUBLISH_FIX)
+    for kind, stored in look.stored.items():
+        published = look.published.get(kind, {})
+        for name in sorted(stored.keys() | published.keys()):
+            if stored.get(name) == published.get(name):
+                continue
+            where = (
+                f"snapshot {kind}" if kind == "keys" else f"snapshot {kind} {name}"
+            )  # a key's hash is nobody's business
+            if name not in published:
+                yield Finding(where, "is in Postgres and not published", _PUBLISH_FIX)
+            elif name not in stored:
+                yield Finding(where, "is published and not in Postgres", _PUBLISH_FIX)
+            else:
+                yield Finding(where, "is published otherwise than Postgres has it", _PUBLISH_FIX)
+    revoked = {revocation.adapter_id for revocation in look.revocations}
+    for name, route in look.routes.items():
+        if route.adapter_id in revoked:
+            yield Finding(f"adapter {name}", "is revoked and still routed", _PUBLISH_FIX)
+
+
+def _aliases(look: Look) -> Iterator[Finding]:
+    for (alias, revision_id), is_ready in look.aliases.items():
+        if not is_ready:
+            yield Finding(
+                f"alias {alias}",
+                f"points at {revision_id}, which is not a ready revision of its adapter",
+                f"point it at a ready one: PUT /api/v1/adapters/…/aliases/{alias.rpartition(':')[2]}",
+            )
+
+
+def _gateways(look: Look) -> Iterator[Finding]:
+    if not look.gateways:
+        yield Finding("gateways", "none is alive", "start one: python -m data_plane gateway")
+    for gateway in look.gateways:
+        where = f"gateway {gateway.id}"
+        if look.position is None:
+            continue
+        epoch, generation = look.position
+        if gateway.epoch != epoch:
+            yield Finding(where, "decides by another epoch of the snapshot", "restart it", gateway.epoch)
+        elif gateway.generation < generation:
+            detail = f"{gateway.generation} of {generation}"
+            yield Finding(where, "is behind what is published", "restart it if it stays behind", detail)
+
+
+def _replica(replica: ReplicaLook) -> Iterator[Finding]:
+    status, published, truth = replica.status, replica.residency, replica.truth
+    where = f"replica {status.id}"
+    if status.state == "unhealthy":
+        yield Finding(where, "generates nothing", "its agent replaces the engine; see its log")
+    if isinstance(truth, str):
+        yield Finding(where, "its engine cannot be asked", f"see whether {status.url} can be reached from here", truth)
+        return
+    if published is None or published.boot_id != status.boot_id:
+        yield Finding(where, "publishes no residency of the engine that runs", _AGENT_FIX)
+        return
+    for index in range(max(len(published.slots), len(truth.in_slots))):
+        said, found = _at(published.slots, index), _at(truth.in_slots, index)
+        if said != found:
+            yield Finding(
+                f"{where} slot {index}", "holds another adapter than published", _AGENT_FIX, f"{said}; {found}"
+            )
+    for tier, said_names, found_names in (
+        ("memory", frozenset(published.memory), truth.in_memory),
+        ("disk", frozenset(published.disk), frozenset(truth.disk)),
+    ):
+        for name in sorted(found_names - said_names):
+            yield Finding(f"{where} {tier}", f"has {name} without saying so", _AGENT_FIX)
+        for name in sorted(said_names - found_names):
+            yield Finding(f"{where} {tier}", f"says it has {name} and has not", _AGENT_FIX)
+    for slot in truth.slots:
+        if slot.name is None and not slot.zeroed:
+            yield Finding(f"{where} slot {slot.index}", "belongs to nobody and is not zero", "restart the replica")
+
+
+def _revoked(replica: ReplicaLook, look: Look) -> Iterator[Finding]:
+    truth = replica.truth
+    if isinstance(truth, str):
+        return
+    served = {revision.digest for route in look.routes.values() for revision in route.revisions.values()}
+    fix = "see the replica's log for why its agent cannot unload it; restart it if it does not go"
+    for revocation in look.revocations:
+        if revocation.base_model != replica.status.base_model:
+            continue
+        for name in revocation.engine_names:
+            where = f"replica {replica.status.id}"
+            if not truth.refuses(name):
+                yield Finding(where, f"does not refuse {name}, which is revoked", fix)
+            if name in truth.known:
+                yield Finding(where, f"still holds {name}, which is revoked", fix)
+            digest = name.rpartition("@")[2]
+            if digest in truth.disk and digest not in served:
+                yield Finding(where, f"still has {digest} of a revoked adapter on its disk", fix)
+
+
+def _at(names: tuple[str | None, ...], index: int) -> str | None:
+    return names[index] if index < len(names) else None

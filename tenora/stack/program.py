@@ -1,0 +1,97 @@
+"""One program of the stack as a value: what to run, where its log goes, and how to tell that it is ready.
+
+Starting a program is here; keeping it alive is ``tenora.stack.supervisor``.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_CLONE_NEWUSER: Final = 0x10000000
+_PR_SET_PDEATHSIG: Final = 1
+_NOBODY: Final = 65534
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A command. ``needs`` are names that must be ready before it starts; ``stop_s`` is how long it may take to end by
+    itself once told to. One with ``once`` is a step: done when it has ended with status 0, and not kept alive.
+    ``unprivileged`` hides root from programs that refuse to run as root.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    ready: Callable[[], bool]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    ready_s: float = 60
+    stop_s: float = 15
+    stop_signal: signal.Signals = signal.SIGTERM
+    once: bool = False
+    unprivileged: bool = False
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it in a session of its own. When the starting thread dies, it is told to stop."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        hide_root = self.unprivileged and os.geteuid() == 0
+        uid, gid = os.geteuid(), os.getegid()
+
+        def prepare() -> None:
+            if hide_root:
+                _become_nobody(uid, gid)
+            _libc.prctl(_PR_SET_PDEATHSIG, self.stop_signal)  # last: a change of user would forget it
+
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                self.argv,
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - the child only makes system calls before exec
+            )
+
+
+def _become_nobody(uid: int, gid: int) -> None:
+    """Enter a user namespace in which this user is called nobody. Files stay readable and owned as before, which a
+    plain setuid could not give for a home that only root may enter.
+    """
+    if _libc.unshare(_CLONE_NEWUSER) != 0:
+        raise OSError(
+            ctypes.get_errno(), "user namespaces are not allowed here; run tenora as an ordinary user instead of root"
+        )
+    for file, text in (("setgroups", "deny"), ("uid_map", f"{_NOBODY} {uid} 1"), ("gid_map", f"{_NOBODY} {gid} 1")):
+        Path("/proc/self", file).write_text(text)
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether something listens on this loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def answers(url: str, *, saying: str = "", timeout_s: float = 2) -> bool:
+    """Whether an HTTP GET of a loopback URL gives 200 and a body that contains ``saying``."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own loopback URLs
+            return response.status == 200 and saying in response.read().decode()
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,39 @@
+"""Tells the control plane about this machine's base model, as an admin would: through the REST API."""
+
+import httpx
+import msgspec
+from pydantic import SecretStr
+
+from adapters.base_model_spec import describe
+from data_plane.engine.settings import ReplicaSettings
+from tenora.settings import StackSettings
+from tenora.stack.base_model import HUB_NAME, MODEL_ID
+from tenora.stack.secrets_file import load_secrets
+from tenora.stack.status import running_stack
+
+
+def register(settings: StackSettings) -> None:
+    """POST the base model's description; the same one twice changes nothing. Raises on any refusal."""
+    stack = running_stack(settings)
+    serves = ReplicaSettings(
+        model_path=stack.checkpoint, engine_key=SecretStr(load_secrets(settings.root).engine_key)
+    )  # what the replica beside us is started with
+    spec = describe(stack.checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
+    served = msgspec.structs.replace(
+        spec,
+        context_tokens=min(spec.context_tokens, serves.engine_context_tokens),
+        rank_max=serves.engine_rank_max,
+        rank_classes=(serves.engine_rank_max,),
+    )
+    body = msgspec.json.encode(served)
+    response = httpx.post(
+        f"{stack.addresses.control_url}/api/v1/admin/base-models",
+        content=body,
+        headers={
+            "Authorization": f"Bearer {stack.admin_key_file.read_text().strip()}",
+            "Content-Type": "application/json",
+        },
+        timeout=60,
+    )
+    if response.is_error:
+        raise RuntimeError(f"the control plane refused the base model: {response.status_code} {response.text}")

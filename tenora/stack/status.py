@@ -1,0 +1,40 @@
+"""What `tenora status` tells: the addresses, the admin key, and whether every part is ready."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from tenora.settings import StackSettings
+from tenora.stack.daemon import is_up, run_folder
+from tenora.stack.definition import Stack
+from tenora.stack.secrets_file import load_ports, load_secrets
+
+
+def running_stack(settings: StackSettings) -> Stack:
+    """The stack as it was started last; raises FileNotFoundError when it never was."""
+    return Stack(settings, load_secrets(settings.root), load_ports(run_folder(settings)))
+
+
+def read_status(settings: StackSettings) -> dict[str, Any]:
+    """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated."""
+    nothing: dict[str, Any] = {"ready": False, "programs": {}, "replicas": []}
+    if not is_up(settings):
+        return nothing
+    try:
+        programs = json.loads((run_folder(settings) / "state.json").read_text())["programs"]
+        stack = running_stack(settings)
+    except (OSError, ValueError, KeyError):
+        return nothing
+    replicas = [
+        {field: replica[field] for field in ("id", "url", "base_model", "state")} for replica in stack.replicas()
+    ]
+    key_file = stack.admin_key_file
+    return {
+        "ready": all(program["state"] in ("ready", "done") for program in programs.values())
+        and any(replica["state"] == "ready" for replica in replicas),
+        **asdict(stack.addresses),
+        "admin_key": key_file.read_text().strip() if key_file.exists() else None,
+        "replicas": replicas,
+        "programs": programs,
+        "home": str(settings.root),
+    }

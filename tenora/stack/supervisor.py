@@ -1,0 +1,204 @@
+"""Keeps the programs of one machine alive: starts each when what it needs is ready, restarts it when it ends, and stops
+all of them in reverse order. What it knows is written to ``run/state.json`` after every change.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tenora.stack.program import Program
+
+State = Literal["waiting", "starting", "ready", "restarting", "done"]
+
+_BACKOFF_FIRST_S: Final = 0.2
+_BACKOFF_MAX_S: Final = 5.0
+_STEADY_S: Final = 30.0  # a program that ran this long starts again without delay
+_TICK_S: Final = 0.1
+_LEFTOVERS_S: Final = 20.0
+
+
+@dataclass
+class Child:
+    """One program and what has become of it."""
+
+    program: Program
+    process: subprocess.Popen[bytes] | None = None
+    state: State = "waiting"
+    restarts: int = 0
+    backoff_s: float = _BACKOFF_FIRST_S
+    started: float = 0.0
+    start_after: float = 0.0
+
+
+class Supervisor:
+    """Runs programs until told to stop. ``beside`` is called on every tick, about ten times a second."""
+
+    def __init__(self, programs: list[Program], run_folder: Path, beside: Callable[[], None]) -> None:
+        self._children = {program.name: Child(program) for program in programs}
+        self._state_file = run_folder / "state.json"
+        self._beside = beside
+        self._stopping = False
+        self._written = ""
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT. Call from the main thread: its death is what tells the children to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._request_stop)
+        end_leftovers(self._state_file)
+        while not self._stopping:
+            for child in self._children.values():
+                self._step(child)
+            self._write_state()
+            self._beside()
+            time.sleep(_TICK_S)
+        self._stop_all()
+
+    def _request_stop(self, _number: int, _frame: object) -> None:
+        self._stopping = True
+
+    def _step(self, child: Child) -> None:
+        if child.state == "done":
+            return
+        if child.process is None:
+            needed = (self._children[name].state for name in child.program.needs)
+            if time.monotonic() >= child.start_after and all(state in ("ready", "done") for state in needed):
+                child.process = child.program.start()
+                child.started = time.monotonic()
+                child.state = "starting"
+        elif (status := child.process.poll()) is not None:
+            self._ended(child, status)
+        elif child.state == "starting" and not child.program.once:
+            if child.program.ready():
+                child.state = "ready"
+            elif time.monotonic() - child.started > child.program.ready_s:
+                _end_group(child.process.pid, signal.SIGKILL)  # hung at its start; the next tick restarts it
+
+    def _ended(self, child: Child, status: int) -> None:
+        assert child.process is not None
+        _end_group(child.process.pid, signal.SIGKILL)  # whatever it left behind must not meet its successor
+        child.process = None
+        if child.program.once and status == 0:
+            child.state = "done"
+            return
+        if time.monotonic() - child.started > _STEADY_S:
+            child.backoff_s = _BACKOFF_FIRST_S
+        child.start_after = time.monotonic() + child.backoff_s
+        child.backoff_s = min(child.backoff_s * 2, _BACKOFF_MAX_S)
+        child.restarts += 1
+        child.state = "restarting"
+
+    def _stop_all(self) -> None:
+        """Dependents before what they depend on; each gets its ``stop_s``, then its group is killed."""
+        remaining = [child for child in self._children.values() if child.process is not None]
+        while remaining:
+            needed = {name for child in remaining for name in child.program.needs}
+            wave = [child for child in remaining if child.program.name not in needed] or remaining
+            for child in wave:
+                assert child.process is not None
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(child.program.stop_signal)
+            for child in wave:
+                assert child.process is not None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(child.program.stop_s)
+                _end_group(child.process.pid, signal.SIGKILL)
+                child.process.wait()
+                child.process = None
+                child.state = "waiting"
+            remaining = [child for child in remaining if child.process is not None]
+        self._write_state()
+
+    def _write_state(self) -> None:
+        programs = {
+            name: {
+                "state": child.state,
+                "pid": child.process.pid if child.process else None,
+                "restarts": child.restarts,
+                "log": str(child.program.log),
+            }
+            for name, child in self._children.items()
+        }
+        text = json.dumps({"supervisor_pid": os.getpid(), "programs": programs}, indent=1)
+        if text != self._written:
+            partial = self._state_file.with_suffix(".partial")
+            partial.write_text(text)
+            partial.rename(self._state_file)
+            self._written = text
+
+
+def end_leftovers(state_file: Path) -> None:
+    """End what an earlier supervisor that was killed has left running. They were told to stop when it died; what has
+    not done so within 20 s is killed.
+    """
+    try:
+        programs = json.loads(state_file.read_text())["programs"]
+    except (OSError, ValueError, KeyError):
+        return
+    # A pid is trusted only while it still leads a group in which our own home is in the environment.
+    groups = [
+        record["pid"] for record in programs.values() if record["pid"] and _is_ours(record["pid"], state_file.parent)
+    ]
+    deadline = time.monotonic() + _LEFTOVERS_S
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group, signal.SIGTERM)  # the leader alone: how its children end is its own business
+    while (groups := [group for group in groups if _runs(group)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for group in groups:
+        _end_group(group, signal.SIGKILL)
+
+
+def _is_ours(group: int, run_folder: Path) -> bool:
+    """Whether any process of this group carries our home in its environment: a recycled pid does not."""
+    marker = f"TENORA_HOME={run_folder.parent}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group and marker in (process / "environ").read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _runs(group: int) -> bool:
+    """Whether any process of the group has not ended yet; one that only waits to be reaped has."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _parent, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
+
+
+def _end_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+@contextlib.contextmanager
+def sole_holder(lock: Path) -> Iterator[bool]:
+    """Hold a lock file for the block; gives False, without waiting, when another process holds it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds this lock file."""
+    with sole_holder(lock) as mine:
+        return not mine

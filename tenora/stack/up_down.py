@@ -1,0 +1,65 @@
+"""Bringing the whole stack up and down while somebody watches: progress, and errors that say what to do.
+
+What is started is ``tenora.stack.definition``'s business, and how it stays alive ``tenora.stack.daemon``'s.
+"""
+
+import time
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tenora.settings import StackSettings
+from tenora.stack import daemon
+from tenora.stack.base_model import materialise
+from tenora.stack.program import accepts_connections
+from tenora.stack.status import read_status
+
+console = Console(stderr=True)
+
+
+def bring_up(settings: StackSettings) -> None:
+    """Start what is not running and show progress until all of it is ready; ends the command when that fails."""
+    if not daemon.is_up(settings):
+        for name, port in (
+            ("TENORA_GATEWAY_PORT", settings.gateway_port),
+            ("TENORA_CONTROL_PORT", settings.control_port),
+        ):
+            if accepts_connections(port):
+                raise click.ClickException(f"port {port} is taken; set {name} to a free one")
+        materialise(settings.root, console.print)
+        daemon.start(settings)
+    deadline = time.monotonic() + settings.up_timeout_s
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        while time.monotonic() < deadline:
+            now = read_status(settings)
+            if now["ready"]:
+                return
+            live.update(programs_table(now["programs"]))
+            time.sleep(0.25)
+    stuck = [name for name, program in now["programs"].items() if program["state"] not in ("ready", "done")] or [
+        "supervisor"
+    ]
+    raise click.ClickException(
+        f"not ready after {settings.up_timeout_s:.0f} s: {', '.join(stuck)}; see: tenora logs {stuck[0]}"
+    )
+
+
+def bring_down(settings: StackSettings) -> None:
+    """Stop everything, saying so."""
+    with console.status("stopping"):
+        if not daemon.stop(settings):
+            raise click.ClickException(f"some processes did not stop; see {settings.root}/logs/supervisor.log")
+    console.print("stopped")
+
+
+def programs_table(programs: dict[str, dict[str, object]]) -> Table:
+    """Each program with its state, as `tenora status` shows it."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("program", "state", "pid", "restarts"):
+        table.add_column(column)
+    for name, program in programs.items():
+        pid = str(program["pid"] or "")
+        table.add_row(name, str(program["state"]), pid, str(program["restarts"] or ""))
+    return table

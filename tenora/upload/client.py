@@ -1,0 +1,194 @@
+"""Uploads an adapter folder as a tenant would: announce, send what is missing, complete, wait for the verdict.
+
+The same folder again goes on with the same revision, since its announcement is keyed by what the files are. Only the
+two files of an adapter are sent; what training left beside them stays where it is.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from tenora.upload.transport import SendFailed, pieces_of, send
+
+FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
+_ROUNDS_MAX: Final = 3
+_ANNOUNCEMENTS_MAX: Final = 20
+_ATTEMPTS_MAX: Final = 5
+_RETRY_AFTER_MAX_S: Final = 10
+_POLL_S: Final = 0.25
+_HASH_CHUNK_BYTES: Final = 1 << 20
+_CONFIG_BYTES_MAX: Final = 1 << 20
+
+
+class UploadFailed(Exception):
+    """It did not work; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """An adapter's folder: what is declared of its two files, and the names of everything that is left out."""
+
+    path: Path
+    declared: list[dict[str, Any]]
+    left_out: list[str]
+    base_model: str | None
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Who wants to know how it goes. ``sending`` is told how many bytes there are to send, ``sent`` how many went."""
+
+    say: Callable[[str], None] = field(default=lambda _: None)
+    sending: Callable[[int], None] = field(default=lambda _: None)
+    sent: Callable[[int], None] = field(default=lambda _: None)
+
+
+def read_folder(path: Path) -> Folder:
+    """Look at an adapter's folder and hash its files. Raises ``UploadFailed`` naming what is missing."""
+    names = sorted(each.name for each in path.iterdir())
+    for name in FILES:
+        if name not in names:
+            hint = "; save it with save_pretrained(safe_serialization=True)" if "adapter_model.bin" in names else ""
+            raise UploadFailed(f"{path}: {name} is missing; a PEFT adapter is {' and '.join(FILES)}{hint}")
+    declared = [_declared(path / name) for name in FILES]
+    left_out = [name for name in names if name not in FILES]
+    return Folder(path=path, declared=declared, left_out=left_out, base_model=_base_model(path / FILES[0]))
+
+
+class Uploader:
+    """One tenant's uploads through one control plane."""
+
+    def __init__(self, url: str, key: str, watcher: Watcher) -> None:
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        self._watcher = watcher
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def ensure_adapter(self, name: str, base_model: str | None) -> None:
+        """Create the adapter unless the tenant has one of this name, for ``base_model`` (its id or Hub name)."""
+        answer = self._call("GET", f"/api/v1/adapters/{name}", refuse=False)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            if base_model is None:
+                raise UploadFailed(f"there is no adapter {name!r}, and its base model is not known: use --base-model")
+            self._call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model})
+            self._watcher.say(f"created adapter {name} for {base_model}")
+        elif answer.is_error:
+            raise UploadFailed(_problem(answer))
+
+    def upload(self, folder: Folder, adapter: str, *, timeout_s: float) -> dict[str, Any]:
+        """The decided revision, ready or rejected. Raises ``UploadFailed``; the same call again goes on from there."""
+        revision = self._announce(folder, adapter)
+        where = f"/api/v1/adapters/{adapter}/revisions/{revision['id']}"
+        if revision["status"] == "uploading":
+            self._send(folder, where)
+        self._watcher.say(f"{revision['id']} is uploaded; waiting for its verdict")
+        return self._decided(where, timeout_s)
+
+    def _announce(self, folder: Folder, adapter: str) -> dict[str, Any]:
+        """The revision of exactly these files that is still open, decided well, or new."""
+        adapter_id = self._call("GET", f"/api/v1/adapters/{adapter}").json()["id"]  # its name may have a successor
+        key = _digest({"adapter": adapter_id, "files": folder.declared})
+        for _ in range(_ANNOUNCEMENTS_MAX):
+            path, body = f"/api/v1/adapters/{adapter}/revisions", {"files": folder.declared}
+            answer = self._call("POST", path, body, headers={"Idempotency-Key": key})
+            revision: dict[str, Any] = answer.json()
+            given_up = revision["status"] == "uploading" and not revision["uploads"]
+            if "idempotent-replayed" not in answer.headers or not (given_up or revision["status"] == "rejected"):
+                return revision
+            key = _digest({"after": revision["id"]})  # that one came to nothing: one more, and again the same next time
+        raise UploadFailed(f"{adapter}: these files were rejected {_ANNOUNCEMENTS_MAX} times; see the last report")
+
+    def _send(self, folder: Folder, where: str) -> None:
+        failure = ""
+        for _ in range(_ROUNDS_MAX):
+            pieces = pieces_of(folder.path, self._call("GET", f"{where}/uploads").json()["uploads"])
+            self._watcher.sending(sum(piece.size_bytes for piece in pieces))
+            try:
+                send(pieces, self._watcher.sent)
+            except SendFailed as error:  # the store may have forgotten the upload: fresh URLs begin it anew
+                failure = str(error)
+                continue
+            answer = self._call("POST", f"{where}/complete", refuse=False)
+            if answer.is_success:
+                return
+            failure = _problem(answer)
+            if answer.json().get("code") != "artifact_missing":
+                break
+        raise UploadFailed(f"{failure} (the same command goes on from here)")
+
+    def _decided(self, where: str, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            revision: dict[str, Any] = self._call("GET", where).json()
+            if revision["status"] in ("ready", "rejected"):
+                return revision
+            if time.monotonic() > deadline:
+                raise UploadFailed(f"no verdict within {timeout_s:g} s; the same command goes on waiting")
+            time.sleep(_POLL_S)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        refuse: bool = True,
+    ) -> httpx.Response:
+        """One call of the control plane. Every one here may be sent twice, so a failure to answer is tried again."""
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                answer = self._http.request(method, path, json=body, headers=headers)
+            except httpx.HTTPError as error:
+                if attempt == _ATTEMPTS_MAX:
+                    raise UploadFailed(f"{self._http.base_url} does not answer: {error}") from error
+                pause_s = 0.2 * 2**attempt
+            else:
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == _ATTEMPTS_MAX:
+                    break
+                pause_s = min(float(answer.headers.get("retry-after", "1")), _RETRY_AFTER_MAX_S)
+            time.sleep(pause_s)
+        if refuse and answer.is_error:
+            raise UploadFailed(_problem(answer))
+        return answer
+
+
+def _declared(path: Path) -> dict[str, Any]:
+    hasher, size_bytes = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_HASH_CHUNK_BYTES):
+            hasher.update(chunk)
+            size_bytes += len(chunk)
+    return {"path": path.name, "size_bytes": size_bytes, "sha256": hasher.hexdigest()}
+
+
+def _base_model(config: Path) -> str | None:
+    """What the adapter says it was trained on; the validator judges the file, this only reads one field."""
+    with config.open("rb") as stream:
+        text = stream.read(_CONFIG_BYTES_MAX)
+    try:
+        named = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    found = named.get("base_model_name_or_path") if isinstance(named, dict) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _digest(value: Any) -> str:
+    return "upload-" + hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+
+
+def _problem(answer: httpx.Response) -> str:
+    try:
+        said = answer.json()
+        return f"{said['detail']} ({said['code']}, {said['request_id']})"
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}"

@@ -1,0 +1,317 @@
+"""The disk cache against the real S3 server: one download for many callers, a budget, healing, and other processes."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.errors import CacheFull
+from adapters.manifest import MANIFEST_FILE, read_manifest, sha256_of
+from adapters.metrics import CACHE_FETCHES
+from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.s3 import Bucket, ObjectDamaged, ObjectMissing
+from adapters.settings import CacheSettings, StoreSettings
+from core.errors import Unavailable
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class CountingStore(AdapterStore):
+    """The real store; counts the GETs of each key and can hold one of them back."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.gets: list[str] = []
+        self.held_back: str | None = None
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def download_manifest(self, digest, *arguments):
+        self.note(revision_prefix(digest) + MANIFEST_FILE)
+        return super().download_manifest(digest, *arguments)
+
+    def download_file(self, digest, file, *arguments):
+        self.note(revision_prefix(digest) + file.path)
+        return super().download_file(digest, file, *arguments)
+
+    def note(self, key):
+        self.gets.append(key)
+        if self.held_back is not None and key.startswith(self.held_back):
+            self.asked.set()
+            assert self.gate.wait(20)
+
+    def weights_downloaded(self) -> int:
+        return sum(key.endswith(WEIGHTS) for key in self.gets)
+
+
+@pytest.fixture
+def store(bucket_settings):
+    store = CountingStore(Bucket(bucket_settings, StoreSettings(store_attempts_max=1)))
+    store.bucket.ensure()
+    return store
+
+
+@pytest.fixture
+def counting(store) -> CountingStore:
+    return store
+
+
+@pytest.fixture
+def cache_settings(tmp_path):
+    return CacheSettings(cache_dir=tmp_path / "cache", cache_free_bytes_min=0)
+
+
+@pytest.fixture
+def open_cache(counting, cache_settings):
+    """Open a cache on the test's folder, as a replica's process does; several may be open."""
+    opened = []
+
+    def open_one(**changes) -> DiskCache:
+        opened.append(DiskCache(cache_settings.model_copy(update=changes), counting))
+        return opened[-1]
+
+    yield open_one
+    for cache in opened:
+        cache.close()
+
+
+def assert_whole(path) -> None:
+    manifest = read_manifest((path / MANIFEST_FILE).read_bytes(), path.name)
+    for file in manifest.files:
+        assert sha256_of(str(path / file.path)) == (file.size_bytes, file.sha256)
+    assert {file.name for file in path.iterdir()} == {MANIFEST_FILE, *(file.path for file in manifest.files)}
+
+
+def adapters_in(folder) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+async def test_twenty_callers_share_one_download(stored, open_cache, counting):
+    digest, cache = stored(), open_cache()
+    fetched = {tier: CACHE_FETCHES.labels(tier)._value.get() for tier in ("store", "disk")}
+    paths = await asyncio.gather(*(cache.fetch(digest) for _ in range(20)))
+    assert len(set(paths)) == 1
+    assert_whole(paths[0])
+    assert counting.weights_downloaded() == 1
+    await cache.fetch(digest)
+    assert counting.weights_downloaded() == 1
+    assert cache._tier.holds.holders(digest) == {""}
+    for tier in ("store", "disk"):
+        assert CACHE_FETCHES.labels(tier)._value.get() == fetched[tier] + 1
+
+
+async def test_a_cancelled_caller_does_not_cancel_the_others(stored, open_cache, counting):
+    digest, cache = stored(), open_cache()
+    counting.held_back = revision_prefix(digest)
+    first, second = asyncio.create_task(cache.fetch(digest)), asyncio.create_task(cache.fetch(digest))
+    await asyncio.to_thread(counting.asked.wait, 20)
+    first.cancel()
+    counting.gate.set()
+    assert_whole(await second)
+    assert first.cancelled()
+    assert counting.weights_downloaded() == 1
+
+
+async def test_a_slow_download_delays_no_other(stored, open_cache, counting):
+    slow, quick, cache = stored(0), stored(1), open_cache(cache_downloads_max=2)
+    counting.held_back = revision_prefix(slow)
+    waiting = asyncio.create_task(cache.fetch(slow))
+    await asyncio.to_thread(counting.asked.wait, 20)
+    assert_whole(await asyncio.wait_for(cache.fetch(quick), 10))
+    assert_whole(await asyncio.wait_for(cache.fetch(quick), 10))
+    assert not waiting.done()
+    counting.gate.set()
+    assert_whole(await waiting)
+
+
+async def test_the_least_recently_used_adapter_of_a_former_process_goes_first(stored, open_cache, cache_settings):
+    digests = [stored(seed) for seed in range(4)]
+    former = open_cache()
+    for digest in digests[:3]:
+        await former.fetch(digest)
+    await former.fetch(digests[0])
+    size = read_manifest((cache_settings.cache_dir / digests[0] / MANIFEST_FILE).read_bytes(), digests[0]).size_bytes
+    former.close()
+
+    cache = open_cache(cache_bytes=3 * size + 2000)
+    await cache.fetch(digests[3])
+    assert adapters_in(cache_settings.cache_dir) == {digests[0], digests[2], digests[3]}
+
+
+async def test_what_was_handed_out_is_kept_beyond_the_budget_until_released(stored, open_cache, cache_settings):
+    digests, cache = [stored(seed) for seed in range(3)], open_cache(cache_bytes=1)
+    paths = [await cache.fetch(digest) for digest in digests]
+    for path in paths:
+        assert_whole(path)
+    cache.release(digests[1])
+    await cache.fetch(stored(3))
+    assert adapters_in(cache_settings.cache_dir) == {digests[0], digests[2], stored(3)}
+
+
+async def test_another_process_evicts_nothing_that_this_one_handed_out(stored, open_cache, cache_settings):
+    mine, other = open_cache(), open_cache(cache_bytes=1)
+    first, second = stored(0), stored(1)
+    await mine.fetch(first)
+    await other.fetch(second)
+    assert adapters_in(cache_settings.cache_dir) == {first, second}
+    mine.close()
+    other.release(second)
+    third = stored(2)
+    await other.fetch(third)
+    assert adapters_in(cache_settings.cache_dir) == {third}
+
+
+async def test_a_disk_that_is_nearly_full_refuses_new_adapters_and_keeps_the_old(stored, open_cache, counting):
+    first, second = stored(0), stored(1)
+    await open_cache().fetch(first)
+    nearly_full = open_cache(cache_free_bytes_min=1 << 60)
+    with pytest.raises(CacheFull):
+        await nearly_full.fetch(second)
+    assert_whole(await nearly_full.fetch(first))
+    assert counting.weights_downloaded() == 1
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, "adapter_config.json", MANIFEST_FILE])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+async def test_damage_found_by_the_next_process_is_mended_by_one_download(stored, open_cache, counting, file, damage):
+    digest, former = stored(), open_cache()
+    path = await former.fetch(digest)
+    content = (path / file).read_bytes()
+    if damage == "gone":
+        (path / file).unlink()
+    else:
+        (path / file).write_bytes(content[:-1] + (b"" if damage == "cut" else bytes([content[-1] ^ 1])))
+
+    assert_whole(await open_cache().fetch(digest))
+    assert counting.weights_downloaded() == 2
+
+
+async def test_mending_never_takes_the_folder_from_an_engine_that_reads_it(stored, open_cache):
+    digest, engine = stored(), open_cache()
+    path = await engine.fetch(digest)
+    folder = os.open(path, os.O_RDONLY)
+    (path / WEIGHTS).write_bytes(b"damaged")
+    await open_cache().fetch(digest)
+    assert os.path.samestat(os.fstat(folder), path.stat()), "the same folder, its files replaced one by one"
+    os.close(folder)
+
+
+async def test_damaged_objects_in_the_store_are_never_handed_out(stored, open_cache, counting, cache_settings):
+    digest, cache = stored(), open_cache()
+    key = revision_prefix(digest) + WEIGHTS
+    counting.download(key, cache_settings.cache_dir / "copy", bytes_max=1_000_000)
+    content = (cache_settings.cache_dir / "copy").read_bytes()
+    for bad in (content[:-1] + b"X", content + b"X", content[:-1]):
+        counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=bad)
+        with pytest.raises(ObjectDamaged):
+            await cache.fetch(digest)
+    assert digest not in adapters_in(cache_settings.cache_dir)
+    assert cache._tier.holds.holders(digest) == frozenset()
+    counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=content)
+    assert_whole(await cache.fetch(digest))
+
+
+async def test_another_adapters_manifest_under_the_digest_is_refused(stored, open_cache, counting):
+    first, second = stored(0), stored(1)
+    counting.bucket.client.copy_object(
+        Bucket=counting.bucket.name,
+        Key=revision_prefix(first) + MANIFEST_FILE,
+        CopySource=f"{counting.bucket.name}/{revision_prefix(second)}{MANIFEST_FILE}",
+    )
+    with pytest.raises(ObjectDamaged):
+        await open_cache().fetch(first)
+
+
+async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_tried_again(stored, open_cache, counting):
+    cache = open_cache()
+    with pytest.raises(ObjectMissing):
+        await cache.fetch("0" * 64)
+    digest = stored()
+    counting.bucket.client.delete_object(Bucket=counting.bucket.name, Key=revision_prefix(digest) + MANIFEST_FILE)
+    with pytest.raises(ObjectMissing):
+        await cache.fetch(digest)
+    assert stored() == digest
+    assert_whole(await cache.fetch(digest))
+
+
+async def test_a_download_that_takes_too_long_ends_and_frees_its_place(stored, open_cache, counting):
+    digest, cache = stored(), open_cache(cache_download_timeout_s=2, cache_downloads_max=1)
+    counting.held_back = revision_prefix(digest) + "adapter_config.json"
+    waiting = asyncio.create_task(cache.fetch(digest))
+    await asyncio.to_thread(counting.asked.wait, 20)
+    await asyncio.sleep(2.2)  # beyond the whole download's deadline, which is what is tested
+    counting.gate.set()
+    with pytest.raises(Unavailable) as failed:
+        await waiting
+    assert failed.value.code == "store_timeout"
+    assert_whole(await cache.fetch(digest))
+
+
+async def test_what_a_crashed_download_left_is_swept_by_the_next(stored, open_cache, cache_settings):
+    digest, cache = stored(), open_cache()
+    (cache_settings.cache_dir / ".incoming" / digest).mkdir()
+    (cache_settings.cache_dir / ".incoming" / digest / WEIGHTS).write_bytes(b"half")
+    assert_whole(await cache.fetch(digest))
+    assert not any((cache_settings.cache_dir / ".incoming").iterdir())
+
+
+FETCH_IN_A_PROCESS = """
+import asyncio, sys
+from adapters.cache.adapter_cache import DiskCache
+from adapters.object_store.s3 import Bucket
+from adapters.settings import CacheSettings, StoreSettings
+from adapters.object_store.revision_store import AdapterStore
+from core.settings import S3Settings
+cache = DiskCache(CacheSettings(), AdapterStore(Bucket(S3Settings(), StoreSettings())))
+print("ready", flush=True)
+sys.stdin.readline()
+asyncio.run(cache.fetch(sys.argv[1]))
+print("fetched", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_processes_that_fetch_at_the_same_time_share_one_whole_copy(stored, bucket_settings, cache_settings):
+    digest = stored()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "TENORA_S3_ENDPOINT": bucket_settings.s3_endpoint,
+        "TENORA_S3_BUCKET": bucket_settings.s3_bucket,
+        "TENORA_S3_ACCESS_KEY": bucket_settings.s3_access_key,
+        "TENORA_S3_SECRET_KEY": bucket_settings.s3_secret_key.get_secret_value(),
+        "TENORA_CACHE_DIR": str(cache_settings.cache_dir),
+        "TENORA_CACHE_FREE_BYTES_MIN": "0",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FETCH_IN_A_PROCESS, digest],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            while (line := process.stdout.readline()) != "fetched\n":
+                assert line, "it died"
+        assert_whole(cache_settings.cache_dir / digest)
+        assert adapters_in(cache_settings.cache_dir) == {digest}
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+async def test_a_folder_that_was_deleted_by_hand_is_downloaded_again(stored, open_cache, counting):
+    digest, cache = stored(), open_cache()
+    shutil.rmtree(await cache.fetch(digest))
+    assert_whole(await cache.fetch(digest))
+    assert counting.weights_downloaded() == 2

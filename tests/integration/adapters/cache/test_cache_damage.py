@@ -1,0 +1,248 @@
+"""The cache on a disk that is really full, and in a folder that somebody changes while it is used."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.errors import CacheFailed, CacheFull
+from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE
+from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.s3 import Bucket
+from adapters.settings import CacheSettings, StoreSettings
+from core.errors import Unavailable
+from tests.conftest import wait_until
+from tests.fixtures.faults.s3 import Fault, faulty_s3
+from tests.fixtures.uploads.stored_revisions import make_revision, objects_of
+
+MIB = 1 << 20
+REVISIONS = [make_revision(MIB, seed) for seed in range(6)]
+DIGESTS = [manifest.digest for manifest, _ in REVISIONS]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with faulty_s3() as s3:
+        yield s3, AdapterStore(Bucket(s3.settings, StoreSettings(store_stall_timeout_s=0.5)))
+
+
+@pytest.fixture
+def faulty(server):
+    server[0].reset({key: content for revision in REVISIONS for key, content in objects_of(*revision).items()})
+    return server[0]
+
+
+@pytest.fixture
+def open_cache(faulty, server, tmp_path):
+    opened = []
+
+    def open_one(folder=tmp_path / "cache", **changes) -> DiskCache:
+        settings = CacheSettings(**{"cache_dir": folder, "cache_free_bytes_min": 0} | changes)
+        opened.append(DiskCache(settings, server[1]))
+        return opened[-1]
+
+    yield open_one
+    faulty.silent.set()
+    for cache in opened:
+        cache.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"NOT TESTED: a disk that is full, since this user may not mount one ({mounted.stderr.strip()})")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def assert_whole(path):
+    _, files = REVISIONS[DIGESTS.index(path.name)]
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == files
+
+
+def fill(disk, leave_bytes=0):
+    filler = disk / "filler"
+    with filler.open("wb") as out:
+        os.posix_fallocate(out.fileno(), 0, max(1, shutil.disk_usage(disk).free - leave_bytes))
+    return filler
+
+
+async def test_a_disk_that_fills_up_in_the_middle_refuses_that_adapter_and_serves_the_others(
+    open_cache, faulty, small_disk
+):
+    cache = open_cache(small_disk / "cache")
+    assert_whole(await cache.fetch(DIGESTS[0]))
+    faulty.faults[revision_prefix(DIGESTS[1]) + CONFIG_FILE] = [Fault(stall_after=1, times=1)]
+    second = asyncio.create_task(cache.fetch(DIGESTS[1]))
+    await asyncio.to_thread(wait_until, lambda: (revision_prefix(DIGESTS[1]) + CONFIG_FILE, 0, 2) in faulty.requests)
+    filler = fill(small_disk)
+    with pytest.raises(CacheFull, match="TENORA_CACHE_DIR") as refused:
+        await second
+    assert refused.value.code == "adapter_cache_full"
+    assert refused.value.retry_after_s
+    assert not any((small_disk / "cache" / ".incoming").iterdir())
+    assert_whole(await cache.fetch(DIGESTS[0], holder="another name"))
+    filler.unlink()
+    assert_whole(await cache.fetch(DIGESTS[1]))
+
+
+async def test_a_full_disk_evicts_what_nobody_holds_and_keeps_what_is_held(open_cache, small_disk):
+    cache = open_cache(small_disk / "cache")
+    for digest in DIGESTS[:3]:
+        await cache.fetch(digest)
+    with pytest.raises(CacheFull):
+        await cache.fetch(DIGESTS[3])
+    cache.release(DIGESTS[1])
+    assert_whole(await cache.fetch(DIGESTS[3]))
+    assert await cache.digests() == {DIGESTS[0], DIGESTS[2], DIGESTS[3]}
+
+
+async def test_a_start_on_a_full_disk_serves_what_lies_there(open_cache, small_disk):
+    former = open_cache(small_disk / "cache")
+    for digest in DIGESTS[:3]:
+        await former.fetch(digest)
+    former.close()
+    fill(small_disk)
+    cache = open_cache(small_disk / "cache")
+    left = await cache.digests()
+    assert len(left) == 2, "one made room for the record of what is held"
+    for digest in left:
+        assert_whole(await cache.fetch(digest))
+
+
+async def test_many_at_once_on_a_disk_too_small_for_all_fail_one_by_one(open_cache, small_disk):
+    cache = open_cache(small_disk / "cache", cache_tenant_downloads_max=6)
+    results = await asyncio.gather(*(cache.fetch(digest) for digest in DIGESTS), return_exceptions=True)
+    served = [result for result in results if not isinstance(result, BaseException)]
+    assert served
+    for path in served:
+        assert_whole(path)
+    assert all(isinstance(result, CacheFull) for result in results if result not in served)
+    assert not any((small_disk / "cache" / ".incoming").iterdir())
+
+
+def cut(folder):
+    (folder / WEIGHTS_FILE).write_bytes(b"short")
+
+
+def flip(folder):
+    with (folder / WEIGHTS_FILE).open("r+b") as file:
+        file.seek(MIB // 2)
+        byte = file.read(1)[0]
+        file.seek(MIB // 2)
+        file.write(bytes([byte ^ 1]))
+
+
+def garble_manifest(folder):
+    (folder / MANIFEST_FILE).write_bytes(b"{}" + (folder / MANIFEST_FILE).read_bytes()[2:])
+
+
+def remove_weights(folder):
+    (folder / WEIGHTS_FILE).unlink()
+
+
+def remove_cache(folder):
+    shutil.rmtree(folder.parent)
+
+
+def remove_bookkeeping(folder):
+    for name in (".holds", ".locks", ".incoming", ".trash"):
+        shutil.rmtree(folder.parent / name)
+
+
+def make_it_a_file(folder):
+    shutil.rmtree(folder)
+    folder.write_text("x")
+
+
+DAMAGES = [cut, flip, garble_manifest, remove_weights, shutil.rmtree, remove_cache, remove_bookkeeping, make_it_a_file]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_damage_done_behind_a_living_process_is_found_and_healed(open_cache, damage):
+    cache, other = open_cache(), open_cache()
+    path = await cache.fetch(DIGESTS[0])
+    damage(path)
+    assert_whole(await cache.fetch(DIGESTS[0]))
+    assert_whole(await cache.fetch(DIGESTS[1]))
+    assert all(cache._tier.holds.holders(digest) for digest in DIGESTS[:2])
+    await other.fetch(DIGESTS[2])
+    assert await other.forget(DIGESTS[0]), "it still knows who holds it"
+    assert_whole(path)
+
+
+@pytest.mark.parametrize("damage", [cut, remove_weights, shutil.rmtree, remove_cache])
+async def test_what_is_damaged_while_s3_is_down_is_refused_with_a_code_and_healed_later(open_cache, faulty, damage):
+    cache = open_cache(cache_circuit_open_s=0.1)
+    path = await cache.fetch(DIGESTS[0])
+    await cache.fetch(DIGESTS[1])
+    damage(path)
+    for key in faulty.objects:
+        faulty.faults[key] = [Fault(status=503)]
+    with pytest.raises(Unavailable) as failed:
+        await cache.fetch(DIGESTS[0])
+    assert failed.value.code == "store_unavailable"
+    if damage is not remove_cache:
+        assert_whole(await cache.fetch(DIGESTS[1]))
+    faulty.faults.clear()
+    assert_whole(await cache.fetch(DIGESTS[0]))
+
+
+async def test_a_cache_whose_folder_became_a_file_fails_with_a_code_and_recovers(open_cache, tmp_path):
+    cache = open_cache()
+    await cache.fetch(DIGESTS[0])
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("in the way")
+    for _ in range(2):
+        with pytest.raises(CacheFailed, match="TENORA_CACHE_DIR"):
+            await cache.fetch(DIGESTS[0])
+        with pytest.raises(CacheFailed):
+            await cache.digests()
+    cache.release(DIGESTS[0])
+    (tmp_path / "cache").unlink()
+    assert_whole(await cache.fetch(DIGESTS[0]))
+
+
+async def test_removals_while_many_fetch_never_hand_out_what_is_broken(open_cache, tmp_path):
+    cache, done = open_cache(), threading.Event()
+
+    def remove():
+        while not done.wait(0.02):
+            shutil.rmtree(tmp_path / "cache" / DIGESTS[0], ignore_errors=True)
+
+    vandal = threading.Thread(target=remove)
+    vandal.start()
+    try:
+        for _ in range(30):
+            results = await asyncio.gather(
+                *(cache.fetch(digest) for digest in (*DIGESTS[:3], DIGESTS[0])), return_exceptions=True
+            )
+            for result in results[1:3]:
+                assert_whole(result)
+            for result in results:
+                assert isinstance(result, CacheFailed) or not isinstance(result, BaseException)
+    finally:
+        done.set()
+        await asyncio.to_thread(vandal.join)
+    assert_whole(await cache.fetch(DIGESTS[0]))
+
+
+async def test_a_shared_digest_stays_for_the_other_name_and_comes_back_after_it_went(open_cache):
+    cache = open_cache()
+    await cache.fetch(DIGESTS[0], holder="ad_1")
+    path = await cache.fetch(DIGESTS[0], holder="ad_2")
+    assert await cache.forget(DIGESTS[0], "ad_1") == {"ad_2"}
+    assert_whole(path)
+    assert await cache.forget(DIGESTS[0], "ad_2") == frozenset()
+    assert await cache.digests() == frozenset()
+    assert_whole(await cache.fetch(DIGESTS[0], holder="ad_2"))

@@ -1,0 +1,88 @@
+"""What a bucket is told of browsers, against a stand-in on a socket that keeps the rules it is given, as AWS does."""
+
+import threading
+import xml.etree.ElementTree as ET
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from pydantic import SecretStr
+
+from adapters.object_store.s3 import Bucket
+from adapters.settings import StoreSettings
+from core.errors import Unavailable
+from core.settings import S3Settings
+
+ORIGINS = ("https://console.example.com", "http://localhost:5173")
+
+
+class Rules:
+    """What the stand-in was told, and what it answers to being told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.refusal: tuple[int, str] | None = None
+
+
+@pytest.fixture
+def rules():
+    return Rules()
+
+
+@pytest.fixture
+def bucket(rules):
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(200)
+
+        def do_PUT(self):
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            assert self.path.endswith("?cors"), self.path
+            rules.bodies.append(body)
+            self.answer(*(rules.refusal or (200, "")))
+
+        def answer(self, status: int, code: str = "") -> None:
+            text = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode() if code else b""
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    settings = S3Settings(
+        s3_endpoint=f"http://127.0.0.1:{server.server_port}", s3_access_key="a", s3_secret_key=SecretStr("b")
+    )
+    yield Bucket(settings, StoreSettings(store_attempts_max=1))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def said(body: bytes, name: str) -> list[str]:
+    return [each.text for each in ET.fromstring(body).iter() if each.tag.rpartition("}")[2] == name]
+
+
+def test_the_bucket_lets_exactly_these_origins_put_with_a_checksum(bucket, rules):
+    bucket.ensure(cors_origins=ORIGINS)
+    (body,) = rules.bodies
+    assert said(body, "AllowedOrigin") == list(ORIGINS)
+    assert said(body, "AllowedMethod") == ["PUT"]
+    assert set(said(body, "AllowedHeader")) == {"content-type", "x-amz-checksum-sha256"}
+
+
+def test_without_origins_the_buckets_rules_are_not_touched(bucket, rules):
+    bucket.ensure()
+    assert rules.bodies == []
+
+
+def test_a_server_without_such_rules_is_no_failure_and_one_that_forbids_them_is(bucket, rules, capfd):
+    rules.refusal = (501, "NotImplemented")
+    bucket.ensure(cors_origins=ORIGINS)
+    assert "has no CORS rules" in capfd.readouterr().out
+    rules.refusal = (403, "AccessDenied")
+    with pytest.raises(Unavailable):
+        bucket.ensure(cors_origins=ORIGINS)

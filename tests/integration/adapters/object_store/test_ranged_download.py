@@ -1,0 +1,191 @@
+"""Objects in parallel ranges, from the real S3 server and from one that misbehaves in every way it can."""
+
+import hashlib
+import random
+import threading
+import time
+
+import pytest
+
+from adapters.cache.errors import DownloadStopped
+from adapters.object_store.download_progress import Transfer
+from adapters.object_store.object_reader import ObjectReader
+from adapters.object_store.ranged_download import RangePlan, download_ranges
+from adapters.object_store.s3 import Bucket, ObjectDamaged, ObjectMissing, StoreUnavailable
+from adapters.settings import StoreSettings
+from core.errors import Unavailable
+from tests.fixtures.faults.s3 import BUCKET, Fault, faulty_s3
+
+PART = 100_000
+CONTENT = random.Random(7).randbytes(10 * PART + 17)
+PLAN = RangePlan(part_bytes=PART, parallel=4, attempts_max=3, slow_s=0.3)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with faulty_s3() as s3:
+        yield s3, reader_of(s3, stall_s=0.5)
+
+
+def reader_of(s3, *, stall_s: float) -> ObjectReader:
+    settings = StoreSettings(store_stall_timeout_s=stall_s, store_connect_timeout_s=2)
+    return ObjectReader(Bucket(s3.settings, settings))
+
+
+@pytest.fixture(scope="module")
+def patient(server):
+    return reader_of(server[0], stall_s=2)
+
+
+@pytest.fixture
+def faulty(server):
+    s3, _ = server
+    s3.reset({"large": CONTENT, "small": CONTENT[:1000]})
+    return s3
+
+
+@pytest.fixture
+def fetch(faulty, server, tmp_path):
+    _, reader = server
+
+    def fetch(key="large", content=CONTENT, *, transfer=None, by=reader, **plan):
+        path = tmp_path / "copy"
+        arguments = {field: getattr(PLAN, field) for field in PLAN.__struct_fields__} | plan
+        download_ranges(
+            by, key, path, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest(),
+            plan=RangePlan(**arguments), transfer=transfer or Transfer(key).begin(30),
+        )  # fmt: skip
+        assert path.read_bytes() == content
+
+    return fetch
+
+
+def ranges_asked(faulty) -> list[tuple[int, int]]:
+    return sorted((first, end) for key, first, end in faulty.requests if key == "large")
+
+
+def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(faulty, fetch, patient):
+    transfer = Transfer("large").begin()
+    faulty.faults["large"] = [Fault(bytes_per_s=500_000)]
+    fetch(transfer=transfer, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
+    assert ranges_asked(faulty) == [(n * PART, min((n + 1) * PART, len(CONTENT))) for n in range(11)]
+    assert 2 <= faulty.concurrent_max <= 4
+    assert transfer.done_bytes == len(CONTENT)
+    fetch("small", CONTENT[:1000])
+    assert faulty.requests[-1] == ("small", 0, 1000)
+
+
+@pytest.mark.parametrize("key", ["large", "small"])
+@pytest.mark.parametrize("fault", [{"stall_after": 600}, {"cut_after": 600}, {"stall_after": -1}, {"stall_after": 0}])
+def test_what_broke_off_is_resumed_at_its_byte(faulty, fetch, patient, key, fault):
+    faulty.faults[key] = [Fault(**fault, times=2)]
+    content = faulty.objects[key]
+    # A machine that stands still for half a second must not look like a server that does.
+    fetch(key, content, by=patient)
+    if fault in ({"stall_after": 600}, {"cut_after": 600}):
+        assert sum(first % PART == 600 for _, first, _ in faulty.requests) == (2 if key == "large" else 1)
+        assert faulty.bytes_sent == len(content), "no byte came twice"
+
+
+def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(faulty, fetch):
+    faulty.faults["large"] = [Fault(status=503, times=2)]
+    fetch()
+
+
+@pytest.mark.parametrize(("fault", "kind"), [({"status": 503}, "failing"), ({"cut_after": 10}, "silent")])
+def test_a_server_that_goes_on_failing_is_given_up(faulty, fetch, fault, kind):
+    faulty.faults["large"] = [Fault(**fault, from_position=5 * PART)]
+    with pytest.raises(StoreUnavailable) as failed:
+        fetch()
+    assert failed.value.kind == kind
+    assert len(faulty.requests) <= 5 + 3 * 6, "attempts are bounded"
+
+
+def test_bytes_garbled_on_their_way_come_right_the_second_time(faulty, fetch):
+    faulty.faults["large"] = [Fault(garble=True, times=1, from_position=3 * PART)]
+    fetch()
+
+
+def test_an_object_that_is_garbled_is_damaged(faulty, fetch):
+    faulty.faults["large"] = [Fault(garble=True, from_position=3 * PART)]
+    with pytest.raises(ObjectDamaged, match="SHA-256"):
+        fetch()
+
+
+@pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT + b"x", CONTENT[: 2 * PART], b"x"])
+def test_an_object_of_another_size_is_damaged(faulty, fetch, other):
+    faulty.objects["large"] = other
+    with pytest.raises((ObjectDamaged, StoreUnavailable)) as failed:
+        fetch()
+    assert isinstance(failed.value, ObjectDamaged)
+
+
+def test_an_absent_object_is_missing(fetch):
+    with pytest.raises(ObjectMissing):
+        fetch("none")
+
+
+def test_a_server_that_ignores_ranges_is_read_in_one_piece(faulty, fetch):
+    transfer = Transfer("large").begin()
+    faulty.faults["large"] = [Fault(ignore_range=True)]
+    fetch(transfer=transfer)
+    assert transfer.done_bytes == len(CONTENT)
+
+
+def test_a_server_that_ignores_ranges_and_breaks_off_begins_anew(faulty, fetch):
+    transfer = Transfer("small").begin()
+    faulty.faults["small"] = [Fault(cut_after=600, times=1), Fault(ignore_range=True)]
+    fetch("small", CONTENT[:1000], transfer=transfer)
+    assert [first for _, first, _ in faulty.requests] == [0, 600]
+    assert transfer.done_bytes == 1000
+
+
+def test_a_part_much_slower_than_its_fellows_is_asked_for_again(faulty, fetch):
+    faulty.faults["large"] = [Fault(bytes_per_s=2_000, times=1, from_position=4 * PART)]
+    started = time.monotonic()
+    fetch()
+    assert time.monotonic() - started < 25, "that part alone would have taken 50 s"
+    assert len(faulty.requests) == 12
+
+
+@pytest.mark.parametrize("fault", [Fault(bytes_per_s=2_000), Fault(stall_after=10)])
+def test_a_transfer_ends_when_its_time_is_up(faulty, fetch, fault):
+    faulty.faults["large"] = [fault]
+    started = time.monotonic()
+    with pytest.raises(Unavailable) as failed:
+        fetch(transfer=Transfer("large").begin(0.5), attempts_max=10)
+    assert failed.value.code == "store_timeout"
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("key", ["large", "small"])
+def test_a_transfer_ends_when_it_is_stopped_even_when_bytes_only_trickle(faulty, fetch, key):
+    faulty.faults[key] = [Fault(bytes_per_s=20)]
+    transfer = Transfer(key).begin(60)
+    threading.Timer(0.3, transfer.stop.set).start()
+    started = time.monotonic()
+    with pytest.raises(DownloadStopped):
+        fetch(key, faulty.objects[key], transfer=transfer)
+    assert time.monotonic() - started < 10
+
+
+def test_nobody_listening_is_unreachable(faulty, tmp_path):
+    settings = faulty.settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    reader = ObjectReader(Bucket(settings, StoreSettings()))
+    with pytest.raises(StoreUnavailable) as failed:
+        download_ranges(
+            reader, "large", tmp_path / "copy", size_bytes=5, sha256="0" * 64, plan=PLAN,
+            transfer=Transfer("large").begin(5),
+        )  # fmt: skip
+    assert failed.value.kind == "unreachable"
+    assert BUCKET not in failed.value.message
+
+
+def test_the_real_server_serves_ranges(store, tmp_path):
+    store.bucket.client.put_object(Bucket=store.bucket.name, Key="adapters/large", Body=CONTENT)
+    transfer = Transfer("large").begin(30)
+    download_ranges(
+        ObjectReader(store.bucket), "adapters/large", tmp_path / "copy", size_bytes=len(CONTENT),
+        sha256=hashlib.sha256(CONTENT).hexdigest(), plan=PLAN, transfer=transfer,
+    )  # fmt: skip
+    assert (tmp_path / "copy").read_bytes() == CONTENT

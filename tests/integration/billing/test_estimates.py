@@ -1,0 +1,163 @@
+"""Requests whose gateway died: charged once by their last checkpoint, shown as estimates, and their lost tail named."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from billing import quota_rebuild, service
+from core import redis_keys
+from core.contracts.grants import TenantGrant
+from core.contracts.replicas import EngineCounters
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
+from core.db import unit_of_work
+from core.rating import rate
+from data_plane.gateway.quota.consumption import saved_by_cache, used_by
+from data_plane.gateway.quota.reservation import Checkpoint, Settlement
+from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.quota.levels import ask, connected, granted, reserve, scripts
+from tests.integration.billing.conftest import PRICES
+
+
+def estimate(stage, tenant, **changes):
+    return stage.event(tenant, outcome="gateway_gone", estimated=True, **changes)
+
+
+def test_an_estimate_is_charged_and_shown_as_one(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant), estimate(stage, tenant))
+    with unit_of_work(stage.engine) as session:
+        (bucket,) = service.usage(
+            session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now(), bucket="1d"
+        )
+    assert (bucket.requests, bucket.estimated_requests, bucket.input_tokens) == (2, 1, 200)
+
+
+def test_an_estimate_never_contradicts_what_is_recorded(stage):
+    tenant = stage.tenant()
+    exact = stage.event(tenant, output_tokens=50)
+    late = estimate(stage, tenant, request_id=exact.request_id, output_tokens=10)
+    stage.bill(exact)
+    stage.bill(late)
+    assert (stage.pending, stage.dead_letters()) == (0, [])
+    assert stage.value("SELECT output_tokens FROM usage_records") == 50
+
+
+def test_what_an_engine_produced_after_the_last_checkpoint_is_drift_with_a_name(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant), estimate(stage, tenant))
+
+    def engines_counted(tokens: int):
+        counters = EngineCounters(
+            prompt_tokens=200, generation_tokens=tokens, probe_prompt_tokens=0, probe_generation_tokens=0
+        )
+        stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+        found = stage.reconcile()
+        assert (found.estimated_requests, found.estimated_tail_tokens_max) == (1, CHECKPOINT_TOKENS_MAX)
+        return found.drift_tokens, found.unexplained_drift_tokens
+
+    assert engines_counted(40) == (0, 0)
+    assert engines_counted(40 + CHECKPOINT_TOKENS_MAX) == (CHECKPOINT_TOKENS_MAX, 0)
+    assert engines_counted(41 + CHECKPOINT_TOKENS_MAX) == (CHECKPOINT_TOKENS_MAX + 1, 1)
+    assert engines_counted(39) == (-1, -1)  # a token charged that no engine produced is never explained
+
+
+def test_an_exact_event_that_comes_after_the_estimate_bills_the_rest_and_is_no_second_request(stage):
+    """As of a gateway that was away for longer than the marker of what was billed in its place lives."""
+    tenant = stage.tenant()
+    late = estimate(stage, tenant, output_tokens=20, kv_page_ms=1_601)
+    exact = msgspec.structs.replace(
+        late, estimated=False, outcome="done", output_tokens=50, kv_page_ms=2_305, duration_ms=5
+    )
+    stage.bill(late)
+    stage.bill(exact)
+    stage.bill(exact)  # it is told again
+    assert (stage.pending, stage.dead_letters()) == (0, [])
+    rows = stage.rows("SELECT request_id, input_tokens, output_tokens, estimated FROM usage_records ORDER BY 1")
+    assert [tuple(row.values()) for row in rows] == [
+        (late.request_id, 100, 20, True),
+        (late.request_id + REST, 0, 30, False),
+    ]
+    with unit_of_work(stage.engine) as session:
+        (bucket,) = service.usage(
+            session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now() + timedelta(hours=1),
+            bucket="1d", group_by="revision",
+        )  # fmt: skip
+    assert (bucket.requests, bucket.estimated_requests, bucket.output_tokens) == (1, 1, 50)
+    assert bucket.service.outcomes == {"gateway_gone": 1}
+    (invoice,) = stage.close()
+    lines = {line.kind: line for line in stage.invoice(invoice.id).lines}
+    assert {line.request_count for line in lines.values()} == {1}
+    assert (lines["output_tokens"].quantity, lines["kv_page_seconds"].quantity) == (50, 2_305)
+
+
+def test_estimate_and_exact_event_in_one_batch_are_one_request(stage):
+    tenant = stage.tenant()
+    late = estimate(stage, tenant, output_tokens=20)
+    exact = msgspec.structs.replace(late, estimated=False, outcome="done", output_tokens=21)
+    stage.bill(late, exact)
+    assert (stage.pending, stage.dead_letters()) == (0, [])
+    assert stage.value("SELECT sum(output_tokens) FROM usage_records") == 21
+
+
+def test_an_exact_event_with_nothing_beyond_the_estimate_adds_nothing(stage):
+    tenant = stage.tenant()
+    late = estimate(stage, tenant)
+    stage.bill(late)
+    stage.bill(msgspec.structs.replace(late, estimated=False, outcome="done", duration_ms=999))
+    assert (stage.pending, stage.dead_letters()) == (0, [])
+    assert stage.value("SELECT count(*) FROM usage_records") == 1
+
+
+def test_an_exact_event_of_somebody_else_is_no_rest(stage):
+    tenant, other = stage.tenant(), stage.tenant()
+    late = estimate(stage, tenant)
+    stage.bill(late)
+    stage.bill(msgspec.structs.replace(late, estimated=False, outcome="done", tenant_id=other, output_tokens=99))
+    assert stage.pending == 1
+    assert stage.value("SELECT count(*) FROM usage_records") == 1
+
+
+def test_a_rest_alone_on_an_invoice_is_of_one_request(stage):
+    """Two truncations of what pages cost lie within what an invoice line may be beside its product."""
+    tenant = stage.tenant()
+    late = estimate(stage, tenant, kv_page_ms=1)
+    stage.bill(late)
+    stage.close()
+    stage.bill(msgspec.structs.replace(late, estimated=False, outcome="done", kv_page_ms=1_001, output_tokens=70))
+    (invoice,) = stage.close()
+    assert {line.request_count for line in stage.invoice(invoice.id).lines} == {1}
+
+
+@pytest.mark.parametrize("counts_cached", [True, False])
+@pytest.mark.parametrize("read_between", [True, False])
+async def test_what_an_estimate_calls_cached_stays_so_and_quotas_count_it_like_the_ledger(
+    stage, redis_settings, counts_cached, read_between
+):
+    tenant = stage.tenant()
+    limits = msgspec.structs.replace(AMPLE, count_cached_tokens=counts_cached)
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=limits, prices=PRICES)
+    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    wanted = ask(60, prompt=1000)
+    early = estimate(stage, tenant, request_id=wanted.request_id, input_tokens=1000, cached_tokens=1000)
+    exact = msgspec.structs.replace(early, estimated=False, outcome="done", cached_tokens=900, output_tokens=50)
+    async with connected(redis_settings.redis_url) as (_, line):
+        quota = scripts(line)
+        assert not (await reserve(quota, wanted, granted(tenant, prices=PRICES))).blocked_by
+        noted = Checkpoint(event=early, used=used_by(early, grant))
+        await quota.renew({(tenant, "rep_one"): {wanted.request_id: noted}})
+        stage.redis.zadd(redis_keys.tenant_leases(tenant), {wanted.request_id: 1})
+        assert await quota.sweep(tenant) == 1
+        if read_between:
+            stage.drain()
+        ending = Settlement(
+            request_id=wanted.request_id, tenant_id=tenant, replica_id="rep_one", used=used_by(exact, grant),
+            cached_saves=saved_by_cache(grant), event=exact,
+        )  # fmt: skip
+        assert await quota.settle(ending)
+    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+    stage.drain()
+    assert (stage.pending, stage.dead_letters()) == (0, [])
+    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+    charged = stage.value("SELECT sum(amount_nanos) FROM usage_records")
+    assert charged == rate(exact, PRICES).amount_nanos - 100 * (PRICES.input_nanos - PRICES.cached_input_nanos)

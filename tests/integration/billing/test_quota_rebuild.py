@@ -1,0 +1,258 @@
+"""Quotas rebuilt from the ledger equal what gateways' scripts had counted, whatever billing has recorded by then."""
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+import threading
+
+import msgspec
+import pytest
+import redis
+
+from billing import quota_rebuild
+from core import redis_keys
+from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
+from core.errors import NotFound, Unavailable
+from core.ids import new_id
+from data_plane.gateway.quota.consumption import used_by
+from data_plane.gateway.quota.reservation import Settlement
+from tests.conftest import wait_until
+from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.quota.levels import ask, connected, granted, scripts
+from tests.integration.billing.conftest import PRICES
+from tests.integration.billing.test_worker import environment, worker
+
+LIMITS = KeyLimits(tokens_per_month=10**9)
+COUNTS = ("month_used", "month_spent_nanos", "spent_nanos")
+
+
+class Platform:
+    """Gateways that settle, and the control plane's snapshot."""
+
+    def __init__(self, stage) -> None:
+        self.stage = stage
+        self.grants: dict[str, TenantGrant] = {}
+
+    def tenant(self, **limits: object) -> str:
+        tenant_id = self.stage.tenant()
+        self.grants[tenant_id] = TenantGrant(
+            tenant_id=tenant_id, status="active", limits=msgspec.structs.replace(AMPLE, **limits), prices=PRICES
+        )
+        return tenant_id
+
+    def publish(self) -> None:
+        for tenant_id, grant in self.grants.items():
+            self.stage.redis.hset(redis_keys.snapshot("tenants"), tenant_id, msgspec.json.encode(grant))
+            key = KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=(), limits=LIMITS)
+            self.stage.redis.hset(redis_keys.snapshot("keys"), tenant_id, msgspec.json.encode(key))
+
+    def serve(self, *tenant_ids: str, **changes: int) -> None:
+        """One request each, reserved and settled by the gateways' own scripts."""
+        asyncio.run(self._serve(tenant_ids, changes))
+
+    async def _serve(self, tenant_ids, changes) -> None:
+        url = self.stage.redis.connection_pool.connection_kwargs
+        address = f"redis://:{url['password']}@{url['host']}:{url['port']}/{url['db']}"
+        async with connected(address) as (_, line):
+            quota = scripts(line)
+            for tenant_id in tenant_ids:
+                grant = self.grants[tenant_id]
+                key_id = random.choice(["key_1", "key_2"])
+                allowed = granted(tenant_id, prices=PRICES, key=LIMITS if key_id == "key_1" else None, key_id=key_id)
+                wanted = ask(100)
+                await quota.reserve(wanted, allowed, replica_id="rep_1", replica_pages_max=10**6)
+                event = self.stage.event(tenant_id, request_id=wanted.request_id, key_id=key_id, **changes)
+                ending = Settlement(
+                    request_id=wanted.request_id, tenant_id=tenant_id, replica_id="rep_1",
+                    used=used_by(event, grant), event=event,
+                )  # fmt: skip
+                assert await quota.settle(ending)
+
+    def counts(self) -> dict[str, list[int]]:
+        quotas = [redis_keys.tenant_quota(tenant_id) for tenant_id in self.grants]
+        quotas += [redis_keys.key_quota(tenant_id, "key_1") for tenant_id in self.grants]
+        return {quota: [int(value or 0) for value in self.stage.redis.hmget(quota, COUNTS)] for quota in quotas}
+
+    def lose(self) -> None:
+        """Redis forgets every count, though not what billing has yet to read."""
+        for quota in self.counts():
+            self.stage.redis.delete(quota)
+
+
+@pytest.fixture
+def platform(stage) -> Platform:
+    return Platform(stage)
+
+
+def test_what_is_rebuilt_is_what_was_counted(stage, platform):
+    """With a part recorded and trimmed, a part recorded and still in the stream, and a part that waits."""
+    first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
+    platform.publish()
+    platform.serve(*[first, second] * 6, cached_tokens=40)
+    stage.drain()
+    stage.stream.trim()
+    platform.serve(*[first, second] * 4, output_tokens=9)
+    stage.drain()
+    platform.serve(first, second, second, kv_page_ms=12_345)
+    before = platform.counts()
+    assert all(min(counts) > 0 for counts in before.values())
+    platform.lose()
+    rebuilt = quota_rebuild.rebuild(stage.engine, stage.redis)
+    assert platform.counts() == before
+    assert rebuilt == (2, 2, 4)
+    stage.drain()
+    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+
+
+def test_what_was_set_aside_is_counted_too(stage, platform):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(tenant_id)
+    (entry,) = stage.stream.read(count=10, block_ms=None)
+    assert stage.stream.set_aside(entry, about={"code": "unstorable"}, dead_letters_max=10)
+    stage.redis.xdel(redis_keys.USAGE_STREAM, entry.id)
+    before = platform.counts()
+    platform.lose()
+    quota_rebuild.rebuild(stage.engine, stage.redis)
+    assert platform.counts() == before
+
+
+def test_use_of_earlier_months_was_spent_but_is_not_this_months(stage, platform):
+    tenant_id = platform.tenant()
+    platform.publish()
+    stage.bill(stage.event(tenant_id, settled_at_ms=stage.ago_ms(days=40)))
+    quota_rebuild.rebuild(stage.engine, stage.redis)
+    tokens, month_nanos, nanos = platform.counts()[redis_keys.tenant_quota(tenant_id)]
+    assert (tokens, month_nanos) == (0, 0)
+    assert nanos == stage.value("SELECT sum(amount_nanos) FROM usage_records") > 0
+
+
+def test_it_is_right_while_gateways_settle_and_billing_records(stage, platform):
+    """A request settles, and billing would record it, between the looks at Redis and at Postgres."""
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(*[tenant_id] * 5)
+    platform.lose()
+    billing = threading.Thread(target=stage.drain)
+
+    class Interrupted(redis.Redis):
+        """Lets the rest go on once it has been looked at."""
+
+        def pipeline(self, *arguments, **options):
+            pipe = super().pipeline(*arguments, **options)
+            look = pipe.execute
+
+            def execute(*arguments):
+                seen = look(*arguments)
+                platform.serve(tenant_id, output_tokens=7)
+                billing.start()
+                billing.join(0.5)
+                return seen
+
+            pipe.execute = execute
+            return pipe
+
+    with Interrupted(connection_pool=stage.redis.connection_pool) as looking:
+        quota_rebuild.rebuild(stage.engine, looking)
+    billing.join()
+    recorded = stage.rows("SELECT sum(input_tokens + output_tokens) AS t, sum(amount_nanos) AS n FROM usage_records")
+    assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [
+        recorded[0]["t"],
+        recorded[0]["n"],
+        recorded[0]["n"],
+    ]
+    assert recorded[0]["t"] == 5 * 120 + 107
+
+
+def test_two_who_rebuild_at_once_add_what_is_missing_once(stage, platform):
+    """Both would look before either of them had added anything."""
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(*[tenant_id] * 3)
+    before = platform.counts()
+    platform.lose()
+    looked = threading.Barrier(2)
+
+    class Together(redis.Redis):
+        """Goes on when the other has looked as well, or cannot."""
+
+        def pipeline(self, *arguments, **options):
+            pipe = super().pipeline(*arguments, **options)
+            look = pipe.execute
+
+            def execute(*arguments):
+                seen = look(*arguments)
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    looked.wait(1)
+                return seen
+
+            pipe.execute = execute
+            return pipe
+
+    with Together(connection_pool=stage.redis.connection_pool) as looking:
+        both = [threading.Thread(target=quota_rebuild.rebuild, args=(stage.engine, looking)) for _ in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join()
+    assert platform.counts() == before
+
+
+def test_without_a_snapshot_or_for_a_stranger_nothing_is_changed(stage, platform):
+    with pytest.raises(Unavailable, match="control_plane publish"):
+        quota_rebuild.rebuild(stage.engine, stage.redis)
+    platform.tenant()
+    platform.publish()
+    with pytest.raises(NotFound):
+        quota_rebuild.rebuild(stage.engine, stage.redis, new_id("tn"))
+
+
+def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgres_settings, redis_settings, tmp_path):
+    tenant_id = platform.tenant()
+    platform.publish()
+    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
+        platform.serve(*[tenant_id] * 3)
+        wait_until(lambda: stage.value("SELECT count(*) FROM usage_records") == 3, what="the records")
+        before = platform.counts()
+        stage.redis.flushall()
+        platform.publish()
+        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
+
+
+def test_a_worker_that_was_not_there_when_redis_lost_everything_repairs_it(
+    stage, platform, postgres_settings, redis_settings, tmp_path
+):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(*[tenant_id] * 3)
+    stage.drain()
+    before = platform.counts()
+    stage.redis.flushall()
+    stage.stream.ensure_group()  # somebody else's start
+    platform.publish()
+    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
+        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
+        wait_until(lambda: stage.redis.exists(redis_keys.QUOTAS_REBUILT), what="the mark")
+
+
+def test_where_nothing_was_recorded_there_is_nothing_to_rebuild(stage):
+    assert not quota_rebuild.is_due(stage.engine, stage.redis)
+    assert stage.redis.exists(redis_keys.QUOTAS_REBUILT)
+
+
+def test_the_command_says_what_it_did(stage, platform, redis_settings, postgres_settings):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(tenant_id)
+    platform.lose()
+    done = subprocess.run(
+        [sys.executable, "-m", "billing", "rebuild-quotas", "--tenant", tenant_id],
+        env={"TENORA_REDIS_URL": redis_settings.redis_url, "TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("1 tenants and 1 keys with limits: ")
+    assert platform.counts()[redis_keys.tenant_quota(tenant_id)][0] == 120

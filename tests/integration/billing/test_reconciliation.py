@@ -1,0 +1,290 @@
+"""Reports and the audit: what tenants see of their usage, and that engines, ledger and invoices say the same."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+import redis as redis_client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing import service
+from billing.periods import EPOCH
+from billing.views import Service
+from core import redis_keys
+from core.contracts.grants import Prices
+from core.contracts.replicas import EngineCounters
+from core.db import unit_of_work
+from core.errors import Conflict, InvalidRequest, Unavailable
+from core.rating import rate
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+PRICES = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
+
+
+def ms(instant: datetime) -> int:
+    return int(instant.timestamp() * 1000)
+
+
+@pytest.fixture
+def noon(stage) -> datetime:
+    """Twelve o'clock (UTC) of a day that is over."""
+    return stage.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+
+
+def report(stage, tenant, start, end, bucket, group_by=None):
+    with unit_of_work(stage.engine) as session:
+        return service.usage(session, tenant_id=tenant, start=start, end=end, bucket=bucket, group_by=group_by)
+
+
+def test_usage_is_reported_by_minute_hour_and_day(stage, noon):
+    tenant = stage.tenant()
+    for seconds in (-1, 0, 59, 60, 3_600):
+        stage.bill(stage.event(tenant, settled_at_ms=ms(noon) + seconds * 1000))
+    start, end = noon - timedelta(hours=1), noon + timedelta(hours=2)
+    minute = timedelta(minutes=1)
+    assert [(bucket.start, bucket.requests) for bucket in report(stage, tenant, start, end, "1m")] == [
+        (noon - minute, 1),
+        (noon, 2),
+        (noon + minute, 1),
+        (noon + 60 * minute, 1),
+    ]
+    assert [bucket.requests for bucket in report(stage, tenant, start, end, "1h")] == [1, 3, 1]
+    (day,) = report(stage, tenant, noon - timedelta(days=1), noon + timedelta(days=1), "1d")
+    assert day.start == noon.replace(hour=0)
+    assert (day.input_tokens, day.cached_tokens, day.output_tokens, day.kv_page_ms) == (500, 160, 100, 5 * 1_601)
+    assert day.amount_nanos == stage.value("SELECT sum(amount_nanos) FROM usage_records")
+
+
+def test_the_end_of_a_report_is_exclusive(stage, noon):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant, settled_at_ms=ms(noon)), stage.event(tenant, settled_at_ms=ms(noon) + 60_000))
+    (bucket,) = report(stage, tenant, noon, noon + timedelta(minutes=1), "1m")
+    assert bucket.requests == 1
+
+
+def test_a_revision_is_judged_by_how_it_served(stage, noon):
+    tenant = stage.tenant()
+
+    def served(revision: str, **more):
+        at = ms(noon)
+        return stage.event(tenant, settled_at_ms=at, adapter_id="ad_1", revision_id=revision, **more)
+
+    stage.bill(
+        *(served("rev_a", first_token_ms=10 * n, duration_ms=100 * n, adapter_tier="slot") for n in range(1, 101)),
+        served("rev_a", outcome="client_gone", first_token_ms=None, duration_ms=99_999),
+        served("rev_b", first_token_ms=None, duration_ms=70, adapter_tier="store", adapter_load_ms=500, stall_ms=12),
+        served("rev_b", outcome="replica_gone", duration_ms=3, stall_ms=1),
+        served("rev_c", outcome="timeout"),
+        stage.event(stage.tenant(), settled_at_ms=ms(noon), adapter_id="ad_1", revision_id="rev_a", duration_ms=1),
+    )
+    rows = report(stage, tenant, noon, noon + timedelta(hours=1), "1h", "revision")
+    judged = {row.revision_id: row.service for row in rows}
+    assert judged == {
+        "rev_a": Service(
+            first_token_ms_p50=500, first_token_ms_p99=990, duration_ms_p50=5_000, duration_ms_p99=9_900, stall_ms=0,
+            outcomes={"done": 100, "client_gone": 1}, tiers={"slot": 100},
+        ),
+        "rev_b": Service(
+            first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=70, duration_ms_p99=70, stall_ms=13,
+            outcomes={"done": 1, "replica_gone": 1}, tiers={"store": 1},
+        ),
+        "rev_c": Service(
+            first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=None, duration_ms_p99=None, stall_ms=0,
+            outcomes={"timeout": 1}, tiers={},
+        ),
+    }  # fmt: skip
+    assert {row.revision_id: row.requests for row in rows} == {"rev_a": 101, "rev_b": 2, "rev_c": 1}
+    assert all(row.adapter_id == "ad_1" for row in rows)
+    (plain,) = report(stage, tenant, noon, noon + timedelta(hours=1), "1h")
+    assert (plain.service, plain.requests) == (None, 104)
+
+
+def test_usage_is_grouped_by_adapter_model_or_key(stage, noon):
+    tenant, at = stage.tenant(), {"settled_at_ms": ms(noon)}
+    stage.bill(
+        stage.event(tenant, **at, key_id="key_2"),
+        stage.event(tenant, **at, adapter_id="ad_1"),
+        stage.event(tenant, **at, adapter_id="ad_1", output_tokens=1),
+        stage.event(stage.tenant(), **at, adapter_id="ad_other"),
+    )
+    end = noon + timedelta(hours=1)
+    by_adapter = report(stage, tenant, noon, end, "1h", "adapter")
+    assert {(bucket.adapter_id, bucket.requests, bucket.output_tokens) for bucket in by_adapter} == {
+        (None, 1, 20),
+        ("ad_1", 2, 21),
+    }
+    (by_model,) = report(stage, tenant, noon, end, "1h", "base_model")
+    assert (by_model.base_model, by_model.requests) == ("smollm2-135m-instruct", 3)
+    by_key = report(stage, tenant, noon, end, "1h", "key")
+    assert {(bucket.key_id, bucket.requests) for bucket in by_key} == {("key_1", 2), ("key_2", 1)}
+
+
+@pytest.mark.parametrize(
+    ("length", "bucket", "param"),
+    [(timedelta(days=2), "1m", "bucket"), (timedelta(0), "1h", "end"), (timedelta(hours=-1), "1h", "end")],
+)
+def test_a_report_that_is_too_long_or_empty_names_the_fix(stage, length, bucket, param):
+    with pytest.raises(InvalidRequest) as refusal:
+        report(stage, "tn_any", NOON, NOON + length, bucket)
+    assert refusal.value.param == param
+
+
+def test_the_tokens_of_a_month_are_those_settled_in_it(stage):
+    tenant = stage.tenant()
+    for year, month, day in ((2026, 9, 30), (2026, 10, 1), (2026, 10, 31)):
+        stage.bill(stage.event(tenant, settled_at_ms=ms(datetime(year, month, day, tzinfo=UTC))))
+    with unit_of_work(stage.engine) as session:
+        assert service.month_tokens(session, tenant, "2026-10") == 240
+        assert service.month_tokens(session, tenant, "2026-08") == 0
+        with pytest.raises(InvalidRequest, match="YYYY-MM"):
+            service.month_tokens(session, tenant, "2026-13")
+
+
+def test_engines_ledger_and_invoices_count_the_same_tokens(stage):
+    one, other = stage.tenant(), stage.tenant()
+    engine = EngineCounters(prompt_tokens=0, generation_tokens=0, probe_prompt_tokens=0, probe_generation_tokens=0)
+    booted = {"rep_1/boot_1": engine, "rep_1/boot_2": engine}
+    for number in range(40):
+        event = stage.event(one if number % 3 else other, input_tokens=40 + number, output_tokens=number)
+        stage.bill(event)
+        boot = f"rep_1/boot_{1 + number % 2}"
+        before = booted[boot]
+        booted[boot] = EngineCounters(
+            prompt_tokens=before.prompt_tokens + event.input_tokens + 3,
+            generation_tokens=before.generation_tokens + event.output_tokens + 1,
+            probe_prompt_tokens=before.probe_prompt_tokens + 3,
+            probe_generation_tokens=before.probe_generation_tokens + 1,
+        )
+        if number == 20:
+            stage.close()
+    stage.redis.hset(
+        redis_keys.ENGINE_COUNTERS, mapping={boot: msgspec.json.encode(one) for boot, one in booted.items()}
+    )
+    found = stage.reconcile()
+    assert found.engine_tokens == found.ledger_tokens == sum(40 + 2 * number for number in range(40))
+    assert found.invoiced_tokens == sum(40 + 2 * number for number in range(21))
+    assert found.unbilled_tokens == found.ledger_tokens - found.invoiced_tokens
+    assert (found.drift_tokens, found.ledger_drift_nanos, found.unprocessed_events, found.dead_letters) == (0, 0, 0, 0)
+    assert {tenant.tenant_id for tenant in found.per_tenant} == {one, other}
+    assert sum(tenant.unbilled_tokens for tenant in found.per_tenant) == found.unbilled_tokens
+    stage.close()
+    assert stage.reconcile().invoiced_tokens == found.ledger_tokens
+
+
+def test_the_audit_of_an_empty_house_is_all_zero(stage):
+    stage.redis.flushall()
+    found = stage.reconcile()
+    assert (found.engine_tokens, found.ledger_tokens, found.drift_tokens, found.unprocessed_events) == (0, 0, 0, 0)
+
+
+def test_tokens_the_ledger_missed_show_as_drift(stage):
+    stage.bill(stage.event(stage.tenant()))
+    counters = EngineCounters(prompt_tokens=101, generation_tokens=20, probe_prompt_tokens=0, probe_generation_tokens=0)
+    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    assert stage.reconcile().drift_tokens == 1
+
+
+def test_events_nobody_has_read_show_as_unprocessed(stage):
+    stage.publish(*(stage.event(stage.tenant()) for _ in range(3)))
+    assert stage.reconcile().unprocessed_events == 3
+    with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
+        with unit_of_work(stage.engine) as session:
+            assert service.reconcile(session, text).unprocessed_events == 3
+        text.connection_pool.disconnect()
+
+
+def _text_pool(redis: redis_client.Redis) -> redis_client.ConnectionPool:
+    kwargs = redis.get_connection_kwargs()
+    wanted = {name: kwargs[name] for name in ("host", "port", "db", "password") if kwargs.get(name) is not None}
+    return redis_client.ConnectionPool(**wanted, decode_responses=True)
+
+
+def test_an_audit_without_redis_fails_instead_of_guessing(stage):
+    with (
+        redis_client.Redis(port=1, socket_connect_timeout=1) as nobody,
+        unit_of_work(stage.engine) as session,
+        pytest.raises(Unavailable, match="Redis"),
+    ):
+        service.reconcile(session, nobody)
+
+
+def test_prices_change_forwards_only(stage):
+    with unit_of_work(stage.engine) as session:
+        first = service.add_price_version(session, plan_id="pl_1", prices=PRICES)
+        assert first.effective_from == EPOCH
+        second = service.add_price_version(session, plan_id="pl_1", prices=PRICES)
+        assert second.effective_from > first.created_at
+        later = stage.now() + timedelta(days=1)
+        third = service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+        assert [version.id for version in service.list_price_versions(session, plan_id="pl_1")] == [
+            third.id,
+            second.id,
+            first.id,
+        ]
+        with pytest.raises(Conflict, match="already has prices"):
+            service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+        with pytest.raises(InvalidRequest, match="past"):
+            service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=NOON - timedelta(days=9))
+        with pytest.raises(InvalidRequest, match="output_nanos") as refusal:
+            service.add_price_version(session, plan_id="pl_1", prices=msgspec.structs.replace(PRICES, output_nanos=-1))
+        assert refusal.value.param == "output_nanos"
+
+
+def test_usage_is_priced_by_the_plan_the_tenant_had_when_it_settled(stage):
+    tenant = stage.tenant()
+    cheap = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=5))
+    with unit_of_work(stage.engine) as session:
+        service.add_price_version(
+            session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999)
+        )
+        service.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+        service.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+    dear = stage.event(tenant, settled_at_ms=ms(stage.now()) + 1)
+    stage.bill(dear, cheap)
+    found = {row["request_id"]: row["output_nanos"] for row in stage.rows("SELECT * FROM usage_records")}
+    assert found == {cheap.request_id: 20 * 600, dear.request_id: 20 * 9_999}
+    assert stage.value("SELECT count(*) FROM plan_assignments WHERE tenant_id = :t", t=tenant) == 2
+
+
+usage = st.fixed_dictionaries(
+    {
+        "cached_tokens": st.integers(0, 500),
+        "output_tokens": st.integers(0, 3_000),
+        "kv_page_ms": st.integers(0, 10**7),
+        "adapter_id": st.sampled_from([None, "ad_1", "ad_2"]),
+        "again": st.booleans(),
+    }
+)
+price = st.integers(0, 5_000_000)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(usage, min_size=1, max_size=25), st.lists(price, min_size=4, max_size=4), st.integers(0, 24))
+def test_whatever_is_used_ledger_records_and_invoices_agree(stage, uses, prices, close_after):
+    """For any usage at any prices, repeated or not, closed at any moment: sums are the same, and so is re-rating."""
+    rates = Prices(**dict(zip(Prices.__struct_fields__, prices, strict=True)))
+    tenant = stage.tenant(rates)
+    events = []
+    for number, use in enumerate(uses):
+        again = use["again"]
+        changes = {name: value for name, value in use.items() if name != "again"}
+        event = stage.event(tenant, **changes, input_tokens=use["cached_tokens"] + number)
+        events.append(event)
+        stage.bill(*[event] * (2 if again else 1))
+        if number == close_after:
+            stage.close()
+    stage.close()
+    expected = [rate(event, rates).amount_nanos for event in events]
+    rows = {row["request_id"]: row for row in stage.rows("SELECT * FROM usage_records WHERE tenant_id = :t", t=tenant)}
+    assert [rows[event.request_id]["amount_nanos"] for event in events] == expected
+    with unit_of_work(stage.engine) as session:
+        invoices = service.list_invoices(session, tenant_id=tenant)
+    lines = [line for invoice in invoices for line in stage.invoice(invoice.id).lines]
+    assert (
+        sum(invoice.amount_nanos for invoice in invoices) == sum(line.amount_nanos for line in lines) == sum(expected)
+    )
+    tokens = sum(line.quantity for line in lines if line.kind != "kv_page_seconds")
+    assert tokens == sum(event.input_tokens + event.output_tokens for event in events)
+    assert stage.value("SELECT coalesce(sum(amount_nanos), 0) FROM entries") == 0
+    assert stage.reconcile().ledger_drift_nanos == 0

@@ -1,0 +1,209 @@
+"""The worker as a process: it is stopped, killed and cut off from its servers, and bills every request exactly once."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from alembic import command
+
+from core import db, redis_keys
+from tenora.stack import embedded_servers
+from tenora.stack.program import free_port
+from tests.conftest import alembic_config, create_database, wait_until
+
+DIES_BEFORE_ACKNOWLEDGING = """
+import os, signal, sys
+import redis
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from core.db import connect
+from core.settings import PostgresSettings, RedisSettings
+
+class DyingRedis(redis.Redis):
+    def xack(self, *arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+stream = UsageStream(DyingRedis.from_url(RedisSettings().redis_url, protocol=2), "dying")
+Meter(connect(PostgresSettings()), stream, BillingSettings()).process(stream.read(count=100, block_ms=None))
+"""
+
+
+def environment(postgres_dsn: str, redis_url: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "TENORA_POSTGRES_DSN": postgres_dsn,
+        "TENORA_REDIS_URL": redis_url,
+        "TENORA_BILLING_RECLAIM_IDLE_MS": "300",
+        "TENORA_BILLING_BLOCK_MS": "100",
+        "TENORA_BILLING_BACKOFF_MS_MAX": "300",
+        "TENORA_BILLING_BATCH_EVENTS_MAX": "20",
+        "TENORA_BILLING_ATTEMPTS_MAX": "2",
+    }
+
+
+@pytest.fixture
+def env(postgres_settings, redis_settings) -> dict[str, str]:
+    return environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+
+
+@contextmanager
+def worker(env, log: Path):
+    with log.open("ab") as out:
+        process = subprocess.Popen([sys.executable, "-m", "billing", "worker"], env=env, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def records(stage) -> int:
+    return stage.value("SELECT count(*) FROM usage_records")
+
+
+def test_the_worker_meters_and_leaves_cleanly_when_told_to(stage, env, tmp_path):
+    tenant = stage.tenant()
+    with worker(env, tmp_path / "log") as process:
+        stage.publish(*(stage.event(tenant) for _ in range(50)), b"poison")
+        wait_until(lambda: records(stage) == 50 and len(stage.dead_letters()) == 1, timeout_s=60, what="the ledger")
+        wait_until(lambda: stage.redis.xlen(redis_keys.USAGE_STREAM) == 1, what="the trimmed stream")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    log = (tmp_path / "log").read_text()
+    assert "billing worker stopped" in log
+    assert "Traceback" not in log
+    assert stage.pending == 0
+
+
+def test_a_worker_killed_between_commit_and_acknowledgement_bills_nothing_twice(stage, env, tmp_path):
+    tenant = stage.tenant()
+    stage.publish(*(stage.event(tenant) for _ in range(30)))
+    died = subprocess.run([sys.executable, "-c", DIES_BEFORE_ACKNOWLEDGING], env=env, timeout=60, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert (records(stage), stage.pending) == (30, 30)
+    with worker(env, tmp_path / "log"):
+        wait_until(lambda: stage.pending == 0, timeout_s=60, what="the second worker")
+    assert records(stage) == 30
+    assert stage.value("SELECT count(*) FROM transfers") == 30
+
+
+def test_a_worker_killed_again_and_again_loses_nothing_and_bills_nothing_twice(stage, env, tmp_path):
+    tenant = stage.tenant()
+    chance = random.Random(20_261_120)
+    published = 0
+    for _ in range(4):
+        with worker(env, tmp_path / "log") as process:
+            begun = records(stage)
+            for _ in range(10):
+                stage.publish(*(stage.event(tenant) for _ in range(25)))
+                published += 25
+            wait_until(lambda at_least=begun + 1: records(stage) >= at_least, timeout_s=60, what="a first record")
+            time.sleep(chance.uniform(0, 0.1))  # any instant will do: that is the point
+            process.kill()
+            process.wait()
+    with worker(env, tmp_path / "log"):
+        wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=60, what="the last worker")
+    found = stage.reconcile()
+    assert records(stage) == published
+    assert found.ledger_tokens == published * 120
+    assert (found.ledger_drift_nanos, found.dead_letters) == (0, 0)
+
+
+def test_two_workers_share_the_stream(stage, env, tmp_path):
+    tenant = stage.tenant()
+    with worker(env, tmp_path / "one"), worker(env, tmp_path / "other"):
+        for _ in range(20):
+            stage.publish(*(stage.event(tenant) for _ in range(25)))
+        wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=60, what="the two workers")
+    assert records(stage) == 500
+    assert stage.value("SELECT sum(amount_nanos) FROM entries") == 0
+
+
+def test_the_worker_survives_a_stream_that_vanishes(stage, env, tmp_path):
+    tenant = stage.tenant()
+    with worker(env, tmp_path / "log"):
+        stage.publish(stage.event(tenant))
+        wait_until(lambda: records(stage) == 1, timeout_s=60, what="the first record")
+        stage.redis.flushall()
+        stage.publish(stage.event(tenant))
+        wait_until(lambda: records(stage) == 2, what="the record after the flush")
+
+
+def test_the_worker_outlives_postgres_and_redis(tmp_path, stage_on):
+    postgres = embedded_servers.postgres(tmp_path / "pg", tmp_path, port=free_port(), password="test")
+    valkey = embedded_servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="test")
+    running = {server.program.name: server.program.start() for server in (postgres, valkey)}
+
+    def stop(server) -> None:
+        running[server.program.name].send_signal(server.program.stop_signal)
+        running[server.program.name].wait(60)
+
+    def start(server) -> None:
+        running[server.program.name] = server.program.start()
+
+    def up(server) -> bool:
+        return wait_until(server.program.ready, timeout_s=60, what=server.program.name)
+
+    try:
+        assert up(postgres)
+        assert up(valkey)
+        settings = create_database(postgres.url, "outage")
+        command.upgrade(alembic_config(settings), "head")
+        env = environment(settings.postgres_dsn, valkey.url)
+        with stage_on(settings, valkey.url) as stage, worker(env, tmp_path / "log"):
+            tenant = stage.tenant()
+            stage.publish(stage.event(tenant))
+            wait_until(lambda: records(stage) == 1, timeout_s=60, what="the first record")
+            stage.engine.dispose()
+            stop(postgres)
+            stage.publish(*(stage.event(tenant) for _ in range(30)))
+            wait_until(lambda: stage.pending > 0, what="a batch in hand")
+            start(postgres)
+            assert up(postgres)
+            wait_until(lambda: records(stage) == 31, timeout_s=60, what="the records after Postgres came back")
+            stop(valkey)
+            start(valkey)
+            assert up(valkey)
+            stage.publish(*(stage.event(tenant) for _ in range(10)))
+            wait_until(lambda: records(stage) == 41, timeout_s=60, what="the records after Redis came back")
+            assert stage.dead_letters() == []
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def stage_on(stage):
+    """The same stage, on other servers."""
+
+    @contextmanager
+    def build(postgres_settings, redis_url):
+        engine = db.connect(postgres_settings)
+        with type(stage.redis).from_url(redis_url, protocol=2) as redis:
+            yield type(stage)(engine, redis, stage.settings)
+        engine.dispose()
+
+    return build
+
+
+def test_dead_letters_are_put_back_by_a_command(stage, env):
+    stage.bill(b"poison")
+    for _ in range(2):
+        stage.retry_pending()
+    assert len(stage.dead_letters()) == 1
+    argv = [sys.executable, "-m", "billing", "redrive", "--count"]
+    done = subprocess.run([*argv, "5"], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1 dead letters put back\n"
+    assert stage.dead_letters() == []
+    assert stage.reconcile().unprocessed_events == 1
+    refused = subprocess.run([*argv, "0"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "--count" in refused.stderr

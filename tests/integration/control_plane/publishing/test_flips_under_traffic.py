@@ -1,0 +1,213 @@
+"""Flips and rollbacks under continuous traffic: the real API and worker, two gateways, two witness replicas."""
+
+import contextlib
+import json
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+import openai
+import pytest
+from redis import Redis
+
+from core import redis_keys
+from core.contracts.usage import UsageEvent
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.control_plane.ready_revisions import ready_revision
+from tests.fixtures.control_plane.worker import running_worker
+from tests.fixtures.gateway.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
+from tests.fixtures.uploads.peft_adapters import tiny_base
+from tests.fixtures.witness.answer import words_of
+
+pytestmark = pytest.mark.quiet
+
+FLIPS = 16
+CLIENTS_PER_GATEWAY = 3
+AMPLE = {
+    "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "concurrent_requests": 1000,
+    "kv_pages": 1_000_000, "tokens_per_month": 1_000_000_000,
+}  # fmt: skip
+
+
+@dataclass
+class Platform:
+    """What runs, and a tenant with an adapter of four revisions: engine names by revision id, oldest first."""
+
+    tenant: object
+    gateways: list[processes.GatewayProcess]
+    revisions: dict[str, str]
+
+    def flip(self, **body: object) -> dict:
+        return self.tenant.http.put("/api/v1/adapters/bot/aliases/prod", json=body).raise_for_status().json()
+
+
+@pytest.fixture
+def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
+    route = tiny_route()
+    base = msgspec.structs.replace(
+        tiny_base(id=route.id, hub_name=route.hub_name), tokenizer_json=tokenizer_json().decode(),
+        chat_template=CHATML, bos_token=route.bos_token, eos_token=route.eos_token, vocab_size=route.vocab_size,
+    )  # fmt: skip
+    api.register(base).raise_for_status()
+    tenant = api.tenant(**AMPLE)
+    adapter_id = tenant.adapter("bot", base)["id"]
+    revisions = dict(ready_revision(engine, adapter_id) for _ in range(4))
+    redis_url = settings.redis.redis_url
+    with contextlib.ExitStack() as up:
+        up.enter_context(Redis.from_url(redis_url)).set(redis_keys.QUOTAS_REBUILT, 1)  # no billing worker runs here
+        up.enter_context(running_worker(settings))
+        witnesses = [up.enter_context(processes.witness(tmp_path, redis_url, f"rep_{n}")) for n in range(2)]
+        for witness in witnesses:
+            witness.faults(token_interval_s=0.004, output_tokens=50)
+        wait_until(lambda: api.anyone.get("/readyz").status_code == 200, what="the control plane")
+        gateways = [
+            up.enter_context(processes.gateway(tmp_path, redis_url, f"gateway_{n}", beat_lease_s=2)) for n in range(2)
+        ]
+        yield Platform(tenant, gateways, revisions)
+
+
+@dataclass
+class Answer:
+    """One request as its caller saw it; times of the monotonic clock."""
+
+    sent: float
+    first: float
+    engine_name: str | None  # None where the words are no revision's, or those of two
+
+
+@dataclass
+class Traffic:
+    """Callers that never pause, until the block ends."""
+
+    platform: Platform
+    answers: list[Answer] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=self._call, args=(gateway.url, f"{number}-{place}", stop))
+            for number, gateway in enumerate(self.platform.gateways)
+            for place in range(CLIENTS_PER_GATEWAY)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: len(self.answers) >= len(threads) or self.failures, what="traffic")
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(30)
+
+    def _call(self, url: str, prompt: str, stop: threading.Event) -> None:
+        spoken = {"".join(words_of(name, json.dumps(prompt), 50)): name for name in self.platform.revisions.values()}
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=self.platform.tenant.key, max_retries=0, timeout=30)
+        with client:
+            while not stop.is_set():
+                sent = time.monotonic()
+                try:
+                    chunks = client.completions.create(model="bot", prompt=prompt, stream=True)
+                    texts = []
+                    first = 0.0
+                    for chunk in chunks:
+                        first = first or time.monotonic()
+                        texts.append(chunk.choices[0].text)
+                except openai.OpenAIError as error:
+                    self.failures.append(error)
+                    return
+                self.answers.append(Answer(sent, first, spoken.get("".join(texts))))
+
+
+@dataclass
+class Flip:
+    began: float
+    acknowledged: float
+    engine_name: str
+
+
+def allowed(answer: Answer, flips: list[Flip]) -> set[str]:
+    """What may serve a request: what the last flip acknowledged before it was sent points at, or one that began since
+    and before its first token.
+    """
+    last = max(number for number, flip in enumerate(flips) if flip.acknowledged <= answer.sent)
+    return {flip.engine_name for flip in flips[last:] if flip.began <= answer.first}
+
+
+def test_no_request_is_served_by_the_wrong_revision_after_a_flip_is_acknowledged(platform, redis, capsys):
+    ids = list(platform.revisions)
+    flips: list[Flip] = []
+
+    def flip(**body: object) -> dict:
+        began = time.monotonic()
+        moved = platform.flip(**body)
+        assert (moved["acknowledged"], moved["gateways"]) == (True, 2), moved
+        flips.append(Flip(began, time.monotonic(), platform.revisions[moved["alias"]["revision"]]))
+        return moved
+
+    flip(revision=ids[0])
+    traffic = Traffic(platform)
+    with traffic.running():
+        for number in range(FLIPS // 2):
+            moved = flip(revision=ids[(number + 1) % 4])
+            time.sleep(0.2)  # for traffic that no flip meets
+            flip(**moved["previous"])  # and back again
+            time.sleep(0.2)
+            flip(revision=ids[(number + 1) % 4])
+    assert not traffic.failures
+    wrong = [answer for answer in traffic.answers if answer.engine_name not in allowed(answer, flips)]
+    strict = [answer for answer in traffic.answers if len(allowed(answer, flips)) == 1]
+    crossed = [answer for answer in traffic.answers if len(allowed(answer, flips)) > 1]
+    took_ms = [round((flip.acknowledged - flip.began) * 1000) for flip in flips]
+    with capsys.disabled():
+        print(
+            f"\n{len(flips)} flips, acknowledged by 2 gateways in ms: p50 {statistics.median(took_ms):.0f}, "
+            f"max {max(took_ms)}; {len(traffic.answers)} requests, {len(crossed)} of them met by a flip, "
+            f"{len(wrong)} served by a wrong revision"
+        )
+    assert wrong == []
+    assert all(answer.engine_name for answer in traffic.answers), "an answer of two revisions, or of none"
+    assert len(strict) > 20
+    assert len(crossed) > 20
+    assert max(took_ms) < 1000
+    assert _billed(redis, platform) == len(traffic.answers)
+
+
+def _billed(redis, platform) -> int:
+    """How many requests were billed, each to the revision that a replica served."""
+    events = [
+        msgspec.json.decode(entry[b"event"], type=UsageEvent) for _, entry in redis.xrange(redis_keys.USAGE_STREAM)
+    ]
+    assert {event.revision_id for event in events} <= set(platform.revisions)
+    assert all(event.outcome == "done" and event.output_tokens == 50 for event in events)
+    return len(events)
+
+
+def test_a_gateway_that_died_is_waited_for_only_as_long_as_it_may_still_be_taken_for_alive(platform):
+    ids = list(platform.revisions)
+    assert platform.flip(revision=ids[0])["gateways"] == 2
+    dead = platform.gateways[1].process
+    dead.send_signal(signal.SIGSTOP)  # it may come back with what it knew
+    try:
+        wait_until(lambda: platform.flip(revision=ids[1])["acknowledged"], timeout_s=10, what="its lease to end")
+        assert platform.flip(revision=ids[1])["gateways"] == 1
+    finally:
+        dead.send_signal(signal.SIGCONT)
+    headers = {"authorization": f"Bearer {platform.tenant.key}"}
+    with httpx.Client(base_url=platform.gateways[1].url, headers=headers, timeout=30) as client:
+        for _ in range(20):  # back from the dead it serves by what was acknowledged without it, or not at all
+            answer = client.post("/v1/completions", json={"model": "bot", "prompt": "hi", "max_tokens": 1})
+            served = answer.headers.get("x-tenora-revision")
+            assert (answer.status_code, served) == (200, ids[1]) or _is_behind(answer), answer.text
+    wait_until(lambda: platform.flip(revision=ids[2])["gateways"] == 2, what="both gateways again")
+
+
+def _is_behind(answer: httpx.Response) -> bool:
+    return answer.status_code == 503 and answer.json()["error"]["code"] == "gateway_behind"

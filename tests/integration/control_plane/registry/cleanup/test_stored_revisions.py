@@ -1,0 +1,201 @@
+"""Stored revisions: recorded only when they lie there whole, removed only with the last that refers to them."""
+
+import secrets
+import threading
+
+import pytest
+
+from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE
+from adapters.object_store.revision_store import revision_prefix
+from adapters.object_store.s3 import Bucket
+from adapters.settings import StoreSettings, UploadSettings
+from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
+from control_plane.registry.cleanup.stored_revisions import StoredRemoval
+from control_plane.registry.review.validation_worker import Validator
+from control_plane.registry.revisions import stored_digests
+from control_plane.registry.revocations.receipts import ReceiptCollector
+from core import db
+from tests.fixtures.control_plane.registry_rows import add_revision, impatient
+from tests.fixtures.control_plane.worker import upload
+from tests.fixtures.uploads.peft_adapters import write_adapter
+
+
+@pytest.fixture
+def s3_settings(s3_settings):
+    """A bucket for each test: a sweep would remove what other tests have stored."""
+    own = s3_settings.model_copy(update={"s3_bucket": f"removal-{secrets.token_hex(6)}"})
+    Bucket(own, StoreSettings()).ensure()
+    return own
+
+
+@pytest.fixture
+def removal(engine, store) -> StoredRemoval:
+    return StoredRemoval(engine, store, impatient())
+
+
+@pytest.fixture
+def validator(engine, store) -> Validator:
+    return Validator(engine, store, UploadSettings(), impatient(canary_required=False))
+
+
+@pytest.fixture
+def forget(engine, redis):
+    """Let every live replica, of which there is none, have answered."""
+    return ReceiptCollector(engine, redis, impatient()).step
+
+
+def validated(tenant, validator, name: str, base, folder) -> str:
+    """Upload and validate; returns the digest."""
+    tenant.adapter(name, base)
+    path = upload(tenant, name, folder)
+    assert validator.step()
+    revision = tenant.http.get(path).json()
+    assert revision["status"] == "ready", revision
+    return revision["sha256"]
+
+
+def lies(store, digest: str) -> bool:
+    return any(store.bucket.head(revision_prefix(digest) + name) is not None for name in (MANIFEST_FILE, WEIGHTS_FILE))
+
+
+def states(tenant) -> set[str]:
+    return {each["state"] for each in tenant.http.get("/api/v1/revocations").json()["data"]}
+
+
+def test_the_object_goes_after_its_quarantine_with_the_last_adapter_of_its_digest(
+    api, base, engine, store, validator, removal, forget, tmp_path
+):
+    ours, theirs = api.tenant(), api.tenant()
+    folder = write_adapter(tmp_path / "a", base, seed=101)
+    digest = validated(ours, validator, "bot", base, folder)
+    assert validated(theirs, validator, "bot", base, folder) == digest
+    removal.step()
+    assert lies(store, digest)
+    ours.http.delete("/api/v1/adapters/bot").raise_for_status()
+    removal.step()
+    assert states(ours) == {"stopping"}, "replicas have not answered"
+    forget()
+    patient = StoredRemoval(engine, store, impatient(revocation_quarantine_s=3600))
+    patient.step()
+    assert states(ours) == {"quarantined"}
+    removal.step()
+    assert (states(ours), lies(store, digest)) == ({"removed"}, True), "another tenant's adapter is the same"
+    theirs.http.delete("/api/v1/adapters/bot").raise_for_status()
+    forget()
+    patient.step()
+    assert lies(store, digest)
+    for _ in range(2):
+        removal.step()
+        assert (states(theirs), lies(store, digest)) == ({"removed"}, False)
+
+
+def test_what_a_dead_worker_stored_and_no_row_knows_goes_when_it_is_old(api, base, engine, store, validator, tmp_path):
+    tenant = api.tenant()
+    kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
+    orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
+    with engine.begin() as connection:  # as if it had died before it recorded, and the adapter were deleted then
+        change = "UPDATE revisions SET status = 'rejected', digest = NULL, checked_digest = NULL WHERE digest = %s"
+        connection.exec_driver_sql(change, (orphan,))
+    sweep(OrphanSweep(engine, store, impatient()))
+    assert lies(store, orphan), "it may still be recorded"
+    sweep(OrphanSweep(engine, store, impatient(orphan_age_s=0, cleanup_batch_max=1)))
+    assert (lies(store, orphan), lies(store, kept)) == (False, True)
+
+
+def sweep(orphans: OrphanSweep) -> None:
+    while orphans.step():
+        pass
+
+
+def test_what_a_failed_canary_leaves_is_removed_too(api, base, engine, store, removal, validator, tmp_path):
+    tenant = api.tenant()
+    digest = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=102))
+    with engine.begin() as connection:
+        change = "UPDATE revisions SET status = 'rejected', digest = NULL, decided_at = now()"
+        connection.exec_driver_sql(change)
+    removal.step()
+    assert not lies(store, digest)
+
+
+def test_a_verdict_that_comes_after_the_deletion_leaves_nothing_stored(
+    api, base, engine, store, validator, tmp_path, monkeypatch
+):
+    tenant = api.tenant()
+    tenant.adapter("bot", base)
+    upload(tenant, "bot", write_adapter(tmp_path / "a", base, seed=103))
+    put, digests = store.put_revision, []
+
+    def put_then_delete(folder, manifest):
+        digests.append(put(folder, manifest))
+        tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
+        return digests[-1]
+
+    monkeypatch.setattr(store, "put_revision", put_then_delete)
+    assert validator.step()
+    assert not lies(store, digests[0])
+
+
+def test_what_is_removed_while_it_is_validated_again_is_stored_again(
+    api, base, engine, store, validator, removal, forget, tmp_path
+):
+    """The old copy goes after the new upload found it stored, and before that upload is recorded."""
+    tenant = api.tenant()
+    folder = write_adapter(tmp_path / "a", base, seed=104)
+    digest = validated(tenant, validator, "bot", base, folder)
+    tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
+    forget()
+    tenant.adapter("bot", base)
+    path = upload(tenant, "bot", folder)
+    put = store.put_revision
+
+    def put_then_remove(work, manifest):
+        found = put(work, manifest)
+        removal.step()
+        return found
+
+    store.put_revision = put_then_remove
+    assert validator.step()
+    assert tenant.http.get(path).json()["status"] == "validating", "not recorded: it is not there"
+    store.put_revision = put
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")
+    assert validator.step()
+    assert tenant.http.get(path).json()["status"] == "ready"
+    assert lies(store, digest)
+    removal.step()
+    assert lies(store, digest)
+
+
+def test_a_digest_is_decided_by_one_at_a_time(engine):
+    digest, order, holding = "f" * 64, [], threading.Event()
+
+    def second() -> None:
+        holding.wait(10)
+        with stored_digests.digest_lock(engine, digest):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with stored_digests.digest_lock(engine, digest):
+        holding.set()
+        thread.join(0.3)
+        with stored_digests.digest_lock(engine, "e" * 64):
+            order.append("another digest")
+        order.append("first")
+    thread.join(10)
+    assert order == ["another digest", "first", "second"]
+
+
+def test_who_refers_to_a_digest_is_whoever_may_still_need_it(api, base, engine):
+    tenant = api.tenant()
+    tenant.adapter("bot", base)
+    one, two = (add_revision(engine, tenant, "bot", digest="d" * 64, ready=ready) for ready in (True, False))
+    with db.unit_of_work(engine) as session:
+        assert (stored_digests.others(session, "d" * 64), stored_digests.others(session, "d" * 64, than=one["id"])) == (
+            2,
+            1,
+        )
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET stored_removed_at = now() WHERE id = %s", (two["id"],))
+    with db.unit_of_work(engine) as session:
+        assert stored_digests.others(session, "d" * 64, than=one["id"]) == 0

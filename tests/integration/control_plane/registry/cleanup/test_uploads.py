@@ -1,0 +1,101 @@
+"""What uploads that stopped half-way leave behind, and that it goes: objects, open multipart uploads, folders."""
+
+import os
+import signal
+
+import httpx
+import pytest
+
+from adapters.object_store.multipart import PART_BYTES_MIN
+from adapters.object_store.upload_store import upload_key
+from control_plane.registry.cleanup.uploads import UploadCleanup
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.worker import running_worker, silent_s3, upload
+from tests.fixtures.uploads.large_uploads import settings_in_parts, tenant_of_large_uploads
+
+SHA = "0" * 64
+FILES = [
+    {"path": "adapter_config.json", "size_bytes": 2, "sha256": SHA},
+    {"path": "adapter_model.safetensors", "size_bytes": PART_BYTES_MIN + 10, "sha256": SHA},
+]
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def settings(postgres_settings, redis_settings, s3_settings):
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
+
+
+@pytest.fixture
+def tenant(api, base):
+    return tenant_of_large_uploads(api, base)
+
+
+@pytest.fixture
+def cleanup(engine, uploads):
+    return UploadCleanup(engine, uploads, upload_expires_s=3600, url_expires_s=60, batch_max=10)
+
+
+def open_uploads(uploads, prefix: str) -> list[str]:
+    listed = uploads.bucket.client.list_multipart_uploads(Bucket=uploads.bucket.name, Prefix=prefix)
+    return [each["UploadId"] for each in listed.get("Uploads", [])]
+
+
+def grow_older(engine, by: str = "2 hours") -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE revisions SET created_at = created_at - interval '{by}'")
+
+
+def test_an_upload_in_parts_that_nobody_goes_on_with_is_given_up(tenant, engine, uploads, cleanup):
+    revision = tenant.announce("router", FILES)
+    first = revision["uploads"][1]["parts"][0]
+    httpx.put(first["url"], content=bytes(first["size_bytes"])).raise_for_status()
+    key = upload_key(revision["id"], WEIGHTS)
+    cleanup.step()
+    assert len(open_uploads(uploads, key)) == 1, "it may still be completed"
+    grow_older(engine)
+    cleanup.step()
+    assert open_uploads(uploads, key) == []
+    assert httpx.put(first["url"], content=bytes(first["size_bytes"])).status_code == 404
+    now = tenant.http.get(f"/api/v1/adapters/router/revisions/{revision['id']}").json()
+    assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
+
+
+def test_open_parts_of_a_decided_revision_go_with_its_objects(tenant, engine, uploads, cleanup):
+    revision = tenant.announce("router", FILES)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET status = 'rejected', report = '{}'")
+    grow_older(engine, "10 minutes")
+    cleanup.step()
+    assert open_uploads(uploads, upload_key(revision["id"], WEIGHTS)) == []
+
+
+def test_an_upload_that_no_row_knows_is_given_up_once_it_is_old(engine, uploads, cleanup):
+    key = "uploads/rev_nobody/file"
+    upload_id = uploads.open_multipart(key)
+    cleanup.step()
+    assert open_uploads(uploads, key) == [upload_id]
+    hurried = UploadCleanup(engine, uploads, upload_expires_s=-3600, url_expires_s=-3600, batch_max=10)
+    while hurried.step():
+        pass
+    assert open_uploads(uploads, key) == []
+
+
+def test_the_folder_of_a_killed_worker_is_removed_by_the_next(api, base, settings, tmp_path):
+    from tests.fixtures.uploads.peft_adapters import write_adapter
+
+    work = tmp_path / "work"
+    work.mkdir()
+    tenant = api.tenant()
+    tenant.adapter("voice", base)
+    upload(tenant, "voice", write_adapter(tmp_path / "a", base))
+    with (
+        silent_s3() as endpoint,
+        running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_S3_ENDPOINT=endpoint) as worker,
+    ):
+        left = wait_until(lambda: list(work.iterdir()), what="a folder")
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    assert list(work.iterdir()) == left, "a killed process removes nothing"
+    with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_VALIDATION_LEASE_S="30"):
+        wait_until(lambda: not left[0].exists(), what="removal")

@@ -1,0 +1,340 @@
+"""The run on a replica before a revision is ready: asked, answered, lost, refused, waited for. Agents are played."""
+
+import json
+
+import msgspec
+import pytest
+
+from control_plane.registry.review.canary_worker import CanaryExchange
+from core import redis_keys
+from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
+from tests.fixtures.control_plane.registry_rows import add_revision, beat, impatient
+
+
+@pytest.fixture
+def exchange(engine, redis) -> CanaryExchange:
+    return CanaryExchange(engine, redis, impatient())
+
+
+@pytest.fixture
+def tenant(api, base):
+    tenant = api.tenant()
+    tenant.adapter("bot", base)
+    return tenant
+
+
+def jobs(redis, base, rank_class: int = 16) -> list[CanaryJob]:
+    """Take every job of a pool, the oldest first."""
+    taken = []
+    while encoded := redis.rpop(redis_keys.canary_jobs(base.id, rank_class)):
+        taken.append(msgspec.json.decode(encoded, type=CanaryJob))
+    return taken
+
+
+def result(redis, job: CanaryJob, code: str | None = None, **changes) -> None:
+    said = CanaryResult(
+        **{
+            "revision_id": job.revision_id,
+            "attempt": job.attempt,
+            "replica_id": "rep_1",
+            "code": code,
+            "message": "it said nothing",
+            "prompt": "Hello",
+            "base_answer": "Hi",
+            "adapter_answer": "Ahoy",
+            "logprob_difference": 1.5,
+            "load_ms": 12,
+        }
+        | changes
+    )
+    redis.lpush(redis_keys.CANARY_RESULTS, msgspec.json.encode(said))
+
+
+def seen(tenant, revision: dict) -> dict:
+    return tenant.http.get(f"/api/v1/adapters/bot/revisions/{revision['id']}").raise_for_status().json()
+
+
+def grow_older(engine, seconds: int) -> None:
+    with engine.begin() as connection:
+        change = f"canary_asked_at = canary_asked_at - interval '{seconds} s'"
+        connection.exec_driver_sql(f"UPDATE revisions SET {change}")
+
+
+def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine, redis, relay, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    waiting = seen(tenant, revision)
+    assert (waiting["status"], waiting["stage"], waiting["sha256"]) == ("validating", "canary", None)
+    (job,) = jobs(redis, base)
+    assert (job.revision_id, job.engine_name, job.attempt) == (revision["id"], revision["engine_name"], 1)
+    result(redis, job)
+    exchange.step()
+    ready = seen(tenant, revision)
+    assert (ready["status"], ready["stage"], ready["sha256"]) == ("ready", None, revision["digest"])
+    assert ready["report"]["notes"] == ["a note"]
+    assert ready["report"]["canary"] == {
+        "prompt": "Hello",
+        "base_answer": "Hi",
+        "adapter_answer": "Ahoy",
+        "logprob_difference": 1.5,
+        "load_ms": 12,
+        "replica": "rep_1",
+    }
+    relay.rebuild("test")
+    assert redis.hexists(redis_keys.snapshot("adapters"), f"{tenant.id}/bot")
+    assert redis.llen(redis_keys.CANARY_RESULTS) == 0
+
+
+@pytest.mark.parametrize("code", ["canary_failed_to_load", "canary_not_finite", "canary_no_effect"])
+def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, engine, redis, relay, exchange, code):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    (job,) = jobs(redis, base)
+    result(redis, job, code, adapter_answer="\0" * 3, logprob_difference=None)
+    exchange.step()
+    rejected = seen(tenant, revision)
+    (problem,) = rejected["report"]["problems"]
+    assert (rejected["status"], rejected["sha256"], problem["code"]) == ("rejected", None, code)
+    assert problem["message"].startswith("it said nothing; ")
+    assert "upload a corrected adapter" in problem["message"]
+    assert rejected["report"]["canary"]["adapter_answer"] == "\N{REPLACEMENT CHARACTER}" * 3
+    relay.rebuild("test")
+    assert not redis.exists(redis_keys.snapshot("adapters"))
+
+
+def test_a_lost_job_is_asked_again_and_a_late_answer_is_dropped(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    exchange.step()
+    (first,) = jobs(redis, base)
+    assert first.attempt == 1, "asked once while its time runs"
+    grow_older(engine, 31)
+    exchange.step()
+    (second,) = jobs(redis, base)
+    assert second.attempt == 2
+    result(redis, msgspec.structs.replace(second, attempt=1), "canary_no_effect")
+    redis.lpush(redis_keys.CANARY_RESULTS, b"{")
+    result(redis, second)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+    result(redis, second, "canary_no_effect")
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready", "what is decided stays so"
+
+
+def test_a_run_that_went_well_counts_though_it_was_slow(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    (first,) = jobs(redis, base)
+    grow_older(engine, 31)
+    exchange.step()
+    result(redis, first)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    result(redis, jobs(redis, base)[0])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE revisions RENAME TO away")
+    with pytest.raises(Exception, match="revisions"):
+        exchange.step()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO revisions")
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_pool_that_never_answers_gets_the_revision_rejected(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    for attempt in (1, 2, 3):
+        exchange.step()
+        assert [job.attempt for job in jobs(redis, base)] == [attempt]
+        grow_older(engine, 31)
+    exchange.step()
+    rejected = seen(tenant, revision)
+    assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
+
+
+def take(redis, job: CanaryJob, replica) -> None:
+    running = CanaryRunning(attempt=job.attempt, replica_id=replica.id, boot_id=replica.boot_id)
+    redis.set(redis_keys.canary_running(job.revision_id), msgspec.json.encode(running))
+
+
+def test_a_job_that_waits_or_runs_is_no_attempt_however_long_it_takes(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    replica = beat(redis, base.id)
+    for _ in range(5):
+        exchange.step()
+        assert redis.llen(redis_keys.canary_jobs(base.id, 16)) == 1
+        grow_older(engine, 31)
+    (job,) = jobs(redis, base)
+    take(redis, job, replica)
+    for _ in range(5):
+        exchange.step()
+        assert jobs(redis, base) == []
+        grow_older(engine, 31)
+    assert job.attempt == 1
+    result(redis, job)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_run_without_a_verdict_is_no_attempt_and_is_asked_again_after_its_time(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    for _ in range(5):
+        exchange.step()
+        (job,) = jobs(redis, base)
+        assert job.attempt == 1
+        result(redis, job, "canary_later")
+        exchange.step()
+        waiting = seen(tenant, revision)
+        assert (waiting["status"], jobs(redis, base)) == ("validating", [])
+        assert "gave no verdict" in waiting["report"]["notes"][-1]
+        grow_older(engine, 31)
+    exchange.step()
+    result(redis, jobs(redis, base)[0])
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_a_revision_that_costs_three_replicas_is_rejected_though_each_was_the_last(
+    base, tenant, engine, redis, exchange
+):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    for attempt in (1, 2, 3):
+        replica = beat(redis, base.id, replica_id="rep_1")
+        exchange.step()
+        (job,) = jobs(redis, base)
+        assert job.attempt == attempt
+        take(redis, job, replica)
+        redis.delete(redis_keys.replica(replica.id))
+        exchange.step()
+        assert seen(tenant, revision)["status"] == "validating"
+        grow_older(engine, 31)
+    beat(redis, base.id, replica_id="rep_1")
+    exchange.step()
+    rejected = seen(tenant, revision)
+    assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
+
+
+def test_a_good_answer_that_lies_there_is_read_before_the_last_attempt_is_given_up(
+    base, tenant, engine, redis, exchange
+):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    for _ in range(3):
+        exchange.step()
+        (job,) = jobs(redis, base)
+        grow_older(engine, 31)
+    result(redis, job)
+    exchange.step()
+    assert seen(tenant, revision)["status"] == "ready"
+
+
+def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False, rank=12)
+    beat(redis, base.id, rank_max=8)
+    beat(redis, base.id, state="starting")
+    beat(redis, "another-base")
+    for _ in range(5):
+        exchange.step()
+        grow_older(engine, 31)
+    waiting = seen(tenant, revision)
+    assert (waiting["status"], waiting["stage"]) == ("validating", "canary")
+    note = waiting["report"]["notes"][-1]
+    assert "rank 12" in note
+    assert jobs(redis, base, 8) == []
+    small, large = beat(redis, base.id, rank_max=16), beat(redis, base.id, rank_max=64)
+    exchange.step()
+    assert (len(jobs(redis, base, small.rank_max)), len(jobs(redis, base, large.rank_max))) == (1, 0)
+    assert note not in seen(tenant, revision)["report"]["notes"]
+
+
+def test_jobs_lost_with_their_pool_do_not_count(base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    for _ in range(4):
+        replica = beat(redis, base.id)
+        exchange.step()
+        assert [job.attempt for job in jobs(redis, base)] == [1]
+        redis.delete(redis_keys.replica(replica.id))
+        grow_older(engine, 31)
+        exchange.step()
+    assert seen(tenant, revision)["status"] == "validating"
+
+
+def test_a_pool_is_asked_no_more_than_it_can_take_in_turns_between_tenants(api, base, tenant, engine, redis, exchange):
+    other = api.tenant()
+    other.adapter("bot", base)
+    flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(6)]
+    single = add_revision(engine, other, "bot", ready=False)["id"]
+    beat(redis, base.id)
+    exchange.step()
+    first = jobs(redis, base)
+    assert [job.revision_id for job in first] == [flood[0], single]
+    exchange.step()
+    assert jobs(redis, base) == []
+    result(redis, first[0])
+    exchange.step()
+    assert [job.revision_id for job in jobs(redis, base)] == [flood[1]]
+
+
+def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engine, redis):
+    one_at_a_time = CanaryExchange(engine, redis, impatient(canary_jobs_per_replica=1))
+    other = api.tenant()
+    other.adapter("bot", base)
+    flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(4)]
+    single = add_revision(engine, other, "bot", ready=False)["id"]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET completed_at = now()")
+    beat(redis, base.id)
+    order = []
+    for _ in range(3):
+        one_at_a_time.step()
+        (job,) = jobs(redis, base)
+        order.append(job.revision_id)
+        result(redis, job)
+        one_at_a_time.step()
+        redis.delete(redis_keys.canary_jobs(base.id, 16))
+        grow_older(engine, 31)
+    assert order == [flood[0], single, flood[1]]
+
+
+def test_a_suspended_tenants_revision_is_neither_asked_nor_judged(api, base, tenant, engine, redis, exchange):
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    (job,) = jobs(redis, base)
+    path = f"/api/v1/admin/tenants/{tenant.id}"
+    api.admin.patch(path, json={"status": "suspended"}).raise_for_status()
+    result(redis, job, "canary_failed_to_load")
+    exchange.step()
+    grow_older(engine, 31)
+    exchange.step()
+    assert jobs(redis, base) == []
+    api.admin.patch(path, json={"status": "active"}).raise_for_status()
+    exchange.step()
+    assert [job.attempt for job in jobs(redis, base)] == [2]
+    assert seen(tenant, revision)["status"] == "validating"
+
+
+def test_a_result_for_a_deleted_adapter_changes_nothing(base, tenant, engine, redis, relay, exchange):
+    add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id)
+    exchange.step()
+    (job,) = jobs(redis, base)
+    tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
+    result(redis, job)
+    exchange.step()
+    relay.rebuild("test")
+    assert not redis.exists(redis_keys.snapshot("adapters"))
+    assert job.engine_name in json.loads(redis.hvals(redis_keys.snapshot("revocations"))[0])["engine_names"]

@@ -1,0 +1,171 @@
+"""Large uploads through the API: in parts, side by side, resumed after whatever cut them short, and a tenant's own."""
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from adapters.object_store.multipart import PART_BYTES_MIN
+from adapters.object_store.upload_store import upload_key
+from adapters.settings import StoreSettings
+from tests.fixtures.control_plane.api import running_api
+from tests.fixtures.uploads.large_uploads import settings_in_parts, tenant_of_large_uploads
+
+CONTENT = {
+    "adapter_config.json": b"{}",
+    "adapter_model.safetensors": os.urandom(2 * PART_BYTES_MIN + 1000),
+}
+WEIGHTS = "adapter_model.safetensors"
+FILES = [
+    {"path": path, "size_bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    for path, body in CONTENT.items()
+]
+
+
+@pytest.fixture
+def settings(postgres_settings, redis_settings, s3_settings):
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
+
+
+@pytest.fixture
+def tenant(api, base):
+    return tenant_of_large_uploads(api, base)
+
+
+def path_of(revision: dict, rest: str = "") -> str:
+    return f"/api/v1/adapters/router/revisions/{revision['id']}{rest}"
+
+
+def slices(uploads: list[dict]) -> list[tuple[str, int | None, str, dict, bytes]]:
+    """Every PUT that is asked for: file, part, URL, headers and bytes."""
+    puts = []
+    for upload in uploads:
+        body = CONTENT[upload["path"]]
+        if upload["url"] is not None:
+            assert upload["parts"] == []
+            puts.append((upload["path"], None, upload["url"], upload["headers"], body))
+        for part in upload["parts"]:
+            piece = body[part["offset_bytes"] : part["offset_bytes"] + part["size_bytes"]]
+            puts.append((upload["path"], part["number"], part["url"], part["headers"], piece))
+    return puts
+
+
+def send(puts) -> None:
+    for _, _, url, headers, body in puts:
+        httpx.put(url, headers=headers, content=body).raise_for_status()
+
+
+def missing(tenant, revision) -> list[tuple[str, int | None]]:
+    answer = tenant.http.get(path_of(revision, "/uploads")).raise_for_status().json()
+    assert (answer["id"], answer["status"]) == (revision["id"], "uploading")
+    return [(path, number) for path, number, *_ in slices(answer["uploads"])]
+
+
+def test_a_large_file_is_sent_in_parts_side_by_side_and_becomes_one_object(tenant, uploads):
+    revision = tenant.announce("router", FILES)
+    puts = slices(revision["uploads"])
+    assert [(path, number) for path, number, *_ in puts] == [
+        ("adapter_config.json", None), (WEIGHTS, 1), (WEIGHTS, 2), (WEIGHTS, 3),
+    ]  # fmt: skip
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda put: send([put]), puts))
+    assert missing(tenant, revision) == []
+    done = tenant.http.post(path_of(revision, "/complete"))
+    assert (done.status_code, done.json()["status"]) == (202, "validating")
+    key = upload_key(revision["id"], WEIGHTS)
+    stored = uploads.bucket.client.get_object(Bucket=uploads.bucket.name, Key=key)["Body"].read()
+    assert stored == CONTENT[WEIGHTS]
+    after = tenant.http.get(path_of(revision, "/uploads")).json()
+    assert (after["status"], after["uploads"]) == ("validating", [])
+
+
+def test_an_upload_goes_on_where_it_stopped(tenant):
+    revision = tenant.announce("router", FILES)
+    puts = slices(revision["uploads"])
+    send([puts[0], puts[1], puts[3]])
+    refused = tenant.http.post(path_of(revision, "/complete"))
+    assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (409, "artifact_missing", WEIGHTS)
+    assert "of its 3 parts, 1 were not uploaded (2)" in refused.json()["detail"]
+    assert missing(tenant, revision) == [(WEIGHTS, 2)]
+    send(slices(tenant.http.get(path_of(revision, "/uploads")).json()["uploads"]))
+    assert missing(tenant, revision) == []
+    assert tenant.http.post(path_of(revision, "/complete")).status_code == 202
+
+
+def test_an_upload_that_the_store_forgot_is_begun_anew(tenant, uploads):
+    revision = tenant.announce("router", FILES)
+    send(slices(revision["uploads"])[:3])
+    key = upload_key(revision["id"], WEIGHTS)
+    (open_now,) = uploads.bucket.client.list_multipart_uploads(Bucket=uploads.bucket.name, Prefix=key)["Uploads"]
+    uploads.abort_multipart(key, open_now["UploadId"])
+    refused = tenant.http.post(path_of(revision, "/complete"))
+    assert (refused.status_code, refused.json()["code"]) == (409, "artifact_missing")
+    again = tenant.http.get(path_of(revision, "/uploads")).json()["uploads"]
+    assert [(path, number) for path, number, *_ in slices(again)] == [(WEIGHTS, 1), (WEIGHTS, 2), (WEIGHTS, 3)]
+    send(slices(again))
+    assert tenant.http.post(path_of(revision, "/complete")).status_code == 202
+
+
+def test_a_replayed_announcement_goes_on_with_the_same_multipart_upload(tenant):
+    headers = {"idempotency-key": "k"}
+    first, again = (
+        tenant.http.post("/api/v1/adapters/router/revisions", json={"files": FILES}, headers=headers).json()
+        for _ in range(2)
+    )
+    assert first["id"] == again["id"]
+    puts = slices(first["uploads"])
+    send(puts[:2])
+    send(slices(again["uploads"])[2:])
+    assert missing(tenant, first) == []
+
+
+def test_many_who_resume_at_once_share_one_multipart_upload(tenant, uploads, engine):
+    revision = tenant.announce("router", FILES)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE upload_files SET s3_upload_id = NULL")
+    key = upload_key(revision["id"], WEIGHTS)
+    uploads.remove(revision["id"])
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: tenant.http.get(path_of(revision, "/uploads")).json(), range(6)))
+    ids = {httpx.URL(put[2]).params["uploadId"] for answer in answers for put in slices(answer["uploads"]) if put[1]}
+    opened = uploads.bucket.client.list_multipart_uploads(Bucket=uploads.bucket.name, Prefix=key)["Uploads"]
+    assert ids == {each["UploadId"] for each in opened}
+    assert len(ids) == 1
+
+
+def test_an_announcement_that_met_a_store_that_was_down_is_finished_by_asking_again(settings, tenant):
+    body, headers = {"files": FILES}, {"idempotency-key": "k", "authorization": f"Bearer {tenant.key}"}
+    nowhere = replace(
+        settings,
+        s3=settings.s3.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}),
+        store=StoreSettings(store_attempts_max=1, store_connect_timeout_s=1),
+    )
+    with running_api(nowhere) as cut_off:
+        refused = cut_off.anyone.post("/api/v1/adapters/router/revisions", json=body, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+    again = tenant.http.post("/api/v1/adapters/router/revisions", json=body, headers=headers)
+    assert again.status_code == 201
+    assert len(slices(again.json()["uploads"])) == 4
+    assert len(tenant.http.get("/api/v1/adapters/router/revisions").json()["data"]) == 1
+
+
+def test_nobody_else_can_resume_an_upload_and_a_reading_key_cannot_either(api, base, tenant):
+    revision = tenant.announce("router", FILES)
+    other = tenant_of_large_uploads(api, base)
+    refused = other.http.get(path_of(revision, "/uploads"))
+    assert (refused.status_code, refused.json()["code"]) == (404, "revision_not_found")
+    made = tenant.http.post("/api/v1/api-keys", json={"name": "reader", "scopes": ["adapters:read"]})
+    reader = api.client(made.raise_for_status().json()["key"])
+    assert reader.get(path_of(revision)).status_code == 200
+    assert reader.get(path_of(revision, "/uploads")).status_code == 403
+
+
+def test_there_are_no_urls_once_the_time_to_upload_is_over(tenant, engine):
+    revision = tenant.announce("router", FILES)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE revisions SET created_at = created_at - interval '2 hours'")
+    refused = tenant.http.get(path_of(revision, "/uploads"))
+    assert (refused.status_code, refused.json()["code"]) == (409, "upload_urls_expired")

@@ -1,0 +1,113 @@
+"""For how long a slice is good: its lease outlives the request that may be made of it, is renewed in time, and a slice
+that Redis may have given to others is spent by nobody.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from core import redis_keys
+from data_plane.gateway.admission.demand import Demand
+from data_plane.gateway.admission.quota_slices import Slices, lease_s
+from data_plane.gateway.quota.reservation import Reservations
+from data_plane.gateway.settings import SliceSettings
+from data_plane.gateway.settlement.journal import Journal
+from data_plane.gateway.settlement.redis_data_loss import RedisMemory
+from data_plane.gateway.settlement.replay_buffer import Kept
+from data_plane.gateway.settlement.settler import Settler
+from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.quota.levels import BLOCK, connected, granted
+
+LEASE_S = 80
+SETTINGS = SliceSettings(quota_slice_requests=2, quota_slice_tokens=256)
+
+
+@pytest.fixture
+async def place(redis_settings, tmp_path):
+    """Redis, slices of one gateway, and who gives back for them."""
+    async with connected(redis_settings.redis_url) as (redis, line):
+        quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
+        journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
+        memory, kept = RedisMemory(line, "gw_1", kept_s=60), Kept(journal, kept_s=1, count_max=10)
+        settler = Settler(
+            quota, journal, memory, kept, deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
+        )  # fmt: skip
+        yield redis, Slices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
+
+
+def demand() -> Demand:
+    limits = msgspec.structs.replace(AMPLE, when_quota_is_unavailable="slice")
+    return Demand(
+        request_id="req_1", limits=limits, allowance=granted(limits=limits), base_model="m", engine_name="m",
+        sequences=1, prompt_tokens=10, max_tokens=20, min_tokens=20,
+    )  # fmt: skip
+
+
+def aged(slices: Slices, seconds: float) -> None:
+    """As if that much time had gone by."""
+    for caller in slices._callers.values():
+        caller.slices = type(caller.slices)(
+            replace(each, renewed_at=each.renewed_at - seconds) for each in caller.slices
+        )
+
+
+async def expiries(redis, wanted: Demand) -> list[float]:
+    return [
+        score for _, score in await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1, withscores=True)
+    ]
+
+
+def test_a_lease_covers_the_silence_before_a_request_and_the_longest_it_runs():
+    """A slice is spent within a quarter of its lease, and the rest is as long as silence and request together."""
+    whole = lease_s(beat_lease_s=5, longest_s=610)
+    assert whole - whole / 4 >= 5 + 610
+
+
+async def test_a_slice_that_may_run_out_under_its_request_is_not_spent_until_it_is_renewed(place):
+    redis, slices, _ = place
+    wanted = demand()
+    slices.note(wanted)
+    await slices.look()
+    before = await expiries(redis, wanted)
+    aged(slices, LEASE_S / 4 + 1)
+    assert slices.spend(wanted, BLOCK) is None
+    await slices.look()
+    assert min(await expiries(redis, wanted)) >= max(before)
+    assert slices.spend(wanted, BLOCK).slice_id
+    assert slices.spend(wanted, BLOCK).slice_id
+    assert slices.spend(wanted, BLOCK) is None
+
+
+async def test_slices_are_renewed_long_before_they_are_too_old_and_not_at_every_look(place):
+    redis, slices, _ = place
+    wanted = demand()
+    slices.note(wanted)
+    await slices.look()
+    before = await expiries(redis, wanted)
+    aged(slices, LEASE_S / 8 - 1)
+    await slices.look()
+    assert await expiries(redis, wanted) == before
+    aged(slices, 2)
+    await asyncio.sleep(0.002)  # expiries are in whole milliseconds
+    await slices.look()
+    assert min(await expiries(redis, wanted)) > max(before)
+
+
+async def test_where_redis_has_lost_one_all_of_the_callers_are_given_back_and_taken_anew(place):
+    redis, slices, settler = place
+    wanted = demand()
+    slices.note(wanted)
+    await slices.look()
+    first, _ = await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1)
+    await redis.zrem(redis_keys.tenant_leases(wanted.tenant_id), first)
+    aged(slices, LEASE_S / 8)
+    await slices.look()
+    assert await settler.flush()
+    there = await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1)
+    assert len(there) == SETTINGS.quota_slice_requests
+    assert first not in there
+    assert await redis.hget(redis_keys.tenant_quota(wanted.tenant_id), "concurrent") == b"2"
+    spent = {slices.spend(wanted, BLOCK).slice_id.encode() for _ in there}
+    assert spent == set(there)

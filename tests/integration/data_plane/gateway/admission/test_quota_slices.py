@@ -1,0 +1,115 @@
+"""While Redis does not answer, a plan that says so is served from reservations made beforehand: as many and no more."""
+
+import contextlib
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from core import redis_keys
+from core.contracts.grants import Prices
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, Tenant, chat, stack_of_its_own
+
+PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=0)
+# For as long as its last heartbeat holds, a gateway serves without Redis; replicas' count as fresh so long.
+PATIENT = {**BRISK, "replica_stale_s": 1.5, "reserve_deadline_ms": 250, "beat_lease_s": 60, "quota_slice_tokens": 256}
+
+
+@pytest.fixture
+def own(tmp_path):
+    with stack_of_its_own(tmp_path, **PATIENT) as running:
+        yield running
+
+
+def slices_held(tenant: Tenant) -> bool:
+    quota = tenant.quota()
+    return (quota.get("concurrent"), quota.get("month_held")) == (2, 2 * 256)
+
+
+def refused(client: openai.OpenAI, **options: object) -> str | None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(client, **options)
+    assert caught.value.status_code == 503
+    return caught.value.code
+
+
+def test_slices_are_spent_while_redis_is_away_and_settled_and_taken_again_after(own):
+    stack, valkey, _ = own
+    tenant = stack.tenant(when_quota_is_unavailable="slice", prices=PRICES, spend_ceiling_nanos=1_000_000)
+    closed = stack.tenant()
+    client, other = tenant.sdk(), closed.sdk()
+    stack.witness.faults(output_tokens=20)
+    chat(other, max_tokens=20)
+    chat(client, max_tokens=20)
+    wait_until(lambda: slices_held(tenant), what="slices")
+    valkey.send_signal(signal.SIGSTOP)
+    time.sleep(2 * PATIENT["replica_stale_s"])
+    assert refused(other) == "quota_unavailable"
+    assert refused(client, max_tokens=500) == "quota_unavailable"  # more than a slice has
+    assert chat(client, max_tokens=20).usage.completion_tokens == 20
+    assert chat(client).usage.completion_tokens == 20  # who sets no max_tokens gets what the slice has
+    assert refused(client, max_tokens=1) == "quota_unavailable"
+    valkey.send_signal(signal.SIGCONT)
+    wait_until(lambda: len(tenant.events()) == 3, what="the settlements")
+    wait_until(lambda: slices_held(tenant), what="new slices")
+    assert tenant.quota()["month_used"] == sum(each.input_tokens + each.output_tokens for each in tenant.events())
+    assert {each.request_id for each in tenant.events()} == set(stack.witness.journal()) - {
+        each.request_id for each in closed.events()
+    }
+    stack.gateway.process.send_signal(signal.SIGTERM)
+    stack.gateway.process.wait(20)
+    assert tenant.holds_nothing()
+
+
+def test_slices_never_pass_a_limit_and_are_given_back_to_others(own):
+    """Two gateways, and a ceiling for three slices: together they serve three requests without Redis, not four."""
+    stack, valkey, _ = own
+    tenant = stack.tenant(when_quota_is_unavailable="slice", tokens_per_month=256 * 3 + 100)
+    with processes.gateway(stack.folder, stack.redis_url, "second", **PATIENT) as second:
+        clients = [tenant.sdk(), tenant.sdk(second.url)]
+        stack.witness.faults(output_tokens=1)
+        for client in clients:
+            chat(client, max_tokens=1)
+        wait_until(lambda: tenant.quota().get("concurrent") == 3, what="slices of both")
+        valkey.send_signal(signal.SIGSTOP)
+        served = 0
+        for client in clients * 3:
+            with contextlib.suppress(openai.InternalServerError):
+                chat(client, max_tokens=1)
+                served += 1
+        valkey.send_signal(signal.SIGCONT)
+        assert served == 3
+        wait_until(lambda: len(tenant.events()) == 5, what="the settlements")
+
+
+def test_a_slice_whose_replica_fails_moves_to_another_and_leaves_nothing_there(own):
+    stack, valkey, _ = own
+    tenant = stack.tenant(when_quota_is_unavailable="slice")
+    client = tenant.sdk()
+    with processes.witness(stack.folder, stack.redis_url, "rep_two") as second, ThreadPoolExecutor(1) as pool:
+        witnesses = {"rep_one": stack.witness, "rep_two": second}
+        chat(client, max_tokens=1)
+        wait_until(lambda: slices_held(tenant), what="slices")
+        for witness in witnesses.values():
+            witness.faults(hang=True)
+        before = {name: len(witness.lines()) for name, witness in witnesses.items()}
+        valkey.send_signal(signal.SIGSTOP)
+        answer = pool.submit(chat, client, max_tokens=1)
+        hanging = wait_until(
+            lambda: {name for name, witness in witnesses.items() if len(witness.lines()) > before[name]},
+            what="the request on a replica",
+        )
+        (other,) = set(witnesses) - hanging
+        witnesses[other].faults()
+        valkey.send_signal(signal.SIGCONT)
+        assert stack.client.ping()
+        witnesses[hanging.pop()].process.kill()
+        assert answer.result(20).usage.completion_tokens == 1
+        assert any("received" in line for line in witnesses[other].lines()[before[other] :])
+        wait_until(lambda: len(tenant.events()) == 2, what="the settlement")
+        for name in witnesses:
+            assert int(stack.client.hget(redis_keys.replica_held_pages(name), "total") or 0) == 0

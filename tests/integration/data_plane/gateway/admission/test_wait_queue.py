@@ -1,0 +1,228 @@
+"""The waiting room over heartbeats in a real Redis: who is seated when something changes, who is not passed over for
+ever, and that nobody who leaves takes a seat along.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from core import redis_keys
+from core.contracts.grants import KeyGrant, TenantGrant
+from core.contracts.replicas import ReplicaStatus, Residency
+from core.errors import Unavailable
+from data_plane.gateway.admission.assignment import Seat
+from data_plane.gateway.admission.demand import Demand
+from data_plane.gateway.admission.fair_queue import Bounds
+from data_plane.gateway.admission.pool_queue import Patience
+from data_plane.gateway.admission.wait_queue import WaitingRoom
+from data_plane.gateway.api.client_connection import ClientGone
+from data_plane.gateway.quota.allowance import PlatformLimits, allowance
+from data_plane.gateway.scheduling.fair_share import Told
+from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.placement import PlacementCosts, rank
+from data_plane.gateway.scheduling.replicas import Replicas
+from tests.fixtures.gateway.published import AMPLE
+
+COSTS = PlacementCosts(
+    store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
+)  # fmt: skip
+BOUNDS = Bounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5)
+PASSED_OVER_S = 0.2
+
+
+@pytest.fixture
+async def room(redis_settings) -> AsyncIterator[WaitingRoom]:
+    """One replica of ten pages and one slot."""
+    async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
+        status = ReplicaStatus(
+            id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=10,
+            pages_free=10, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1, residency_version=1,
+        )  # fmt: skip
+        residency = Residency(replica_id="rep_1", boot_id="b", version=1, slots=(None,), memory=(), disk=())
+        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
+        await client.set(redis_keys.replica_residency("rep_1"), msgspec.json.encode(residency))
+        await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
+        neighbours = Neighbours("gw_1", stale_ms=1000)
+        replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
+        await replicas.refresh()
+        patience = Patience(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
+        yield WaitingRoom(replicas, COSTS, BOUNDS, patience, Told(tenants_max=64, adapters_max=64))
+
+
+def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:
+    grant = TenantGrant(tenant_id=tenant_id, status="active", limits=AMPLE)
+    key = KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=())
+    return Demand(
+        request_id="req_1", limits=AMPLE, allowance=allowance(grant, key, PlatformLimits(), longest_ms=1000),
+        base_model="m", engine_name=f"{adapter}@{'a' * 64}" if adapter else "m", sequences=1, prompt_tokens=16,
+        max_tokens=16 * (pages - 1), min_tokens=1,
+    )  # fmt: skip
+
+
+def take(room: WaitingRoom, wanted: Demand) -> Seat:
+    """A seat at once, as Redis would confirm it."""
+    (candidate,) = room.ranking(wanted).now
+    seat = room.seat(wanted, candidate)
+    return hold(seat)
+
+
+def hold(seat: Seat) -> Seat:
+    held = seat.candidate.load.held_pages + seat.stay.pages
+    seat.stay.answered(held, granted_pages=seat.stay.pages)
+    return seat
+
+
+def free(room: WaitingRoom, seat: Seat) -> None:
+    seat.stay.give_back()
+    room.wake("m")
+
+
+async def a_moment() -> None:
+    """Who can be seated is seated, and hears of it."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def waits(room: WaitingRoom, wanted: Demand) -> "asyncio.Task[Seat]":
+    """A request that waits for its turn."""
+    entry = room.enter(wanted)
+    task = asyncio.create_task(room.turn(entry))
+    await asyncio.sleep(0)
+    return task
+
+
+async def seated(task: "asyncio.Task[Seat]") -> Seat:
+    async with asyncio.timeout(1):
+        return hold(await task)
+
+
+async def test_whoever_leaves_makes_room_for_the_next_at_once(room):
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    task = await waits(room, demand("tn_b"))
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    free(room, seats[0])
+    assert (await seated(task)).candidate.status.id == "rep_1"
+
+
+async def test_a_large_request_is_not_passed_over_for_ever(room):
+    seats = [take(room, demand("tn_small")) for _ in range(5)]
+    small = [await waits(room, demand("tn_small")) for _ in range(5)]
+    large = await waits(room, demand("tn_large", pages=8))
+    for _ in range(2):  # its turn comes, it does not fit, and small ones pass
+        free(room, seats.pop())
+        await a_moment()
+    passed = [task for task in small if task.done()]
+    assert len(passed) == 2
+    seats += [await seated(task) for task in passed]
+    await asyncio.sleep(1.5 * PASSED_OVER_S)
+    for _ in range(4):  # now what becomes free is kept for it
+        free(room, seats.pop())
+        await a_moment()
+    assert await seated(large)
+    assert sum(task.done() for task in small) == 2, "none of them passed it again"
+    for task in small:
+        task.cancel()
+
+
+async def test_an_adapter_that_has_no_slot_goes_anyway_once_it_is_overdue(room):
+    running = take(room, demand("tn_a", adapter="ad_a"))
+    other = await waits(room, demand("tn_b", adapter="ad_b"))
+    assert await seated(await waits(room, demand("tn_c"))), "a base model needs no slot"
+    await asyncio.sleep(1.5 * PASSED_OVER_S)
+    assert not other.done()
+    room.wake("m")
+    assert await seated(other)
+    assert running.candidate.load.adapters.keys() == {f"ad_a@{'a' * 64}", f"ad_b@{'a' * 64}"}
+
+
+async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(room):
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    leaving = await waits(room, demand("tn_b"))
+    staying = await waits(room, demand("tn_c"))
+    free(room, seats[0])
+    await asyncio.sleep(0)  # tn_b's turn, which it has not heard of yet
+    leaving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leaving
+    assert await seated(staying)
+    assert staying.result().candidate.load.held_pages == 10
+
+
+async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(room):
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    entry = room.enter(demand("tn_b"))
+    task = asyncio.create_task(room.turn(entry))
+    await asyncio.sleep(0)
+    room.hang_up(entry)
+    with pytest.raises(ClientGone):
+        await task
+    assert room.goes_first(demand("tn_c"))
+    free(room, seats[0])
+    assert seats[0].candidate.load.taken_pages == 8
+
+
+async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again(room):
+    entry = room.enter(demand("tn_b"))
+    seat = await room.turn(entry)
+    room.hang_up(entry)
+    room.put_back(entry, seat)
+    async with asyncio.timeout(1):
+        with pytest.raises(ClientGone):
+            await room.turn(entry)
+    assert room.goes_first(demand("tn_c"))
+
+
+async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(room, monkeypatch):
+    ranked = 0
+
+    def counted(*arguments, **options):
+        nonlocal ranked
+        ranked += 1
+        return rank(*arguments, **options)
+
+    monkeypatch.setattr("data_plane.gateway.admission.queue_scan.rank", counted)
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    waiting = [await waits(room, demand(f"tn_{number}")) for number in range(6)]
+    ranked = 0
+    for _ in range(20):
+        room.wake("m")
+        room.wake_all()
+    await a_moment()
+    assert ranked == 0, "no replica has a page"
+    for seat in seats[:2]:
+        free(room, seat)
+    await a_moment()
+    assert sum(task.done() for task in waiting) == ranked == 2
+    for task in waiting:
+        task.cancel()
+
+
+async def test_who_is_pushed_out_hears_it_with_an_honest_time(room):
+    seats = [take(room, demand("tn_a")) for _ in range(5)]
+    flood = [await waits(room, demand("tn_a")) for _ in range(5)]
+    other = await waits(room, demand("tn_b"))
+    newcomer = await waits(room, demand("tn_c"))
+    with pytest.raises(Unavailable) as refused:
+        await flood[-1]
+    assert (refused.value.code, refused.value.status) == ("overloaded", 503)
+    assert 0.5 <= refused.value.retry_after_s <= 60
+    for seat in seats:
+        free(room, seat)
+    assert await seated(other)
+    assert await seated(newcomer)
+    for task in flood[:-1]:
+        task.cancel()
+
+
+async def test_who_waited_in_vain_is_refused_at_the_bound(room):
+    take(room, demand("tn_a", pages=10))
+    entry = room.enter(demand("tn_b"))
+    entry.item.deadline = asyncio.get_running_loop().time() + 0.05
+    with pytest.raises(Unavailable):
+        await room.turn(entry)
+    assert room.goes_first(demand("tn_c"))

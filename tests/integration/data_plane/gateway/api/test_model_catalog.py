@@ -1,0 +1,186 @@
+"""Aliases, revisions and sessions through real gateways, and what an engine's door says of an adapter's loading."""
+
+import json
+from collections import Counter
+
+import httpx
+import openai
+import pytest
+
+from core import redis_keys
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.gateway.published import newest_name
+from tests.fixtures.witness.answer import fingerprint
+from tests.integration.data_plane.conftest import BRISK, chat
+
+DOOR_CODES = (
+    "store_unavailable", "store_timeout", "object_damaged", "adapter_cache_full", "adapter_cache_failed",
+    "adapter_download_stopped", "adapter_failed", "adapter_unusable", "engine_worker_unreachable",
+)  # fmt: skip
+LOAD = {"tier": "store", "load_ms": 412, "stall_ms": 9}
+
+
+def names(client: openai.OpenAI) -> list[str]:
+    return [model.id for model in client.models.list()]
+
+
+def of_revision(answer) -> str:
+    """The fingerprint of the engine name that answered."""
+    return answer.choices[0].message.content.split(" ")[0]
+
+
+def test_an_adapter_is_called_by_its_name_its_aliases_and_its_revisions(stack, tenant):
+    route = stack.publisher.adapter(tenant.id, "bot", revisions=3)
+    first, second, third = route.revisions
+    route = stack.publisher.alias(route, "prod", {second: 1})
+    route = stack.publisher.alias(route, "canary", {third: 1})
+    other = stack.tenant()
+    client, others = tenant.sdk(), other.sdk()
+    wait_until(lambda: names(client) == ["bot", "bot:canary", "bot:prod", "tiny-chat"], what="the aliases to be listed")
+    assert names(others) == ["tiny-chat"]
+    called = {"bot": second, "bot:prod": second, "bot:canary": third, f"bot@{first}": first}
+    for model, revision in called.items():
+        raw = client.chat.completions.with_raw_response.create(
+            model=model, messages=[{"role": "user", "content": "hi"}]
+        )  # fmt: skip
+        answer = raw.parse()
+        assert of_revision(answer) == fingerprint(route.engine_name(revision))
+        assert (answer.model, raw.headers["x-tenora-revision"]) == (model, revision)
+        with pytest.raises(openai.NotFoundError):
+            chat(others, model=model)
+    events = wait_until(lambda: len(tenant.events()) == 4 and tenant.events(), what="four usage events")
+    assert [event.revision_id for event in events] == list(called.values())
+    stack.publisher.alias(route, "prod", None)
+    wait_until(lambda: "bot:prod" not in names(client))
+    assert of_revision(chat(client, model="bot")) == fingerprint(route.engine_name(third))
+
+
+def test_the_same_digest_in_two_adapters_is_two_names_to_an_engine(stack):
+    """An engine's prefix cache tells adapters apart by name, so nothing of one is ever reused for the other."""
+    one, two = stack.tenant(), stack.tenant()
+    route = stack.publisher.adapter(one.id, "bot")
+    twin = stack.publisher.adapter(two.id, "bot")
+    twin = stack.publisher.route(
+        type(twin)(**{**{name: getattr(twin, name) for name in twin.__struct_fields__},
+                      "newest": route.newest, "revisions": route.revisions})
+    )  # fmt: skip
+    answers = []
+    for tenant, expected in ((one, route), (two, twin)):
+        client = tenant.sdk()
+        wait_until(lambda client=client: len(names(client)) == 2)
+        answers.append(of_revision(chat(client, model="bot")))
+        assert answers[-1] == fingerprint(newest_name(expected))
+    assert len(set(answers)) == 2
+
+
+def test_sessions_of_a_weighted_alias_stay_with_their_revision_at_every_gateway(stack, tenant):
+    route = stack.publisher.adapter(tenant.id, "bot", revisions=2)
+    stable, canary = route.revisions
+    stack.publisher.alias(route, "prod", {stable: 50, canary: 50})
+    with processes.gateway(stack.folder, stack.redis_url, "second", **BRISK) as second:
+        clients = [tenant.sdk(), tenant.sdk(second.url)]
+        wait_until(lambda: all("bot:prod" in names(client) for client in clients))
+        for number in range(12):
+            served = {
+                of_revision(chat(client, model="bot", extra_headers={"x-session-id": f"session-{number}"}))
+                for client in clients
+                for _ in range(2)
+            } | {of_revision(chat(client, model="bot", user=f"session-{number}")) for client in clients}
+            assert len(served) == 1
+        drawn = Counter(of_revision(chat(clients[number % 2], model="bot", max_tokens=1)) for number in range(60))
+    assert set(drawn) == {fingerprint(route.engine_name(revision)) for revision in (stable, canary)}
+    assert min(drawn.values()) > 10  # 60 fair draws: five standard deviations
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_door_says_of_loading_is_metered_and_never_shown(stack, tenant, stream):
+    stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    wait_until(lambda: "bot" in names(client))
+    stack.witness.faults(load=json.dumps(LOAD))
+    answer = httpx.post(
+        f"{stack.gateway.url}/v1/chat/completions",
+        json={"model": "bot", "messages": [{"role": "user", "content": "hi"}], "stream": stream},
+        headers={"authorization": f"Bearer {tenant.key}"},
+    )
+    assert answer.status_code == 200
+    assert "412" not in answer.text
+    assert "x-tenora-load" not in answer.headers
+    assert not any(line.startswith(":") for line in answer.text.splitlines())
+    event = tenant.event()
+    assert (event.outcome, event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("done", "store", 412, 9)
+    assert event.duration_ms >= (event.first_token_ms or 0)
+    assert (event.first_token_ms is not None) == stream
+
+
+def test_a_base_model_has_no_tier_and_its_engine_is_told_of_no_adapter(stack, tenant):
+    route = stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    wait_until(lambda: "bot" in names(client))
+    chat(client, model="tiny-chat", extra_headers={"x-tenora-adapter": "ad_victim@00"})
+    chat(client, model="bot", extra_headers={"x-tenora-adapter": "ad_victim@00"})
+    events = wait_until(lambda: len(tenant.events()) == 2 and tenant.events())
+    received = {one["received"]: one for one in stack.witness.received()}
+    sent = [{name.lower(): value for name, value in received[event.request_id]["headers"].items()} for event in events]
+    assert [headers.get("x-tenora-adapter") for headers in sent] == [None, newest_name(route)]
+    assert [headers.get("x-tenora-tenant") for headers in sent] == [None, tenant.id]
+    assert events[0].adapter_tier is None
+
+
+@pytest.mark.parametrize(("retry_after", "told"), [("7", "7"), ("soon", "1"), ("999999", "300"), ("0", "1")])
+def test_an_adapter_that_is_still_loading_is_a_503_to_come_back_for(stack, tenant, retry_after, told):
+    stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    wait_until(lambda: "bot" in names(client))
+    stack.witness.faults(loading=retry_after, times=1)
+    with pytest.raises(openai.InternalServerError) as refused:
+        chat(client, model="bot")
+    assert (refused.value.status_code, refused.value.code) == (503, "adapter_loading")
+    assert refused.value.response.headers["retry-after"] == told
+    assert refused.value.response.headers["x-should-retry"] == "true"
+    assert refused.value.response.json()["error"]["eta_s"] == 7
+    assert "secret" not in refused.value.response.text
+    wait_until(tenant.holds_nothing)
+    assert tenant.events() == []
+    assert chat(client, model="bot").choices
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [(code, 503, code) for code in DOOR_CODES] + [("secret_code", 502, "replica_failed")],
+)
+def test_why_a_replica_cannot_bring_an_adapter_in_is_told_by_a_known_code_alone(stack, tenant, code, status, told):
+    stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    wait_until(lambda: "bot" in names(client))
+    stack.witness.faults(loading="999", loading_code=code)
+    with pytest.raises(openai.InternalServerError) as refused:
+        chat(client, model="bot")
+    assert (refused.value.status_code, refused.value.code) == (status, told)
+    assert refused.value.response.headers.get("retry-after") == ("300" if status == 503 else None)
+    assert "secret" not in refused.value.response.text
+    wait_until(tenant.holds_nothing)
+    assert tenant.events() == []
+
+
+def test_a_gateway_says_by_which_snapshot_it_decides(stack):
+    """In well under a second after a change, and not at all once it has stopped."""
+    with processes.gateway(stack.folder, stack.redis_url, "passing", workers=2, **BRISK):
+
+        def beating() -> set[str]:
+            known = {member.decode() for member in stack.client.zrange(redis_keys.GATEWAYS, 0, -1)}
+            return {name for name in known if stack.client.exists(redis_keys.gateway(name))}
+
+        alive = wait_until(lambda: len(beating()) == 3 and beating(), what="three processes to beat")
+        stack.tenant()
+        generation = stack.publisher.generation
+
+        def all_have() -> bool:
+            said = [json.loads(stack.client.get(redis_keys.gateway(name)) or "{}") for name in alive]
+            return all(one.get("generation") == generation for one in said) and bool(said)
+
+        wait_until(all_have, timeout_s=5, what="every gateway to have the change")
+    left = {member.decode() for member in stack.client.zrange(redis_keys.GATEWAYS, 0, -1)}
+    assert len(left & alive) == 1
+    assert httpx.get(f"{stack.gateway.url}/readyz").json()["current"] is True

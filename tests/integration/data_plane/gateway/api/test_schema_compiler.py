@@ -1,0 +1,161 @@
+"""Schemas are compiled beside the gateway, as engines do it: what takes too long there costs nobody else anything."""
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import msgspec
+import psutil
+import pytest
+import redis.asyncio
+from pydantic import SecretStr
+
+from core.errors import InvalidRequest, TooManyRequests, Unavailable
+from data_plane.gateway.api.openai_request import BodyLimits, parse_call
+from data_plane.gateway.api.schema_compiler import Grammars
+from data_plane.gateway.settings import GatewaySettings
+from tests.fixtures.gateway.tiny_tokenizer import tiny_route
+from tests.integration.data_plane.conftest import chat
+
+HUGE = {"anyOf": [{"type": "string", "maxLength": 1_000_000 + number} for number in range(120)]}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z][a-z]+$"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"schema_compile_s": 2, "schemas_per_minute": 12}
+
+
+def schema_of(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+def tool(parameters: dict) -> dict:
+    return {"type": "function", "function": {"name": "look_up", "description": "Looks up.", "parameters": parameters}}
+
+
+def post(stack, tenant, **fields: object) -> httpx.Response:
+    body = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], **fields}
+    headers = {"Authorization": f"Bearer {tenant.key}"}
+    return httpx.post(f"{stack.gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+
+
+def test_a_schema_that_compiles_reaches_the_engine_as_it_is(stack, tenant):
+    client, person = tenant.sdk(), {**PERSON, "title": "Person"}
+    compiled = stack.gateway.metric("tenora_gateway_schema_seconds_count")
+    for _ in range(2):
+        assert chat(client, response_format=schema_of(person)).choices
+    sent = stack.witness.received()[-1]["body"]
+    assert sent["response_format"] == schema_of(person)
+    assert stack.gateway.metric("tenora_gateway_schema_seconds_count") == compiled + 1  # then it was known
+
+
+def test_a_schema_that_takes_too_long_is_refused_and_holds_up_nobody(stack, tenant):
+    client = tenant.sdk()
+    chat(client, response_format=schema_of({**PERSON, "title": "first"}))  # the compiler runs
+    lost = stack.gateway.metric("tenora_gateway_schema_compilers_lost_total")
+    refusals: list[httpx.Response] = []
+    bomb = threading.Thread(target=lambda: refusals.append(post(stack, tenant, response_format=schema_of(HUGE))))
+    bomb.start()
+    slowest = 0.0
+    while bomb.is_alive():
+        began = time.monotonic()
+        assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
+        slowest = max(slowest, time.monotonic() - began)
+    (refusal,) = refusals
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "schema_too_complex")
+    assert slowest < 1  # it took two seconds, elsewhere
+    assert post(stack, tenant, response_format=schema_of(HUGE)).json()["error"]["code"] == "schema_too_complex"
+    assert stack.gateway.metric("tenora_gateway_schema_compilers_lost_total") == lost + 1  # not tried again
+    assert chat(client, response_format=schema_of({**PERSON, "title": "another"})).choices  # another compiler
+
+
+def test_the_schemas_of_tools_are_compiled_as_well(stack, tenant):
+    tenant.sdk()
+    bad = {"type": "object", "properties": {"city": {"type": "string", "pattern": "["}}}
+    error = post(stack, tenant, tools=[tool(PERSON), tool(bad)]).json()["error"]
+    assert (error["code"], error["param"]) == ("schema_invalid", "tools[1].function.parameters")
+    assert "/project" not in error["message"]
+
+
+def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(stack, tenant):
+    client = tenant.sdk()
+    for number in range(3):
+        assert chat(client, response_format=schema_of({**PERSON, "title": f"innocent {number}"})).choices
+        for child in psutil.Process(stack.gateway.process.pid).children(recursive=True):
+            if "data_plane.gateway.api.schema_compiler_process" in child.cmdline():
+                child.kill()
+        time.sleep(0.1 * number)  # soon after and when the gateway has noticed
+
+
+async def test_without_a_compiler_or_a_tokenizer_nothing_is_served(stack):
+    absent = msgspec.structs.replace(tiny_route(), tokenizer_sha256="absent")
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        for route, start_s in ((tiny_route(), 0.01), (absent, 30)):
+            grammars = compiler(client, stack.redis_url, schema_start_s=start_s)
+            with pytest.raises(Unavailable, match="cannot be compiled now"):
+                await grammars.check("tn_a", route, asks(PERSON))
+            await grammars.close()
+
+
+def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> Grammars:
+    secret = SecretStr("a secret of the tests")
+    settings = GatewaySettings(redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
+    return Grammars(client, settings)
+
+
+def asks(schema: dict):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "response_format": schema_of(schema)}
+    return parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
+
+
+async def test_a_burst_of_bombs_holds_up_the_next_tenant_for_one_of_them(stack):
+    """Others go between one tenant's schemas, and what a bomb costs is set aside before it is tried."""
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        grammars = compiler(client, stack.redis_url, schema_compile_s=1)
+        await grammars.check("tn_a", tiny_route(), asks(PERSON))  # the compiler runs
+        bombs = [
+            asyncio.create_task(grammars.check("tn_a", tiny_route(), asks({**HUGE, "title": f"bomb {number}"})))
+            for number in range(16)
+        ]
+        await asyncio.sleep(0)
+        await grammars.check("tn_b", tiny_route(), asks({"type": "string", "maxLength": 5}))
+        ended = [task for task in bombs if task.done()]
+        refusals = await asyncio.gather(*bombs, return_exceptions=True)
+        await grammars.close()
+    tried = [refusal for refusal in refusals if isinstance(refusal, InvalidRequest)]
+    assert len(tried) <= 4
+    assert sum(isinstance(refusal, TooManyRequests) for refusal in refusals) == 16 - len(tried)
+    assert sum(isinstance(task.exception(), InvalidRequest) for task in ended) <= 1
+
+
+async def test_one_schema_is_compiled_once_however_many_ask_for_it_at_once(stack):
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        grammars = compiler(client, stack.redis_url, schemas_per_minute=1)
+        same = [grammars.check(tenant, tiny_route(), asks(PERSON)) for tenant in ["tn_a"] * 3 + ["tn_b"] * 3]
+        await asyncio.gather(*same)
+        await grammars.close()
+
+
+def test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not(stack):
+    greedy, other = stack.tenant(), stack.tenant()
+    greedy.sdk()
+    client = other.sdk()
+    told = [
+        post(stack, greedy, max_tokens=1, response_format=schema_of({"type": "string", "maxLength": 1 + number}))
+        for number in range(14)
+    ]
+    limited = told[-1]
+    assert [response.status_code for response in told[:12]] == [200] * 12
+    assert (limited.status_code, limited.json()["error"]["code"]) == (429, "schema_rate_limited")
+    assert int(limited.headers["retry-after"]) <= 6
+    known = schema_of({"type": "string", "maxLength": 1})
+    assert post(stack, greedy, max_tokens=1, response_format=known).status_code == 200
+    assert chat(client, response_format=schema_of({"type": "string", "maxLength": 99})).choices

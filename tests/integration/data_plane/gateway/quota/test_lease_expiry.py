@@ -1,0 +1,95 @@
+"""Leases: renewed by the living, and of the dead what their checkpoints said is billed once, by whoever looks."""
+
+import asyncio
+
+import msgspec
+
+from core import redis_keys
+from core.contracts.grants import KeyLimits, Prices
+from core.contracts.usage import UsageEvent
+from core.ids import new_id
+from data_plane.gateway.quota.consumption import Used
+from data_plane.gateway.quota.reservation import Checkpoint, Settlement
+from tests.fixtures.quota.levels import ask, event, granted, reserve, settle, stored
+
+PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=50)
+
+
+async def test_an_orphan_is_billed_once_by_its_last_checkpoint(quotas):
+    redis, quota = quotas
+    allowed, dead, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
+    for each in (dead, silent):
+        assert not (await reserve(quota, each, allowed)).blocked_by
+    group = (allowed.tenant_id, "rep_one")
+    for tokens in (5, 9):
+        used = Used(output_tokens=tokens, cost_nanos=tokens * 400)
+        said = Checkpoint(event=event(dead.request_id, allowed.tenant_id, tokens), used=used)
+        assert await quota.renew({group: {dead.request_id: said, silent.request_id: None}}) == (0, [], [])
+    assert await quota.renew({group: {dead.request_id: None}}) == (0, [], [])
+    assert await quota.sweep(allowed.tenant_id) == 0
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {dead.request_id: 1, silent.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 2
+    (entry,) = await redis.xrange(redis_keys.USAGE_STREAM)
+    assert msgspec.json.decode(entry[1][b"event"], type=UsageEvent).input_tokens == 9
+    for level in allowed.levels:
+        found = await stored(redis, level.quota)
+        assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (9, 3600, 0, 0)
+    assert await redis.zscore(redis_keys.LEASED_TENANTS, allowed.tenant_id) is None
+    assert await quota.renew({group: {dead.request_id: None, silent.request_id: None, "req_none": None}}) == (
+        3, [dead.request_id, silent.request_id], ["req_none"],
+    )  # fmt: skip
+    assert await redis.hlen(redis_keys.replica_held_pages("rep_one")) == 1  # its total
+    assert await redis.hget(redis_keys.replica_held_pages("rep_one"), "total") == b"0"
+
+
+async def test_of_an_orphan_that_was_alive_what_is_beyond_is_counted_and_all_of_it_told_once(quotas):
+    redis, quota = quotas
+    allowed, alive, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
+    for each in (alive, silent):
+        assert not (await reserve(quota, each, allowed)).blocked_by
+    estimate = msgspec.structs.replace(event(alive.request_id, allowed.tenant_id, 5), kv_page_ms=70, estimated=True)
+    said = Checkpoint(event=estimate, used=Used(input_tokens=5, cost_nanos=2000))
+    await quota.renew({(allowed.tenant_id, "rep_one"): {alive.request_id: said}})
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {alive.request_id: 1, silent.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 2
+    exact = msgspec.structs.replace(
+        event(alive.request_id, allowed.tenant_id, 9), output_tokens=40, kv_page_ms=100, first_token_ms=3
+    )
+    for settled in (True, False):
+        ending = Settlement(
+            request_id=alive.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one",
+            used=Used(input_tokens=9, output_tokens=40, cost_nanos=5000), event=exact,
+        )  # fmt: skip
+        assert bool(await quota.settle(ending)) == settled
+        assert await settle(quota, silent, allowed, output_tokens=1) == settled
+    first, second, other = [
+        msgspec.json.decode(fields[b"event"], type=UsageEvent)
+        for _, fields in await redis.xrange(redis_keys.USAGE_STREAM)
+    ]
+    assert (first, second) == (estimate, exact)
+    assert other.request_id == silent.request_id
+    for level in allowed.levels:
+        found = await stored(redis, level.quota)
+        assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
+
+
+async def test_many_leases_are_renewed_in_runs_of_a_bounded_length(quotas):
+    _, quota = quotas
+    allowed = granted()
+    asks = [ask(1) for _ in range(450)]
+    await asyncio.gather(*(reserve(quota, each, allowed) for each in asks))
+    group = (allowed.tenant_id, "rep_one")
+    nobody = new_id("req")
+    wanted = {each.request_id: None for each in asks} | {nobody: None}
+    assert await quota.renew({group: wanted}) == (1, [], [nobody])
+
+
+async def test_many_leases_that_ran_out_are_ended_in_runs_of_a_bounded_length(quotas):
+    redis, quota = quotas
+    allowed = granted()
+    asks = [ask(1) for _ in range(250)]
+    await asyncio.gather(*(reserve(quota, each, allowed) for each in asks))
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {each.request_id: 1 for each in asks})
+    assert [await quota.sweep(allowed.tenant_id) for _ in range(4)] == [100, 100, 50, 0]
+    assert (await stored(redis, allowed.levels[0].quota))["concurrent"] == 0
+    assert await redis.zscore(redis_keys.LEASED_TENANTS, allowed.tenant_id) is None

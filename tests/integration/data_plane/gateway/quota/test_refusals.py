@@ -1,0 +1,163 @@
+"""All or none: a request that one limit refuses leaves every bucket, hold and count of every level as it was."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from core import redis_keys
+from core.contracts.grants import KeyLimits, Prices
+from data_plane.gateway.quota.allowance import Allowance, Level, PlatformLimits
+from data_plane.gateway.quota.rate_limit_response import Verdict
+from data_plane.gateway.quota.reservation import Ask, Reservations
+from tests.fixtures.quota.levels import BLOCK, ask, connected, granted, scripts, settle, stored
+from tests.fixtures.quota.model import Model
+
+PRICES = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
+MINUTE = 100_000
+WIDE = {
+    "requests_per_minute": 60, "tokens_per_minute": MINUTE, "input_tokens_per_minute": MINUTE,
+    "output_tokens_per_minute": MINUTE, "ceiling": 10**12, "prices": PRICES,
+    "platform": PlatformLimits(concurrent_requests=10_000, kv_pages=10**6, tokens_per_minute=MINUTE),
+    "key": KeyLimits(
+        requests_per_minute=60, tokens_per_minute=MINUTE, concurrent_requests=10_000, tokens_per_month=10**9,
+        spend_nanos_per_month=10**12,
+    ),
+}  # fmt: skip
+"""Each level limits what it can: every bucket and hold is in use, and none is in the way."""
+
+RATES = {
+    "requests_per_minute": "requests", "tokens_per_minute": "tokens", "input_tokens_per_minute": "input",
+    "output_tokens_per_minute": "output",
+}  # fmt: skip
+SPEND = ("spend_ceiling_nanos", "month_nanos")
+LIMITS = (*RATES, "concurrent_requests", "kv_pages", "tokens_per_month", *SPEND)
+CASES = [
+    (level.name, limit) for level in granted("tn_one", **WIDE).levels for limit in LIMITS if getattr(level, limit) >= 0
+]
+
+asks = st.builds(ask, st.integers(1, 200), prompt=st.integers(1, 200), sequences=st.integers(1, 3))
+earlier = st.lists(st.tuples(asks, st.booleans()), max_size=4)
+
+
+@contextlib.asynccontextmanager
+async def emptied(url: str) -> AsyncIterator[tuple[Redis, Reservations]]:
+    """The scripts on a server that knows nothing: one example leaves nothing to the next."""
+    async with connected(url) as (redis, line):
+        await redis.flushall()
+        await redis.set(redis_keys.QUOTAS_REBUILT, 1)
+        yield redis, scripts(line)
+
+
+async def take(quota: Reservations, wanted: Ask, allowed: Allowance, pages_max: int = 10**6) -> Verdict:
+    return await quota.reserve(wanted, allowed, replica_id="rep_one", replica_pages_max=pages_max)
+
+
+async def everything(redis: Redis) -> dict[str, object]:
+    """All that the server knows. A count of nothing is none, and so is the name of the month that it is of."""
+    found: dict[str, object] = {}
+    for key in sorted(await redis.keys("*")):
+        kind = (await redis.type(key)).decode()
+        match kind:
+            case "hash":
+                fields = await redis.hgetall(key)
+                value = {name: said for name, said in fields.items() if name != b"month" and said != b"0"}
+            case "zset":
+                value = await redis.zrange(key, 0, -1, withscores=True)
+            case "stream":
+                value = await redis.xrange(key)
+            case _:
+                value = await redis.get(key)
+        if value:
+            found[key.decode()] = value
+    return found
+
+
+def narrowed(level: Level, limit: str, found: dict[str, int], need: dict[str, int], wanted: Ask) -> Level:
+    """The level with just too little of one limit for a request, beside what is held and used there already."""
+    free = {
+        "concurrent_requests": found.get("concurrent", 0),
+        "kv_pages": found.get("kv_pages", 0) + need["kv_pages"] - 1,
+        "tokens_per_month": found.get("month_used", 0) + found.get("month_held", 0) + need["month_held"] - 1,
+        "spend_ceiling_nanos": found.get("spent_nanos", 0) + found.get("spend_held_nanos", 0)
+        + need["spend_held_nanos"] - 1,
+        "month_nanos": found.get("month_spent_nanos", 0) + found.get("spend_held_nanos", 0)
+        + need["spend_held_nanos"] - 1,
+    }  # fmt: skip
+    if limit in RATES:
+        cost = {
+            "requests": 1, "tokens": need["month_held"], "input": wanted.sequences * wanted.prompt_tokens,
+            "output": wanted.sequences * wanted.max_tokens,
+        }[RATES[limit]]  # fmt: skip
+        free[limit] = cost - 1  # never; the buckets that only have to fill are of the test below
+    return msgspec.structs.replace(level, **{limit: free[limit]})
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=earlier, wanted=asks)
+@pytest.mark.parametrize(("name", "limit"), CASES)
+def test_whatever_limit_of_whichever_level_refuses_a_request_nothing_is_taken_anywhere(
+    redis_settings, name, limit, before, wanted
+):
+    async def refuse() -> None:
+        async with emptied(redis_settings.redis_url) as (redis, quota):
+            wide = granted(**WIDE)
+            for each, ended in before:
+                assert not (await take(quota, each, wide)).blocked_by
+                if ended:
+                    assert await settle(quota, each, wide, output_tokens=1, cost_nanos=7)
+            (at,) = (number for number, level in enumerate(wide.levels) if level.name == name)
+            need = Model().needs(
+                wide, prompt=wanted.prompt_tokens, tokens=wanted.max_tokens, sequences=wanted.sequences
+            )
+            level = narrowed(wide.levels[at], limit, await stored(redis, wide.levels[at].quota), need, wanted)
+            levels = (*wide.levels[:at], level, *wide.levels[at + 1 :])
+            was = await everything(redis)
+            refused = await take(quota, wanted, msgspec.structs.replace(wide, levels=levels))
+            assert (refused.blocked_by, refused.level) == ("spend" if limit in SPEND else limit, name)
+            assert await everything(redis) == was
+            assert not (await take(quota, wanted, wide)).blocked_by
+            now = await everything(redis)
+            assert all(now[each.quota] != was.get(each.quota) for each in wide.levels), "what was seen does change"
+
+    asyncio.run(refuse())
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=earlier, wanted=asks)
+def test_a_replica_without_room_leaves_every_level_as_it_was(redis_settings, before, wanted):
+    async def refuse() -> None:
+        async with emptied(redis_settings.redis_url) as (redis, quota):
+            wide, there = granted(**WIDE), 0
+            for each, _ in before:
+                there = (await take(quota, each, wide)).replica_pages_held
+            pages = wanted.sequences * -(-(wanted.prompt_tokens + wanted.max_tokens) // BLOCK)
+            was = await everything(redis)
+            assert (await take(quota, wanted, wide, there + pages - 1)).blocked_by == "replica_pages"
+            assert await everything(redis) == was
+
+    asyncio.run(refuse())
+
+
+@pytest.mark.parametrize(
+    ("limit", "burst"),
+    [
+        ("requests_per_minute", 2), ("tokens_per_minute", 600), ("input_tokens_per_minute", 300),
+        ("output_tokens_per_minute", 300),
+    ],
+)  # fmt: skip
+async def test_a_bucket_that_has_to_fill_first_refuses_and_no_other_is_drawn_from(quotas, limit, burst):
+    redis, quota = quotas
+    nearly_empty = granted(**{**WIDE, limit: burst})
+    for _ in range(2):
+        assert not (await take(quota, ask(140, prompt=140), nearly_empty)).blocked_by
+    was = await everything(redis)
+    for least in (200, 100):
+        refused = await take(quota, ask(200, prompt=200, least=least), nearly_empty)
+        assert (refused.blocked_by, refused.level, refused.wait_us > 0) == (limit, "tenant", True)
+        assert await everything(redis) == was

@@ -1,0 +1,241 @@
+"""The quota scripts on a real server: races, rates, refunds, and what is granted in place of what was asked."""
+
+import asyncio
+import random
+from datetime import UTC, datetime
+
+import pytest
+from redis.asyncio import Redis
+
+from core import redis_keys
+from core.contracts.grants import KeyLimits, Prices
+from data_plane.gateway.quota.allowance import PlatformLimits
+from data_plane.gateway.quota.lua_script import Script
+from data_plane.gateway.quota.rate_limit_response import quota_exceeded
+from data_plane.gateway.quota.reservation import QuotasForgotten
+from tests.fixtures.quota.levels import ask, connected, granted, reserve, scripts, settle, stored
+
+PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=50)
+
+
+async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings):
+    """Twelve connections race with random settlements between; the ceiling of each limit is never passed."""
+    async with Redis.from_url(redis_settings.redis_url) as redis:
+        choice = random.Random(7)
+        allowed = granted(
+            concurrent_requests=20, kv_pages=50, tokens_per_month=5000, ceiling=1_000_000, prices=PRICES,
+            key=KeyLimits(concurrent_requests=15),
+        )  # fmt: skip
+        tenant, key = (level.quota for level in allowed.levels)
+        finished = asyncio.Event()
+
+        async def gateway(seed: int) -> int:
+            dice, spent = random.Random(seed), 0
+            async with connected(redis_settings.redis_url) as (_, mine):
+                quota = scripts(mine)
+                for _ in range(60):
+                    wanted = ask(dice.randint(1, 60))
+                    if (await reserve(quota, wanted, allowed)).blocked_by:
+                        continue
+                    await asyncio.sleep(dice.random() / 500)
+                    amount = dice.randint(1, wanted.max_tokens)
+                    results = await asyncio.gather(
+                        *(settle(quota, wanted, allowed, output_tokens=amount, cost_nanos=400 * amount) for _ in "12")
+                    )
+                    assert sorted(results) == [False, True]
+                    spent += amount
+            return spent
+
+        async def watch() -> None:
+            while not finished.is_set():
+                found = await stored(redis, tenant)
+                own = await stored(redis, key)
+                assert 0 <= found.get("concurrent", 0) <= 15 >= own.get("concurrent", 0) >= 0
+                assert 0 <= found.get("kv_pages", 0) <= 50
+                assert found.get("month_used", 0) + found.get("month_held", 0) <= 5000
+                assert found.get("spent_nanos", 0) + found.get("spend_held_nanos", 0) <= 1_000_000
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(watch())
+        used = sum(await asyncio.gather(*(gateway(choice.randint(0, 1 << 30)) for _ in range(12))))
+        assert not watcher.done()
+        finished.set()
+        await watcher
+        for quota in (tenant, key):
+            found = await stored(redis, quota)
+            assert (found["month_used"], found["spent_nanos"], found["month_held"]) == (used, 400 * used, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "cost"),
+    [
+        ("requests_per_minute", 60, 1),
+        ("requests_per_minute", 7, 1),
+        ("tokens_per_minute", 100_000, 977),
+        ("output_tokens_per_minute", 5000, 50),
+    ],
+)
+async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(quotas, name, limit, cost):
+    _, quota = quotas
+    allowed, taken = granted(**{name: limit}), 0
+    while not (verdict := await reserve(quota, ask(cost), allowed)).blocked_by:
+        taken += cost
+    assert verdict.blocked_by == name
+    assert limit - cost < taken <= limit + limit // 60 + cost  # a second of refill at most has come meanwhile
+    assert 0 < verdict.wait_us <= 60_000_000 * cost // limit + 1
+
+
+async def test_input_and_output_have_minutes_of_their_own(quotas):
+    _, quota = quotas
+    allowed = granted(input_tokens_per_minute=100, output_tokens_per_minute=50)
+    assert (await reserve(quota, ask(60, prompt=10), allowed)).blocked_by == "output_tokens_per_minute"
+    assert (await reserve(quota, ask(10, prompt=101), allowed)).wait_us == -1
+    assert not (await reserve(quota, ask(50, prompt=90), allowed)).blocked_by
+    refused = await reserve(quota, ask(0, prompt=20), allowed)
+    assert (refused.blocked_by, refused.level) == ("input_tokens_per_minute", "tenant")
+
+
+@pytest.mark.parametrize("level", ["platform", "key"])
+async def test_each_level_has_limits_of_its_own(quotas, level):
+    redis, quota = quotas
+    limits = {"platform": PlatformLimits(concurrent_requests=1)} if level == "platform" else {}
+    limits |= {"key": KeyLimits(concurrent_requests=1)} if level == "key" else {}
+    first, second = (granted("tn_one", key_id=key_id, **limits) for key_id in ("key_1", "key_2"))
+    wanted = ask(5)
+    assert not (await reserve(quota, wanted, first)).blocked_by
+    refused = await reserve(quota, ask(5), first)
+    assert (refused.blocked_by, refused.level) == ("concurrent_requests", level)
+    assert bool((await reserve(quota, ask(5), second)).blocked_by) == (level == "platform")
+    assert await settle(quota, wanted, first, output_tokens=3)
+    assert not (await reserve(quota, ask(5), first)).blocked_by
+    assert (await stored(redis, first.levels[0].quota))["month_used"] == 3
+
+
+@pytest.mark.parametrize("level", ["platform", "key"])
+@pytest.mark.parametrize(
+    ("limit", "room"),
+    [
+        ("requests_per_minute", 1), ("tokens_per_minute", 15), ("input_tokens_per_minute", 10),
+        ("output_tokens_per_minute", 5), ("kv_pages", 1),
+    ],
+)  # fmt: skip
+async def test_each_limit_holds_at_platform_and_key_too(quotas, level, limit, room):
+    """Requests of a prompt of 10 and 5 more, of which each limit has room for one."""
+    _, quota = quotas
+    limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
+    allowed = granted("tn_one", key_id="key_1", **{level: limits[level]})
+    assert not (await reserve(quota, ask(5, prompt=10), allowed)).blocked_by
+    refused = await reserve(quota, ask(5, prompt=10), allowed)
+    assert (refused.blocked_by, refused.level) == (limit, level)
+    of_another_key = granted("tn_one", key_id="key_2", **({level: limits[level]} if level == "platform" else {}))
+    assert bool((await reserve(quota, ask(5, prompt=10), of_another_key)).blocked_by) == (level == "platform")
+
+
+@pytest.mark.parametrize(("prompt", "never"), [(101, True), (60, False)])
+async def test_nothing_fits_beside_a_prompt_that_does_not(quotas, prompt, never):
+    _, quota = quotas
+    allowed = granted(input_tokens_per_minute=100)
+    assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
+    told = await reserve(quota, ask(200, prompt=prompt), allowed)
+    assert (told.blocked_by, told.fits, told.wait_us == -1) == ("input_tokens_per_minute", 0, never)
+    assert "lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
+
+
+async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):
+    _, quota = quotas
+    allowed = granted(tokens_per_minute=1000)
+    wanted = ask(900)
+    assert (await reserve(quota, wanted, allowed)).tokens_remaining <= 110
+    await settle(quota, wanted, allowed, output_tokens=100)
+    assert 899 <= (await reserve(quota, ask(0), allowed)).tokens_remaining <= 1000
+
+
+async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(quotas):
+    """A reserves a minute's worth; a minute later the bucket is full again and B takes it; then A settles unused."""
+    redis, quota = quotas
+    allowed, first = granted(tokens_per_minute=60), ask(60)
+    assert not (await reserve(quota, first, allowed)).blocked_by
+    for key, field in (
+        (allowed.levels[0].quota, "tokens_tat_us"),
+        (redis_keys.reservation(allowed.tenant_id, first.request_id), "1:tokens_end_us"),
+    ):
+        await redis.hincrby(key, field, -60_000_000)  # as if a minute had passed
+    assert not (await reserve(quota, ask(60), allowed)).blocked_by
+    await settle(quota, first, allowed)
+    assert (await reserve(quota, ask(60), allowed)).blocked_by == "tokens_per_minute"
+
+
+async def test_an_early_refund_gives_back_all_that_was_not_used(quotas):
+    _, quota = quotas
+    allowed = granted(tokens_per_minute=60)
+    for _ in range(5):
+        wanted = ask(50)
+        assert not (await reserve(quota, wanted, allowed)).blocked_by
+        await settle(quota, wanted, allowed, output_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "blocked_by", "fits"),
+    [
+        ({"tokens_per_month": 150}, "tokens_per_month", 140),
+        ({"tokens_per_minute": 150}, "tokens_per_minute", 140),
+        ({"output_tokens_per_minute": 99}, "output_tokens_per_minute", 99),
+        ({"kv_pages": 4}, "kv_pages", 54),
+        # 10 * 100 + 54 * 400 + 4 pages * 50 fit; the 55th token would take a fifth page
+        ({"ceiling": 22_849, "prices": PRICES}, "spend", 54),
+        ({"key": KeyLimits(spend_nanos_per_month=22_850), "prices": PRICES}, "spend", 54),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(quotas, limits, blocked_by, fits):
+    _, quota = quotas
+    allowed = granted(**limits)
+    told = await reserve(quota, ask(200, prompt=10), allowed)
+    assert (told.blocked_by, told.fits) == (blocked_by, fits)
+    given = await reserve(quota, ask(200, prompt=10, least=16), allowed)
+    assert (given.blocked_by, given.max_tokens) == ("", fits)
+    left = await reserve(quota, ask(200, prompt=10, least=16), allowed)
+    assert (left.blocked_by, left.max_tokens) == (blocked_by, 0)
+    assert left.fits < 16
+
+
+async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(quotas):
+    redis, quota = quotas
+    allowed = granted(prices=PRICES, charged=9_000, ceiling=10_000)
+    refused = await reserve(quota, ask(10), allowed)
+    assert (refused.blocked_by, refused.remaining) == ("spend", 1_000)
+    wanted = ask(1)
+    assert not (await reserve(quota, wanted, allowed)).blocked_by
+    await settle(quota, wanted, allowed, output_tokens=1, cost_nanos=450)
+    assert (await stored(redis, allowed.levels[0].quota))["spent_nanos"] == 9_450
+
+
+async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_admitted(quotas):
+    redis, quota = quotas
+    await redis.delete(redis_keys.QUOTAS_REBUILT)
+    limited, free = granted(), granted(tokens_per_month=-1)
+    with pytest.raises(QuotasForgotten):
+        await reserve(quota, ask(1), limited)
+    assert not (await reserve(quota, ask(1), free)).blocked_by
+    await redis.set(redis_keys.QUOTAS_REBUILT, 1)
+    assert not (await reserve(quota, ask(1), limited)).blocked_by
+
+
+async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(quotas):
+    redis, quota = quotas
+    allowed, wanted = granted(), ask(5)
+    assert await settle(quota, wanted, allowed)
+    assert (await reserve(quota, wanted, allowed)).blocked_by == "settled"
+    assert await stored(redis, allowed.levels[0].quota) == {}
+
+
+async def test_the_month_is_the_servers_in_utc(redis_settings):
+    """The calendar arithmetic in Lua agrees with Python's, for a day of every month over 60 years."""
+    source = Script("settle").source.split("-- End a reservation, once")[0]
+    async with Redis.from_url(redis_settings.redis_url) as redis:
+        for year in range(2024, 2084):
+            for month in range(1, 13):
+                for day in (1, 28):
+                    instant = datetime(year, month, day, 23, 59, 59, tzinfo=UTC)
+                    found = await redis.eval(source + "return month_of(tonumber(ARGV[1]))", 0, int(instant.timestamp()))
+                    assert found.decode() == f"{year:04d}-{month:02d}"

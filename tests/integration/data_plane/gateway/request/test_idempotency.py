@@ -1,0 +1,209 @@
+"""Idempotency-Key: one run, one charge, the same answer again; and never a second run where that cannot be promised."""
+
+import signal
+import threading
+
+import httpx
+import openai
+import pytest
+
+from core import redis_keys
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, chat
+
+BODY = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"idempotency_answer_max_bytes": 4096, "idempotency_kept_max": 3, "idempotency_lease_s": 3}
+
+
+@pytest.fixture
+def post(stack, tenant):
+    """Posts a chat with a key, and leaves the connection's fate to httpx."""
+    tenant.sdk()
+    with httpx.Client(base_url=stack.gateway.url, timeout=20) as client:
+
+        def send(name: str, *, key: str | None = None, path: str = "/v1/chat/completions", **fields) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key or tenant.key}", "idempotency-key": name}
+            return client.post(path, json={**BODY, **fields}, headers=headers)
+
+        yield send
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_request_again_is_the_same_answer_and_one_charge(post, tenant, stream):
+    first, again = [post("order-1", stream=stream, user="me") for _ in range(2)]
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert again.content == first.content
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    tenant.event()
+    assert len(tenant.events()) == 1
+    assert first.content.endswith(b"data: [DONE]\n\n") is stream
+
+
+def test_a_message_is_replayed_in_its_own_shape(post, tenant):
+    first, again = [post("m-1", path="/v1/messages", max_tokens=5) for _ in range(2)]
+    assert again.content == first.content
+    assert again.json()["type"] == "message"
+    assert len(tenant.events()) == 1
+
+
+def test_the_same_key_with_another_body_or_path_is_refused(post, stack, tenant):
+    before = len(stack.witness.received())
+    assert post("order-2").status_code == 200
+    for refused in (post("order-2", temperature=1), post("order-2", path="/v1/messages", max_tokens=5)):
+        assert refused.status_code == 422
+    assert post("order-2", temperature=1).json()["error"]["code"] == "idempotency_key_reused"
+    assert_only_the_first_ran(stack, tenant, before)
+
+
+def assert_only_the_first_ran(stack, tenant, before: int) -> None:
+    """One request reached the engine, and the bill; what was refused beside it did neither."""
+    (received,) = stack.witness.received()[before:]
+    assert [event.request_id for event in tenant.events()] == [received["received"]]
+    wait_until(tenant.holds_nothing)
+    assert tenant.quota()["month_used"] == tenant.event().input_tokens + tenant.event().output_tokens
+
+
+def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, tenant):
+    stack.witness.faults(token_interval_s=0.2, output_tokens=20)
+    answers: list[httpx.Response] = []
+    first = threading.Thread(target=lambda: answers.append(post("slow")))
+    before = len(stack.witness.received())
+    first.start()
+    wait_until(lambda: len(stack.witness.received()) > before)
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "slow"}
+    second = httpx.post(f"{stack.gateway.url}/v1/chat/completions", json=BODY, headers=headers)
+    assert (second.status_code, second.json()["error"]["code"]) == (409, "request_in_progress")
+    assert second.headers["retry-after"] == "1"
+    assert second.headers.get("x-should-retry") != "false"
+    client = openai.OpenAI(base_url=f"{stack.gateway.url}/v1", api_key=tenant.key, max_retries=10)
+    with client:
+        patient = chat(client, extra_headers={"idempotency-key": "slow"})  # the SDK tries again by itself
+    first.join()
+    assert patient.id == answers[0].json()["id"]
+    assert_only_the_first_ran(stack, tenant, before)
+
+
+def test_keys_belong_to_an_api_key(post, stack, tenant):
+    another = stack.publisher.key(tenant.id)
+    wait_until(lambda: post("probe", key=another).status_code == 200)
+    first, second = post("mine"), post("mine", key=another)
+    assert first.json()["id"] != second.json()["id"]
+    assert "idempotent-replayed" not in second.headers
+
+
+def test_a_request_that_failed_may_be_sent_again(post, stack, tenant):
+    stack.witness.faults(status=500)
+    assert post("again").status_code == 502
+    stack.witness.faults()
+    answer = post("again")
+    assert answer.status_code == 200
+    assert "idempotent-replayed" not in answer.headers
+    assert tenant.event().outcome == "done"
+
+
+def test_a_caller_who_hung_up_may_send_it_again(post, stack, tenant):
+    stack.witness.faults(token_interval_s=0.05, output_tokens=200)
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "hung"}
+    with httpx.stream(
+        "POST", f"{stack.gateway.url}/v1/chat/completions", json={**BODY, "stream": True}, headers=headers
+    ) as begun:
+        next(begun.iter_bytes())
+    wait_until(tenant.events)
+    stack.witness.faults()
+    wait_until(lambda: post("hung", stream=True).status_code == 200)
+    assert [event.outcome for event in tenant.events()] == ["client_gone", "done"]
+
+
+def test_an_answer_that_is_too_large_is_neither_kept_nor_run_again(post, stack, tenant):
+    stack.witness.faults(output_tokens=900, token_interval_s=0)
+    first, again = [post("large", max_tokens=900, stream=True) for _ in range(2)]
+    assert len(first.content) > 4096
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotent_answer_not_kept")
+    assert again.headers["x-should-retry"] == "false"
+    assert len(tenant.events()) == 1
+
+
+def test_so_many_answers_of_a_tenant_are_kept_and_the_oldest_go_first(post, stack, tenant):
+    ids = [post(f"n-{number}").json()["id"] for number in range(4)]
+    assert post("n-3").json()["id"] == ids[3]
+    assert stack.client.zcard(redis_keys.idempotent_answers(tenant.id)) == 3
+    assert post("n-0").json()["id"] != ids[0]
+
+
+def test_a_key_in_flight_outlives_its_lease_while_its_request_runs_and_no_longer(post, stack, tenant):
+    stack.witness.faults(token_interval_s=0.5, output_tokens=9)
+    running = threading.Thread(target=lambda: post("long"))
+    running.start()
+    (name,) = wait_until(lambda: stack.client.keys(redis_keys.idempotent_request(tenant.id, "*")), what="a claim")
+    lives = []
+    while running.is_alive():
+        lives.append(stack.client.pttl(name))
+        running.join(0.2)
+    assert min(lives) > 500  # a lease of three seconds, through more than four
+    assert stack.client.pttl(name) > 80_000_000  # a day, now that the answer is there
+
+
+def test_a_gateway_that_is_killed_leaves_its_key_to_the_lease_and_another_runs_it_then(post, stack, tenant):
+    stack.witness.faults(token_interval_s=0.1, output_tokens=400)
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "orphan"}
+    settings = {**BRISK, "idempotency_lease_s": 3}
+    with processes.gateway(stack.folder, stack.redis_url, "doomed", **settings) as doomed:
+        tenant.sdk(doomed.url)
+        url = f"{doomed.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=headers) as begun:
+            next(begun.iter_bytes())
+            doomed.process.send_signal(signal.SIGKILL)
+    stack.witness.faults()
+    assert post("orphan", stream=True).json()["error"]["code"] == "request_in_progress"
+    answer = wait_until(lambda: (tried := post("orphan", stream=True)).status_code == 200 and tried, timeout_s=8)
+    assert "idempotent-replayed" not in answer.headers
+    assert post("orphan", stream=True).content == answer.content
+
+
+def test_without_redis_nothing_runs(post, stack, tenant):
+    before = len(stack.witness.received())
+    stack.client.execute_command("CLIENT", "PAUSE", "2500", "ALL")
+    refused = post("blind")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
+    assert len(stack.witness.received()) == before
+    wait_until(lambda: post("blind-2").status_code == 200)
+    assert len(tenant.events()) == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "a" * 256])
+def test_a_key_that_is_no_key_is_refused(post, name):
+    refused = post(name)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, stack, tenant):
+    """Redis ran the claim too late to be told, and nobody renews or answers for it."""
+    assert post("before").status_code == 200
+    stack.client.execute_command("CLIENT", "PAUSE", 2500, "WRITE")
+    refused = post("late")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
+    stack.client.set("the pause", "is over")  # waits for it, as the claim does
+    stack.client.delete("the pause")
+    wait_until(lambda: post("late").status_code == 200, timeout_s=2)  # the claim's own lease is longer
+
+
+def test_an_answer_that_is_given_again_takes_one_request_of_its_minute_and_nothing_else(stack):
+    tenant = stack.tenant(requests_per_minute=3, tokens_per_month=100_000)
+    tenant.sdk()
+    headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "mine"}
+    url = f"{stack.gateway.url}/v1/chat/completions"
+    answers = [httpx.post(url, json={**BODY, "max_tokens": 2}, headers=headers) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert answers[3].json()["error"]["code"] == "rate_limit_exceeded"
+    assert "retry-after-ms" in answers[3].headers
+    event = tenant.event()
+    assert tenant.quota()["month_used"] == event.input_tokens + event.output_tokens
+    assert tenant.holds_nothing()

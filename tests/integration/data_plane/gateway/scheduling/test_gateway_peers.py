@@ -1,0 +1,146 @@
+"""What gateways tell one another through a real Redis: heard by the others, not for long, and never in the way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from core import redis_keys
+from core.clock import now_ms
+from core.contracts.replicas import ReplicaStatus
+from data_plane.gateway.scheduling.fair_share import Backlog, Claim
+from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.replicas import Replicas
+
+
+class Gateway:
+    """One that follows a replica; ``has`` is what it tells."""
+
+    def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
+        self.has = Backlog()
+        self.heard: list[Backlog] = []
+        self.silence = asyncio.Event()
+        neighbours = Neighbours(name, stale_ms=500)
+        neighbours.connect(lambda _base_model: self.has, self._hear)
+        self.replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
+
+    def _hear(self, base_model: str, told: Backlog, others: list[Backlog]) -> None:
+        assert base_model == "m"
+        assert told == self.has
+        self.heard = others
+        if others:
+            self.silence.clear()
+        else:
+            self.silence.set()
+
+
+@pytest.fixture
+async def client(redis_settings) -> AsyncIterator[redis.asyncio.Redis]:
+    """One replica, and the heartbeats of two gateways."""
+    async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
+        status = ReplicaStatus(
+            id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=10,
+            pages_free=10, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1,
+        )  # fmt: skip
+        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
+        await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
+        await client.zadd(redis_keys.GATEWAYS, {"gw_1": now_ms(), "gw_2": now_ms(), "gw_gone": now_ms() - 60_000})
+        yield client
+
+
+@pytest.fixture
+async def pair(client) -> tuple[Gateway, Gateway]:
+    made = Gateway(client, "gw_1"), Gateway(client, "gw_2")
+    for gateway in made * 2:  # first what there is, then what is told of it
+        await gateway.replicas.refresh()
+    return made
+
+
+async def test_each_hears_the_other_and_not_itself(pair):
+    one, other = pair
+    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)}, {2: Claim(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
+    await one.replicas.refresh_held("m")
+    await other.replicas.refresh_held("m")
+    assert other.heard == [one.has]
+    await one.replicas.refresh_held("m")
+    assert one.heard == [Backlog()]
+
+
+async def test_who_says_nothing_more_counts_no_more(pair):
+    one, other = pair
+    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)})
+    await one.replicas.refresh_held("m")
+    await other.replicas.refresh_held("m")
+    assert other.heard
+    await asyncio.sleep(0.6)
+    await other.replicas.refresh_held("m")
+    assert other.heard == []
+
+
+async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would_there(client, pair, monkeypatch):
+    one, other = pair
+    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)})
+    await one.replicas.refresh_held("m")
+    await other.replicas.refresh_held("m")
+    assert other.heard == [one.has]
+
+    async def refuse(*_arguments):
+        raise redis.exceptions.ConnectionError
+
+    monkeypatch.setattr(client, "zrange", refuse)
+    following = asyncio.create_task(other.replicas.follow())
+    async with asyncio.timeout(5):
+        await other.silence.wait()
+    following.cancel()
+    assert other.replicas.alive("m"), "the replicas stay"
+
+
+async def test_the_last_gateway_hears_that_it_is_alone_and_tells_nobody(client, pair):
+    one, other = pair
+    await other.replicas.refresh_held("m")
+    assert other.heard == [one.has]
+    await client.zrem(redis_keys.GATEWAYS, "gw_1")
+    await other.replicas.refresh()
+    await client.delete(redis_keys.gateway_backlog("gw_2", "m"))
+    await other.replicas.refresh_held("m")
+    assert other.heard == []
+    assert not await client.exists(redis_keys.gateway_backlog("gw_2", "m"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", b"nonsense", b"[]]", b'[{"tn_a":[0,1,4,8]}]', b'{"tenants":{}}', b'[{"\xff":[1,1,4,8]}]',
+        b'[{"tn_a":[1,1,1' + b"0" * 400 + b",8]}]",
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_read_counts_as_nothing(client, pair, value):
+    _, other = pair
+    await client.set(redis_keys.gateway_backlog("gw_1", "m"), value)
+    await other.replicas.refresh_held("m")
+    assert other.heard == []
+    assert other.replicas.alive("m"), "and keeps nobody from reading the rest"
+
+
+async def test_names_that_are_no_text_are_nobodys(client, pair):
+    one, other = pair
+    await client.zadd(redis_keys.GATEWAYS, {b"\xff": now_ms()})
+    await client.zadd(redis_keys.REPLICAS, {b"\xfe": 1})
+    await client.set(redis_keys.replica("rep_2"), b'{"id":"\xff"}')
+    await client.zadd(redis_keys.REPLICAS, {"rep_2": 1})
+    await other.replicas.refresh()
+    await other.replicas.refresh()
+    assert other.heard == [one.has]
+    assert [candidate.status.id for candidate in other.replicas.alive("m")] == ["rep_1"]
+
+
+async def test_held_pages_that_are_no_number_are_not_believed_and_stop_nobody(client, pair):
+    one, _ = pair
+    held = redis_keys.replica_held_pages("rep_1")
+    for said, expected in ((b"7", 7), (b"many", 7), (b"2", 2)):
+        await client.hset(held, "total", said)
+        for refresh in (one.replicas.refresh(), one.replicas.refresh_held("m")):
+            await refresh
+            assert [candidate.load.held_pages for candidate in one.replicas.pool("m")] == [expected]

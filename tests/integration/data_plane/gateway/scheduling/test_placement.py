@@ -1,0 +1,109 @@
+"""Where an adapter's requests go: to the cheapest pool that takes its rank, and there to where it lies."""
+
+import contextlib
+
+import openai
+import pytest
+
+from core import redis_keys
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.gateway.published import Publisher, newest_name
+from tests.fixtures.quota.redis_commands import wait_for_commands
+from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
+
+POOLS = {"rep_a": 16, "rep_b": 16, "rep_wide": 64}
+
+
+@pytest.fixture(scope="module")
+def pools(redis_server, tmp_path_factory):
+    """Two replicas of one class and one of a larger, and a gateway."""
+    folder = tmp_path_factory.mktemp("pools")
+    with contextlib.ExitStack() as up:
+        client = up.enter_context(emptied(redis_server))
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        replicas = {
+            name: up.enter_context(
+                processes.witness(folder, redis_server, name, rank_max=rank_max, slots=2, disk_load_s=0.05)
+            )
+            for name, rank_max in POOLS.items()
+        }
+        gateway = up.enter_context(processes.gateway(folder, redis_server, **BRISK))
+        yield (
+            Stack(client, publisher, replicas["rep_a"], gateway, folder, redis_server, contextlib.ExitStack()),
+            replicas,
+        )
+
+
+@pytest.fixture
+def stack(pools):
+    with pools[0].opened:
+        yield pools[0]
+
+
+def known(client: openai.OpenAI, name: str) -> None:
+    wait_until(lambda: name in {model.id for model in client.models.list()}, what="the adapter to be listed")
+
+
+def served_by(tenant, client, name: str) -> tuple[str, str | None]:
+    """(replica, tier) of one request."""
+    before = len(tenant.events())
+    chat(client, model=name, max_tokens=2)
+    event = wait_until(lambda: tenant.events()[before:], what="the usage event")[0]
+    return event.replica_id, event.adapter_tier
+
+
+@pytest.mark.parametrize("elsewhere", ["rep_a", "rep_b"])
+def test_an_adapter_is_served_where_it_lies_also_where_others_are_freer(stack, pools, elsewhere):
+    tenant = stack.tenant()
+    route = stack.publisher.adapter(tenant.id, "bot")
+    client = tenant.sdk()
+    known(client, "bot")
+    pools[1][elsewhere].door("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
+    wait_until(lambda: newest_name(route).encode() in stack.client.get(redis_keys.replica_residency(elsewhere)))
+    wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it then
+    assert served_by(tenant, client, "bot") == (elsewhere, "memory")
+    assert served_by(tenant, client, "bot") == (elsewhere, "slot")
+
+
+def test_each_rank_goes_to_the_cheapest_pool_that_takes_it(stack):
+    tenant = stack.tenant()
+    for name, rank in (("narrow", 8), ("wide", 32), ("too-wide", 128)):
+        stack.publisher.adapter(tenant.id, name, rank=rank)
+    client = tenant.sdk()
+    known(client, "too-wide")
+    assert {served_by(tenant, client, "narrow")[0] for _ in range(4)} <= {"rep_a", "rep_b"}
+    assert {served_by(tenant, client, "wide")[0] for _ in range(4)} == {"rep_wide"}
+    with pytest.raises(openai.InternalServerError) as refused:
+        chat(client, model="too-wide", max_tokens=2)
+    assert (refused.value.status_code, refused.value.code) == (503, "no_replica")
+    assert "rank 128" in refused.value.message
+
+
+def test_the_tier_of_the_first_hit_is_told(stack):
+    tenant = stack.tenant()
+    stack.publisher.adapter(tenant.id, "fresh")
+    client = tenant.sdk()
+    known(client, "fresh")
+    replica, tier = served_by(tenant, client, "fresh")
+    assert tier == "store"
+    assert tenant.events()[0].adapter_load_ms >= 50
+    assert replica in ("rep_a", "rep_b")
+    wait_until(lambda: served_by(tenant, client, "fresh") == (replica, "slot"), what="a hit in a slot")
+
+
+def test_adapters_requests_are_counted_by_tier(stack):
+    def counted(tier: str) -> float:
+        return stack.gateway.metric("tenora_gateway_adapter_requests_total", f'{{tier="{tier}"}}')
+
+    tenant = stack.tenant()
+    stack.publisher.adapter(tenant.id, "counted")
+    client = tenant.sdk()
+    known(client, "counted")
+    before = {tier: counted(tier) for tier in ("store", "slot")}
+    told = []
+    while "slot" not in told[-1:]:
+        told.append(served_by(tenant, client, "counted")[1])
+    assert told[0] == "store"
+    assert {tier: counted(tier) - before[tier] for tier in before} == {tier: told.count(tier) for tier in before}

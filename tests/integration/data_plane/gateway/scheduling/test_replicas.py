@@ -1,0 +1,233 @@
+"""Several small replicas: waiting for pages, retrying on another, draining, and who may be chosen."""
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+
+import msgspec
+import openai
+import pytest
+
+from core import redis_keys
+from core.contracts.replicas import ReplicaStatus
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.gateway.published import Publisher
+from tests.fixtures.quota.redis_commands import wait_for_commands
+from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
+
+PAGES = 8  # a request of 26 + 33 tokens holds 4
+
+
+@pytest.fixture(scope="module")
+def pair(redis_server, tmp_path_factory):
+    """Two replicas of eight pages each, and a gateway."""
+    folder = tmp_path_factory.mktemp("pair")
+    with contextlib.ExitStack() as up:
+        client = up.enter_context(emptied(redis_server))
+        publisher = Publisher(client, processes.PEPPER)
+        publisher.base_model()
+        one, two = (
+            up.enter_context(processes.witness(folder, redis_server, f"rep_{name}", pages=PAGES))
+            for name in ("one", "two")
+        )
+        settings = {**BRISK, "admission_waiting_max": 3, "admission_wait_s": 5}
+        gateway = up.enter_context(processes.gateway(folder, redis_server, **settings))
+        yield Stack(client, publisher, one, gateway, folder, redis_server, contextlib.ExitStack()), two
+
+
+@pytest.fixture
+def replicas(pair):
+    stack, two = pair
+    for witness in (stack.witness, two):
+        witness.faults()
+    wait_until(lambda: _held(stack) == 0, what="pages to be released")
+    with stack.opened:
+        yield stack, two
+
+
+def _held(stack: Stack) -> int:
+    return sum(
+        int(stack.client.hget(redis_keys.replica_held_pages(name), "total") or 0) for name in ("rep_one", "rep_two")
+    )
+
+
+def slowly(*witnesses: processes.WitnessProcess, tokens: int = 33, interval_s: float = 0.03) -> None:
+    for witness in witnesses:
+        witness.faults(token_interval_s=interval_s, output_tokens=tokens)
+
+
+def running(client: openai.OpenAI):
+    stream = chat(client, stream=True, max_tokens=33)
+    next(iter(stream))
+    return stream
+
+
+def test_requests_spread_over_what_is_free_and_then_wait(replicas):
+    stack, two = replicas
+    slowly(stack.witness, two, interval_s=0.1)
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    streams = [running(client) for _ in range(4)]
+    assert _held(stack) == 2 * PAGES
+    assert chat(client, max_tokens=33).choices  # it waits for one of the four
+    for stream in streams:
+        list(stream)
+    assert {event.replica_id for event in tenant.events()} == {"rep_one", "rep_two"}
+
+
+def test_who_waits_too_long_or_finds_too_many_waiting_is_told_to_come_back(replicas):
+    stack, two = replicas
+    slowly(stack.witness, two, tokens=200, interval_s=0.5)
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    streams = [running(client) for _ in range(4)]
+    refusals: list[openai.InternalServerError] = []
+
+    def one() -> None:
+        try:
+            chat(client, max_tokens=33)
+        except openai.InternalServerError as error:
+            refusals.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for stream in streams:
+        stream.close()
+    assert len(refusals) == 8
+    assert {(error.status_code, error.code) for error in refusals} == {(503, "overloaded")}
+    assert all(1 <= int(error.response.headers["retry-after"]) <= 60 for error in refusals)
+    wait_until(tenant.holds_nothing)
+    assert len(tenant.events()) == 4
+
+
+def test_a_request_no_replica_can_hold_is_refused(replicas):
+    client = replicas[0].tenant().sdk()
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, max_tokens=200)
+    assert caught.value.code == "request_exceeds_replica"
+
+
+@pytest.mark.parametrize(
+    ("faults", "stream"),
+    [
+        ({"status": 500}, False),
+        ({"status": 500}, True),
+        ({"status": 404}, False),
+        ({"cut_before": True}, False),
+        ({"cut_before": True}, True),
+        ({"error_before": True}, True),
+    ],
+    ids=str,
+)
+def test_a_replica_that_fails_before_its_first_token_is_not_noticed(replicas, faults, stream):
+    stack, two = replicas
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    for witness in (stack.witness, two):
+        witness.faults(times=1, **faults)
+    # Whichever is chosen first fails, and then the other one too: that much the caller sees.
+    with pytest.raises(openai.InternalServerError):
+        chat(client, stream=stream, max_tokens=4)
+    stack.witness.faults(times=1, **faults)
+    for _ in range(4):
+        answer = chat(client, stream=stream, max_tokens=4)
+        assert list(answer) if stream else answer.choices
+    assert len(tenant.events()) == 4
+    wait_until(tenant.holds_nothing)
+    assert _held(stack) == 0
+
+
+def test_a_failing_replica_is_left_for_another_within_one_request(replicas):
+    stack, two = replicas
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    for broken, good in ((stack.witness, two), (two, stack.witness)):
+        broken.faults(status=500)
+        good.faults()
+        assert chat(client, max_tokens=4).choices
+        assert list(chat(client, max_tokens=4, stream=True))
+    assert len(tenant.events()) == 4
+    wait_until(tenant.holds_nothing)
+
+
+def test_when_all_fail_the_caller_is_told_in_our_words(replicas):
+    stack, two = replicas
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    for witness in (stack.witness, two):
+        witness.faults(status=500)
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(client, max_tokens=4)
+    assert (caught.value.status_code, caught.value.code) == (502, "replica_failed")
+    assert "secret" not in caught.value.response.text
+    for witness in (stack.witness, two):
+        witness.faults(status=400)
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, max_tokens=4)
+    assert refused.value.code == "request_refused"
+    assert "secret" not in refused.value.response.text
+    wait_until(tenant.holds_nothing)
+    assert tenant.events() == []
+    assert tenant.quota().get("month_used", 0) == 0
+
+
+def test_draining_and_silent_replicas_are_not_chosen(replicas):
+    stack, _ = replicas
+    client = stack.tenant().sdk()
+    with door() as (url, knocks):
+        ghost = ReplicaStatus(
+            id="rep_ghost", url=url, base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
+            pages_total=10_000, pages_free=10_000, slots=1, running_requests=0, waiting_requests=0,
+            heartbeat_ms=1,
+        )  # fmt: skip
+        for state in ("draining", "unhealthy", "starting"):
+            _publish(stack, msgspec.structs.replace(ghost, state=state))
+            wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it by then
+            assert chat(client, max_tokens=4).choices
+        time.sleep(BRISK["replica_stale_s"])
+        _publish(stack, ghost)
+        wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # ready, but its heartbeat stands still
+        assert chat(client, max_tokens=4).choices
+        assert knocks == []
+        _publish(stack, msgspec.structs.replace(ghost, heartbeat_ms=2))
+        prompts = itertools.count()  # each with a replica of its own that it prefers
+        wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and knocks, what="a live one's turn")
+        stack.client.delete(redis_keys.replica("rep_ghost"))
+        stack.client.zrem(redis_keys.REPLICAS, "rep_ghost")
+        wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")
+        knocked = len(knocks)
+        assert chat(client, max_tokens=4).choices
+        assert len(knocks) == knocked
+
+
+@contextlib.contextmanager
+def door():
+    """A listener that notes each connection and cuts it."""
+    knocks: list[tuple] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, peer = listener.accept()
+                    knocks.append(peer)
+                    connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", knocks
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _publish(stack: Stack, status: ReplicaStatus) -> None:
+    stack.client.set(redis_keys.replica(status.id), msgspec.json.encode(status))
+    stack.client.zadd(redis_keys.REPLICAS, {status.id: status.heartbeat_ms})

@@ -1,0 +1,91 @@
+"""A gateway that is killed under its streams: others bill each by its last checkpoint, once, and never too much."""
+
+import contextlib
+import signal
+import threading
+
+import httpx
+
+from core import redis_keys
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, chat
+
+STREAMS = 10
+
+
+def listen(client, streams: int) -> list[threading.Thread]:
+    """So many streams that are read until they break."""
+
+    def read() -> None:
+        with contextlib.suppress(Exception):  # it is to be cut, in whatever way
+            for _ in chat(client, stream=True, max_tokens=1000):
+                pass
+
+    threads = [threading.Thread(target=read) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def noted(stack, tenant, streams: int, *, tokens: int) -> bool:
+    """Whether so many running requests have a checkpoint of at least so many tokens."""
+    running = stack.client.zrange(redis_keys.tenant_leases(tenant.id), 0, -1)
+    said = [stack.client.hget(redis_keys.reservation(tenant.id, one.decode()), "checkpoint_output") for one in running]
+    return len(said) == streams and all(int(one or 0) >= tokens for one in said)
+
+
+def killed_under_streams(stack, tenant, name: str) -> None:
+    """Start a gateway, let it note what its streams use, and kill it. The witness stops when its caller is gone."""
+    with processes.gateway(stack.folder, stack.redis_url, name, **BRISK) as doomed:
+        threads = listen(tenant.sdk(doomed.url), STREAMS)
+        wait_until(lambda: noted(stack, tenant, STREAMS, tokens=50), what="the second checkpoint of each")
+        doomed.process.kill()
+        doomed.process.wait()
+        for thread in threads:
+            thread.join()
+
+
+def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant):
+    stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
+    before = set(stack.witness.journal())
+    killed_under_streams(stack, tenant, "doomed")
+    events = wait_until(lambda: len(tenant.events()) == STREAMS and tenant.events(), what="the orphans' bills")
+    journal = {name: one for name, one in stack.witness.journal().items() if name not in before}
+    assert {event.request_id for event in events} == set(journal)
+    for event in events:
+        produced = journal[event.request_id]
+        assert (event.outcome, event.estimated) == ("gateway_gone", True)
+        assert event.input_tokens == produced.prompt_tokens
+        assert 0 <= produced.output_tokens - event.output_tokens <= CHECKPOINT_TOKENS_MAX
+        assert event.kv_page_ms > 0
+    wait_until(tenant.holds_nothing, what="holds to return")
+    used = sum(event.input_tokens + event.output_tokens for event in events)
+    assert tenant.quota()["month_used"] == used
+    leased = redis_keys.LEASED_TENANTS
+    wait_until(lambda: stack.client.zscore(leased, tenant.id) is None, what="a sweep that finds nothing left")
+    assert len(tenant.events()) == STREAMS
+    assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == 0
+
+
+def test_a_stopped_gateway_that_wakes_after_its_orphans_were_billed_tells_the_whole_once(stack, tenant):
+    stack.witness.faults(token_interval_s=0.05, output_tokens=100)
+    with processes.gateway(stack.folder, stack.redis_url, "asleep", **BRISK) as asleep:
+        threads = listen(tenant.sdk(asleep.url), 3)
+        wait_until(lambda: noted(stack, tenant, 3, tokens=1), what="a checkpoint of each")
+        asleep.process.send_signal(signal.SIGSTOP)
+        events = wait_until(lambda: len(tenant.events()) == 3 and tenant.events(), what="the orphans' bills")
+        asleep.process.send_signal(signal.SIGCONT)
+        for thread in threads:
+            thread.join()
+        headers = {"Authorization": f"Bearer {tenant.key}"}
+        assert httpx.get(asleep.url + "/v1/models", headers=headers).status_code == 200
+    orphans = {event.request_id for event in events}
+    wait_until(lambda: len(tenant.events()) == 6, what="the whole of each")
+    produced, exact = stack.witness.journal(), [event for event in tenant.events() if not event.estimated]
+    assert {event.request_id: event.output_tokens for event in exact} == {
+        name: produced[name].output_tokens for name in orphans
+    }
+    assert tenant.quota()["month_used"] == sum(event.input_tokens + event.output_tokens for event in exact)
+    assert tenant.holds_nothing()

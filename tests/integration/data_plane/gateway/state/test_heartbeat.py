@@ -1,0 +1,168 @@
+"""The heartbeat's promise: who publishes and then sees it in every status knows that nothing older is decided by."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from core import redis_keys
+from core.contracts.snapshots import GatewayStatus
+from core.errors import Unavailable
+from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.snapshot import Snapshot
+from tests.conftest import wait_until
+from tests.fixtures.gateway.published import Publisher
+
+PEPPER = "pepper-of-the-tests"
+
+
+@pytest.fixture
+async def line(redis_settings):
+    async with Redis.from_url(redis_settings.redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def publisher(redis) -> Publisher:
+    made = Publisher(redis, PEPPER)
+    made.tenant()
+    return made
+
+
+def beat_of(line: Redis, snapshot: Snapshot, lease_s: float = 5, period_s: float = 1) -> Beat:
+    return Beat(line, snapshot, "gw_1", period_s=period_s, lease_s=lease_s)
+
+
+async def until(condition) -> None:
+    """Within a third of the longest period here, also while the machine is busy."""
+    await asyncio.to_thread(wait_until, condition, timeout_s=20)
+
+
+def status(redis) -> GatewayStatus:
+    return msgspec.json.decode(redis.get(redis_keys.gateway("gw_1")), type=GatewayStatus)
+
+
+def snapshot_of(line: Redis) -> Snapshot:
+    return Snapshot(line, block_ms=50, batch_max=100)
+
+
+async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot)
+    await snapshot.load()
+    with pytest.raises(Unavailable) as refused:
+        beat.check()
+    assert (refused.value.code, refused.value.retry_after_s) == ("gateway_behind", 1)
+    await beat.beat()
+    beat.check()
+    assert (status(redis).epoch, status(redis).generation) == (publisher.epoch, publisher.generation)
+    assert 4000 < redis.pttl(redis_keys.gateway("gw_1")) <= 5000
+    await beat.stop()
+    assert not beat.current
+    assert (redis.exists(redis_keys.gateway("gw_1")), redis.zcard(redis_keys.GATEWAYS)) == (0, 0)
+
+
+async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    await snapshot.load()
+    server_clock.hear(1_000_000_000, 0)  # in 2001
+    beat = beat_of(line, snapshot)
+    await beat.beat()
+    seconds, microseconds = redis.time()
+    assert abs(seconds * 1000 + microseconds // 1000 - server_clock.now_ms()) < 1000
+    await beat.beat()
+    assert abs(status(redis).heartbeat_ms - seconds * 1000) < 5000
+
+
+async def test_one_that_was_without_a_status_serves_again_only_with_all_that_was_published(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot)
+    await snapshot.load()
+    publisher.tenant()  # after the load, and nobody has waited for this process, which had no status
+    await beat.beat()
+    assert status(redis).generation == publisher.generation - 1
+    assert not beat.current
+    await snapshot.load()
+    await beat.beat()
+    beat.check()
+
+
+async def test_one_that_has_a_status_serves_on_while_it_catches_up(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot)
+    await snapshot.load()
+    await beat.beat()
+    publisher.tenant()  # whoever waits for this change sees that this process does not have it
+    await beat.beat()
+    beat.check()
+    assert status(redis).generation == publisher.generation - 1
+
+
+async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot, lease_s=0.3)
+    await snapshot.load()
+    await beat.beat()
+    await until(lambda: not redis.exists(redis_keys.gateway("gw_1")))
+    assert not beat.current
+
+
+async def test_a_beat_that_lasts_beyond_the_lease_is_one_after_a_lapse(line, redis, publisher):
+    """The old status expires while Redis stalls, so nobody waits for this process, which does not have the change."""
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot, lease_s=4)
+    await snapshot.load()
+    ends = time.monotonic() + 4
+    await beat.beat()
+    publisher.tenant()
+    await asyncio.sleep(ends - time.monotonic() - 0.5)
+    redis.client_pause(1000)
+    await beat.beat()
+    assert status(redis).generation == publisher.generation - 1
+    assert not beat.current
+    await snapshot.load()
+    await beat.beat()
+    beat.check()
+
+
+async def test_a_change_is_said_at_once(line, redis, publisher):
+    snapshot = snapshot_of(line)
+    beat = beat_of(line, snapshot, lease_s=60, period_s=60)
+    await snapshot.load()
+    tasks = [asyncio.create_task(snapshot.follow()), asyncio.create_task(beat.follow())]
+    try:
+        for _ in range(5):
+            publisher.tenant()
+            await until(
+                lambda: redis.exists(redis_keys.gateway("gw_1")) and status(redis).generation == publisher.generation
+            )
+        publisher.rebuild()
+        publisher.tenant()
+        await until(lambda: status(redis).epoch == publisher.epoch)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_redis_that_hangs_costs_one_beat_and_not_the_lease(line, redis, publisher):
+    callers: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _reader, writer: callers.append(writer), "127.0.0.1", 0)
+    snapshot = snapshot_of(line)
+    await snapshot.load()
+    try:
+        async with Redis.from_url(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as nobody:
+            beat = beat_of(nobody, snapshot, lease_s=0.4)
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                await beat.beat()
+            assert 0.2 <= time.monotonic() - began < 10
+            assert not beat.current
+    finally:
+        silent.close()
+        for caller in callers:
+            caller.close()
+            await caller.wait_closed()

@@ -1,0 +1,161 @@
+"""A gateway without its Redis, and with one that changes: it fails closed, loses nothing, follows what is published."""
+
+import contextlib
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+import redis
+
+from core import api_keys
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.gateway.published import Publisher
+from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Defaults for the snapshot's timing: what is promised is promised of them."""
+    settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
+    with stack_of_its_own(tmp_path, **settings) as running:
+        yield running
+
+
+def status_of(client: openai.OpenAI) -> int:
+    try:
+        chat(client, max_tokens=1)
+    except openai.APIStatusError as error:
+        return error.status_code
+    return 200
+
+
+def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(own):
+    stack, valkey, program = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    stack.witness.faults(token_interval_s=0.02, output_tokens=60)
+    chunks: list[object] = []
+    thread = threading.Thread(target=lambda: chunks.extend(chat(client, stream=True)))
+    thread.start()
+    wait_until(stack.witness.journal)
+    valkey.send_signal(signal.SIGKILL)
+    valkey.wait()
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(client)
+    assert (caught.value.status_code, caught.value.code) == (503, "quota_unavailable")
+    assert "retry-after" in caught.value.response.headers
+    assert time.monotonic() - began < 2
+    assert client.models.list().data  # the last snapshot still serves
+    thread.join()  # the stream that ran goes on to its end without Redis
+    assert len(chunks) > 60
+    assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 503
+    assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
+    with processes.running(program):
+        event = wait_until(lambda: _events(tenant), what="the late settlement")[0]
+        journal = stack.witness.journal()[event.request_id]
+        assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
+        wait_until(lambda: status_of(client) == 200, what="service to come back")
+        assert len({event.request_id for event in _events(tenant)}) == len(_events(tenant))
+        wait_until(tenant.holds_nothing)
+
+
+def _events(tenant):
+    with contextlib.suppress(redis.ConnectionError):
+        return tenant.events()
+    return []
+
+
+def test_a_redis_that_hangs_is_given_up_in_time(own):
+    stack, valkey, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    chat(client)
+    valkey.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert status_of(client) == 503
+    assert time.monotonic() - began < 1
+    valkey.send_signal(signal.SIGCONT)
+    wait_until(lambda: status_of(client) == 200)
+    wait_until(tenant.holds_nothing)
+    assert len(tenant.events()) == 2
+
+
+def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
+    stack, _, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    stack.witness.faults(token_interval_s=0.1, output_tokens=30)
+    stream = chat(client, stream=True)
+    next(iter(stream))
+    stack.client.flushall()
+    wait_until(lambda: tenant.quota().get("concurrent") == 1, what="what runs to be held again")
+    list(stream)
+    event = tenant.event()
+    assert event.output_tokens == 30
+    assert tenant.quota()["month_used"] == event.input_tokens + 30
+    assert tenant.holds_nothing()
+    assert client.models.list().data  # an emptied Redis publishes nothing, so the last snapshot serves
+
+
+def test_a_revoked_key_is_refused_within_two_seconds(own):
+    stack, _, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    began = time.monotonic()
+    stack.publisher.revoke(tenant.key)
+    wait_until(lambda: status_of(client) == 401, timeout_s=2)
+    assert time.monotonic() - began < 2
+
+
+def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_seconds(own):
+    stack, _, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    began = time.monotonic()
+    stack.publisher.generation += 5  # four changes are missing before this one
+    stack.client.hset("tenora:snapshot", "generation", stack.publisher.generation)
+    stack.publisher.revoke(tenant.key)
+    wait_until(lambda: status_of(client) == 401, timeout_s=2)
+    assert time.monotonic() - began < 2
+
+
+def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own):
+    stack, _, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    stack.client.hdel("tenora:snapshot:keys", stack.publisher.hashed(tenant.key))
+    time.sleep(0.1)
+    assert status_of(client) == 200  # nothing was said yet
+    began = time.monotonic()
+    stack.publisher.rebuild()
+    wait_until(lambda: status_of(client) == 401, timeout_s=2)
+    assert time.monotonic() - began < 2
+
+
+def test_a_gateway_with_nothing_published_is_not_ready_and_says_so(tmp_path):
+    with processes.valkey(tmp_path) as valkey:
+        publishing = threading.Timer(1.5, lambda: Publisher(valkey.client, processes.PEPPER).base_model())
+        publishing.start()
+        began = time.monotonic()
+        with processes.gateway(tmp_path, valkey.url) as gateway:
+            publishing.join()
+            assert time.monotonic() - began > 1.5
+            headers = {"Authorization": f"Bearer {api_keys.mint_key('live')}"}
+            assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 401
+
+
+def test_several_workers_share_one_port_and_one_quota(own):
+    stack, _, _ = own
+    tenant = stack.tenant(requests_per_minute=20)
+    with processes.gateway(stack.folder, stack.redis_url, "workers", workers=2, **BRISK) as gateway:
+        served, started = 0, time.monotonic()
+        for _ in range(30):
+            with openai.OpenAI(base_url=gateway.url + "/v1", api_key=tenant.key, max_retries=0) as fresh:
+                served += status_of(fresh) == 200
+        back = int((time.monotonic() - started) / 3)  # a minute gives twenty back
+        assert 20 <= served <= 20 + back < 30

@@ -1,0 +1,86 @@
+"""A gateway that is told to stop or is killed, and leases: what runs ends whole or is settled, nothing is leaked."""
+
+import signal
+import time
+
+import openai
+import pytest
+
+from core import redis_keys
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
+
+
+def test_sigterm_lets_running_streams_end(stack, tenant):
+    slowly(stack, output_tokens=50)
+    with processes.gateway(stack.folder, stack.redis_url, "leaving", **BRISK) as leaving:
+        streams = [chat(tenant.sdk(leaving.url), stream=True) for _ in range(5)]
+        chunks = [iter(stream) for stream in streams]
+        for one in chunks:
+            next(one)
+        leaving.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        with pytest.raises(openai.APIConnectionError):
+            openai.OpenAI(base_url=leaving.url + "/v1", api_key=tenant.key, max_retries=0).models.list()
+        for one in chunks:
+            assert list(one)[-1].choices[0].finish_reason == "stop"
+        assert leaving.process.wait(10) == 0
+    assert [event.outcome for event in tenant.events()] == ["done"] * 5
+    assert tenant.holds_nothing()
+
+
+def test_sigterm_settles_what_does_not_end_in_time(stack, tenant):
+    slowly(stack, output_tokens=1000)
+    with processes.gateway(stack.folder, stack.redis_url, "hurried", **{**BRISK, "gateway_drain_s": 1}) as hurried:
+        chunks = iter(chat(tenant.sdk(hurried.url), stream=True))
+        next(chunks)
+        hurried.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="stopping"):
+            list(chunks)
+        assert hurried.process.wait(10) == 0
+    assert_settled(tenant, "timeout")
+    # Nobody has recorded it, so the gateway that goes on keeps it now, and bills it no second time.
+    wait_until(lambda: len(list((stack.folder / "journal").rglob("*.lock"))) == 1, what="the journal to be taken over")
+    assert len(tenant.events()) == 1
+
+
+def test_a_killed_gateway_leaks_nothing(stack):
+    tenant = stack.tenant(concurrent_requests=3)
+    slowly(stack, output_tokens=400)
+    with processes.gateway(stack.folder, stack.redis_url, "killed", **BRISK) as killed:
+        client = tenant.sdk(killed.url)
+        streams = [chat(client, stream=True, max_tokens=400) for _ in range(3)]
+        for stream in streams:
+            next(iter(stream))
+        assert tenant.quota()["concurrent"] == 3
+        killed.process.kill()
+        killed.process.wait()
+        for stream in streams:
+            stream.close()
+    stack.witness.faults()
+    client = tenant.sdk()
+    # Leases are given back by the tenant's next reservation after they ran out.
+    wait_until(lambda: _served(client) and tenant.holds_nothing(), timeout_s=BRISK["lease_s"] + 3, what="all leases")
+    assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == 0
+
+
+def _served(client: openai.OpenAI) -> bool:
+    try:
+        return bool(chat(client, max_tokens=1).choices)
+    except openai.RateLimitError:
+        return False
+
+
+def test_leases_outlive_a_request_that_is_longer_than_they_are(stack, tenant):
+    slowly(stack, output_tokens=300)  # six seconds, with leases of two
+    stream = chat(tenant.sdk(), stream=True)
+    chunks = iter(stream)
+    next(chunks)
+    time.sleep(BRISK["lease_s"] + 0.2)
+    other = stack.tenant()
+    chat(other.sdk(), max_tokens=1)  # another reservation on the replica looks for expired ones
+    assert tenant.quota()["concurrent"] == 1
+    assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) > 0
+    list(chunks)
+    assert_settled(tenant, "done")

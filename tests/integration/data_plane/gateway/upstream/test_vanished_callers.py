@@ -1,0 +1,50 @@
+"""Callers whose machine or network is gone without a word: the kernel finds out, and the engine is told at once."""
+
+import time
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.fixtures.faults import callers
+
+SILENT_S = 2
+KERNEL_S = 1  # its timers count in retransmissions, and are late by up to half of one
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"client_silent_s": SILENT_S}
+
+
+def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(stack, tenant):
+    stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
+    tenant.sdk()
+    asked = callers.request(tenant.key, stream=True, max_tokens=1000)
+    with callers.callers(stack.gateway.url, 3, asked, receive_bytes=65_536) as calls:
+        names = {callers.begun(one) for one in calls}
+        for one in calls:
+            callers.vanish(one)
+        vanished_at = time.monotonic()
+        events = wait_until(
+            lambda: len(tenant.events()) == 3 and tenant.events(), what="the bills of those who are gone"
+        )
+        gone_s = time.monotonic() - vanished_at
+    assert SILENT_S <= gone_s < SILENT_S + KERNEL_S + 1
+    produced = stack.witness.journal()
+    assert {event.request_id: event.outcome for event in events} == dict.fromkeys(names, "client_gone")
+    assert all(event.output_tokens == produced[event.request_id].output_tokens for event in events)
+    assert tenant.holds_nothing()
+
+
+def test_who_waits_for_a_whole_answer_is_asked_whether_it_is_there(stack, tenant):
+    stack.witness.faults(token_interval_s=0.05, output_tokens=1000)
+    tenant.sdk()
+    with callers.callers(stack.gateway.url, 2, callers.request(tenant.key, max_tokens=120)) as calls:
+        wait_until(lambda: tenant.quota().get("concurrent") == 2, what="both to run")
+        callers.vanish(calls[0])
+        event = tenant.event()
+        assert event.outcome == "client_gone"
+        assert event.output_tokens == stack.witness.journal()[event.request_id].output_tokens < 120
+        calls[1].settimeout(30)
+        assert b"200 OK" in calls[1].recv(100)  # it has read nothing for six seconds, and is there
+    assert {event.outcome for event in tenant.events()} == {"client_gone", "done"}

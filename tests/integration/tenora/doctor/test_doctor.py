@@ -1,0 +1,91 @@
+"""The doctor on a living platform: a real agent, gateway, Redis and Postgres, and a witness that is made to lie."""
+
+import json
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from control_plane.projections import projections
+from control_plane.publishing.outbox_relay import Relay
+from core import redis_keys
+from core.contracts.snapshots import GatewayStatus
+from tenora.doctor.command import examine
+from tenora.settings import StackSettings
+from tenora.stack.program import free_port
+from tests.conftest import wait_until
+from tests.fixtures import processes
+from tests.fixtures.engine.agent_harness import engine_name, room_of
+
+
+@pytest.fixture
+def room(redis_server, engine, tmp_path):
+    """An agent and a gateway over what Postgres has, published by the control plane's own relay."""
+    with room_of(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
+        Relay(engine, room.client, projections()).rebuild("first")
+        yield room
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys, redis_server, postgres_settings, tmp_path):
+    """Examines where the environment points; (exit status, what it found)."""
+    monkeypatch.setenv("TENORA_REDIS_URL", redis_server)
+    monkeypatch.setenv("TENORA_POSTGRES_DSN", postgres_settings.postgres_dsn)
+    monkeypatch.setenv("TENORA_ENGINE_KEY", processes.ENGINE_KEY)
+    settings = StackSettings(home=tmp_path / "no stack")
+
+    def run() -> tuple[int, list[dict]]:
+        capsys.readouterr()
+        status = examine(settings, pause_s=0.5, as_json=True)
+        printed = capsys.readouterr().out
+        return status, json.loads(printed)["findings"] if printed else []
+
+    return run
+
+
+def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, doctor, capsys, tmp_path):
+    room.ask(engine_name())
+    wait_until(lambda: any(room.residency().slots), what="the residency")
+    assert doctor() == (0, [])
+    hidden = engine_name().partition("@")[2]
+    room.engine.tiers(dirty=[5], disk=[hidden])  # behind its agent's back
+    status, found = doctor()
+    assert status == 1
+    assert {"replica rep_one slot 5", "replica rep_one disk"} == {each["where"] for each in found}
+    assert any(hidden in each["what"] for each in found)
+    assert all(each["fix"] for each in found)
+    assert examine(StackSettings(home=tmp_path / "no stack"), pause_s=0, as_json=False) == 1
+    shown = capsys.readouterr().out
+    assert "belongs to nobody" in shown
+    assert "restart the replica" in shown
+
+
+def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_it_says(room, doctor, engine):
+    room.publisher.tenant(tenant_id="tn_of_nobody")
+    room.client.hset(redis_keys.SNAPSHOT_META, "generation", room.publisher.generation)
+    late = GatewayStatus(id="gw_late", epoch="of yesterday", generation=1, heartbeat_ms=1)
+    room.client.set(redis_keys.gateway(late.id), msgspec.json.encode(late))
+    room.client.zadd(redis_keys.GATEWAYS, {late.id: time.time() * 1000})
+    status, found = doctor()
+    assert status == 1
+    said = {(each["where"], each["what"]) for each in found}
+    assert ("snapshot tenants tn_of_nobody", "is published and not in Postgres") in said
+    assert ("gateway gw_late", "decides by another epoch of the snapshot") in said
+    room.client.delete(redis_keys.gateway(late.id))
+    Relay(engine, room.client, projections()).rebuild("the cure")
+    wait_until(lambda: doctor() == (0, []), what="the cure to work")
+
+
+def test_what_it_cannot_reach_is_no_health(doctor, monkeypatch):
+    monkeypatch.setenv("TENORA_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    assert doctor() == (2, [])
+
+
+def test_the_command_explains_itself():
+    done = subprocess.run(
+        [sys.executable, "-m", "tenora", "doctor", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "--pause-s" in done.stdout
+    assert "two looks" in done.stdout

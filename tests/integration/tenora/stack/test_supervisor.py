@@ -1,0 +1,153 @@
+"""The supervisor on real, tiny processes: order, restarts, clean stops and what a killed one leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tenora.stack.program import Program
+from tenora.stack.supervisor import Supervisor, end_leftovers, is_held, sole_holder
+from tests.conftest import wait_until
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+def program(folder: Path, name: str, code: str = SLEEPER, **fields) -> Program:
+    defaults = {"ready": lambda: True, "env": {"TENORA_HOME": str(folder)}, "log": folder / f"{name}.log", "stop_s": 3}
+    return Program(name=name, argv=(sys.executable, "-c", code), **{**defaults, **fields})
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def supervised(run_folder, monkeypatch):
+    """Runs a supervisor's loop in a thread; the process-wide signal handlers are left alone."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    running = []
+
+    def start(*programs):
+        supervisor = Supervisor(list(programs), run_folder, lambda: None)
+        thread = threading.Thread(target=supervisor.run)
+        thread.start()
+        running.append((supervisor, thread))
+        return supervisor
+
+    yield start
+    for supervisor, thread in running:
+        supervisor._request_stop(signal.SIGTERM, None)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def state(run_folder: Path) -> dict:
+    try:
+        return json.loads((run_folder / "state.json").read_text())["programs"]
+    except OSError:
+        return {}
+
+
+def is_in_state(run_folder, name, wanted):
+    return lambda: state(run_folder).get(name, {}).get("state") == wanted
+
+
+def test_a_program_starts_only_after_what_it_needs(run_folder, supervised, tmp_path):
+    step = program(tmp_path, "step", f"import time; time.sleep(0.3); open({str(tmp_path / 'made')!r}, 'w')", once=True)
+    reader = program(tmp_path, "reader", f"open({str(tmp_path / 'made')!r}); {SLEEPER}", needs=("step",))
+    supervised(reader, step)
+    wait_until(is_in_state(run_folder, "reader", "ready"))
+    assert state(run_folder)["step"]["state"] == "done"
+    assert state(run_folder)["reader"]["restarts"] == 0
+
+
+def test_a_killed_program_comes_back_with_another_pid(run_folder, supervised, tmp_path):
+    supervised(program(tmp_path, "one"))
+    wait_until(is_in_state(run_folder, "one", "ready"))
+    first = state(run_folder)["one"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_until(
+        lambda: state(run_folder)["one"]["pid"] not in (None, first) and is_in_state(run_folder, "one", "ready")()
+    )
+    assert state(run_folder)["one"]["restarts"] == 1
+
+
+def test_children_of_a_dead_program_are_ended_with_it(run_folder, supervised, tmp_path):
+    code = f"""if True:
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])
+        print(child.pid, flush=True)
+        child.wait()"""
+    supervised(program(tmp_path, "parent", code))
+    log = tmp_path / "parent.log"
+    wait_until(lambda: log.exists() and log.read_text().strip())
+    grandchild = int(log.read_text().split()[0])
+    os.kill(state(run_folder)["parent"]["pid"], signal.SIGKILL)
+    wait_until(
+        lambda: not Path(f"/proc/{grandchild}").exists() or "zombie" in Path(f"/proc/{grandchild}/status").read_text()
+    )
+
+
+def test_a_program_that_ignores_the_stop_signal_is_killed_in_time(run_folder, supervised, tmp_path):
+    code = (
+        f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(tmp_path / 'up')!r}, 'w'); {SLEEPER}"
+    )
+    supervisor = supervised(program(tmp_path, "stubborn", code, ready=(tmp_path / "up").exists, stop_s=0.5))
+    wait_until(is_in_state(run_folder, "stubborn", "ready"))
+    pid = state(run_folder)["stubborn"]["pid"]
+    started = time.monotonic()
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert time.monotonic() - started < 5
+
+
+def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path):
+    def told(name):
+        return f"""if True:
+            import signal, sys
+            def stop(*_):
+                open({str(tmp_path / "order")!r}, 'a').write('{name} ')
+                sys.exit()
+            signal.signal(signal.SIGTERM, stop)
+            open({str(tmp_path / name)!r}, 'w')
+            {SLEEPER}"""
+
+    below = program(tmp_path, "below", told("below"), ready=(tmp_path / "below").exists)
+    above = program(tmp_path, "above", told("above"), ready=(tmp_path / "above").exists, needs=("below",))
+    supervisor = supervised(below, above)
+    wait_until(is_in_state(run_folder, "above", "ready"))
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: (tmp_path / "order").exists() and (tmp_path / "order").read_text() == "above below ")
+
+
+def test_leftovers_of_a_killed_supervisor_are_ended_but_strangers_are_not(run_folder, tmp_path):
+    ours = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], env={**os.environ, "TENORA_HOME": str(tmp_path)}, start_new_session=True
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True)
+    records = {name: {"pid": process.pid} for name, process in (("ours", ours), ("stranger", stranger))}
+    (run_folder / "state.json").write_text(json.dumps({"programs": records}))
+    end_leftovers(run_folder / "state.json")
+    assert ours.wait(5) != 0
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_lock_has_one_holder_and_is_free_when_it_dies(tmp_path):
+    lock = tmp_path / "run" / "lock"
+    with sole_holder(lock) as first:
+        assert first
+        assert is_held(lock)
+        with sole_holder(lock) as second:
+            assert not second
+    assert not is_held(lock)

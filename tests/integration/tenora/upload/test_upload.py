@@ -1,0 +1,154 @@
+"""`tenora upload` against the real control plane, its worker and S3."""
+
+import secrets
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from adapters.object_store.multipart import MIB, PART_BYTES_MIN
+from core.settings import RedisSettings
+from tenora.cli import main
+from tenora.upload.client import Uploader, Watcher, read_folder
+from tenora.upload.transport import pieces_of, send
+from tests.conftest import create_database
+from tests.fixtures.control_plane.api import running_api
+from tests.fixtures.control_plane.worker import running_worker
+from tests.fixtures.uploads.large_uploads import settings_in_parts
+from tests.fixtures.uploads.peft_adapters import ALL_KINDS, tiny_base, write_adapter
+
+BASE = tiny_base(hidden=512, kv=256, intermediate=1024, layers=3)
+
+
+@pytest.fixture
+def settings(postgres_settings, redis_settings, s3_settings):
+    return settings_in_parts(postgres_settings, redis_settings, s3_settings)
+
+
+@pytest.fixture
+def api(settings):
+    with running_api(settings) as running:
+        running.register(BASE).raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def tenant(api):
+    return api.tenant(adapter_bytes=50 * MIB, adapter_rank=64)
+
+
+@pytest.fixture(scope="module")
+def judging(postgres_server, migrated_template, redis_server, s3_settings):
+    """An API whose uploads a worker judges, for tests with tenants of their own."""
+    postgres = create_database(postgres_server, f"judging_{secrets.token_hex(6)}", migrated_template)
+    settings = settings_in_parts(postgres, RedisSettings(redis_url=redis_server), s3_settings)
+    with running_api(settings) as running, running_worker(settings):
+        running.register(BASE).raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def judged(judging):
+    return judging.tenant(adapter_bytes=50 * MIB, adapter_rank=64)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a Trainer leaves: an adapter of more than one part, and other things."""
+    folder = write_adapter(tmp_path / "out", BASE, rank=64, modules=ALL_KINDS)
+    (folder / "README.md").write_text("# mine")
+    (folder / "optimizer.pt").write_bytes(b"\x80\x04")
+    (folder / "checkpoint-10").mkdir()
+    return folder
+
+
+def tenora_upload(api, tenant, folder, *options: str, key: str | None = None):
+    arguments = ["upload", str(folder), "--adapter", "bot", "--control-url", api.url, *options]
+    return CliRunner().invoke(main, arguments, env={"TENORA_API_KEY": key or tenant.key, "COLUMNS": "200"})
+
+
+def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_nothing(judging, judged, folder):
+    first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
+    for done in (first, again):
+        assert done.exit_code == 0, done.output
+        assert "left out, being no part of an adapter: README.md, checkpoint-10, optimizer.pt" in done.output
+    (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    assert f'is ready: call it as model="bot@{revision["id"]}"' in again.output
+    assert (folder / "adapter_model.safetensors").stat().st_size > PART_BYTES_MIN
+
+
+def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judged, folder):
+    assert tenora_upload(judging, judged, folder).exit_code == 0
+    judged.http.delete("/api/v1/adapters/bot").raise_for_status()
+    done = tenora_upload(judging, judged, folder)
+    assert done.exit_code == 0, done.output
+    (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
+
+
+def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder):
+    announced, sizes = [], []
+    uploader = Uploader(api.url, tenant.key, Watcher(sending=sizes.append))
+    found = read_folder(folder)
+    uploader.ensure_adapter("bot", BASE.id)
+    announced.append(uploader._announce(found, "bot"))
+    pieces = pieces_of(folder, announced[0]["uploads"])
+    assert len(pieces) >= 3
+    send(pieces[:2], lambda _: None)  # and then the process dies
+    done = tenora_upload(api, tenant, folder, "--timeout-s", "0")
+    assert (done.exit_code, "no verdict within 0 s" in done.output) == (1, True)
+    (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    assert (revision["id"], revision["status"]) == (announced[0]["id"], "validating")
+    uploader.close()
+
+
+def test_only_what_is_missing_is_sent_again(api, tenant, folder):
+    sizes, sent = [], []
+    uploader = Uploader(api.url, tenant.key, Watcher(sending=sizes.append, sent=sent.append))
+    uploader.ensure_adapter("bot", BASE.id)
+    found = read_folder(folder)
+    pieces = pieces_of(folder, uploader._announce(found, "bot")["uploads"])
+    send(pieces[:2], lambda _: None)
+    revision = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"][0]
+    uploader._send(found, f"/api/v1/adapters/bot/revisions/{revision['id']}")
+    uploader.close()
+    assert sizes == [sum(piece.size_bytes for piece in pieces[2:])] == [sum(sent)]
+
+
+def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(judging, judged, tmp_path):
+    folder = write_adapter(tmp_path / "bad", BASE, use_dora=True)
+    first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
+    for refused in (first, again):
+        assert refused.exit_code == 1
+        assert "is rejected" in refused.output
+        assert "adapter_type_not_supported" in refused.output
+        assert "adapter_config.json" in refused.output
+    assert len(judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]) == 2
+
+
+def test_what_is_wrong_is_said_and_how_to_mend_it(api, tenant, folder, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/nothing"}')
+    (bare / "adapter_model.bin").write_bytes(b"x")
+    no_weights = tenora_upload(api, tenant, bare)
+    assert (no_weights.exit_code, "safe_serialization=True" in no_weights.output) == (1, True)
+    (bare / "adapter_model.safetensors").write_bytes(b"x")
+    no_base = tenora_upload(api, tenant, bare)
+    assert (no_base.exit_code, "base_model_not_found" in no_base.output) == (1, True)
+    bad_key = tenora_upload(api, tenant, folder, key="tnr_live_nonsense")
+    assert (bad_key.exit_code, "invalid_api_key" in bad_key.output) == (1, True)
+    too_large = tenora_upload(api, api.tenant(adapter_bytes=1000), folder)
+    assert (too_large.exit_code, "upload_too_large" in too_large.output) == (1, True)
+    for refused in (no_weights, no_base, bad_key, too_large):
+        assert "Traceback" not in refused.output
+
+
+def test_the_command_explains_itself_and_asks_for_a_key(folder):
+    helped = subprocess.run(
+        [sys.executable, "-m", "tenora", "upload", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "goes on where it stopped" in helped.stdout
+    without = CliRunner().invoke(main, ["upload", str(folder), "--adapter", "bot"], env={"TENORA_API_KEY": ""})
+    assert (without.exit_code, "TENORA_API_KEY" in without.output) == (1, True)

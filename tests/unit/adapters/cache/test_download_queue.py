@@ -1,0 +1,170 @@
+"""Turns between owners: properties of the queue over any number of owners, without a byte moved."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.cache.download_queue import DownloadQueue, QueueBounds, QueueFull
+from adapters.cache.errors import DownloadStopped
+from adapters.object_store.download_progress import Transfer
+
+
+def make_queue(**changes) -> DownloadQueue:
+    bounds = {"running": 2, "running_per_owner": 1, "stalled": 0, "stall_s": 60, "waiting": 99, "waiting_per_owner": 99}
+    return DownloadQueue(QueueBounds(**bounds | changes))
+
+
+async def hold(queue, owner, seen, release):
+    transfer = Transfer(owner)
+    async with queue.slot(owner, transfer):
+        transfer.begin()
+        seen.append(owner)
+        await release.wait()
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=24), st.integers(1, 4), st.integers(1, 3))
+def test_everyone_gets_a_turn_and_no_bound_is_ever_exceeded(owners, running, per_owner):
+    async def play():
+        queue, order = make_queue(running=running, running_per_owner=per_owner), []
+        now, most, most_of_one = Counter(), 0, 0
+
+        async def one(owner):
+            nonlocal most, most_of_one
+            async with queue.slot(owner, Transfer(owner)):
+                order.append(owner)
+                now[owner] += 1
+                most, most_of_one = max(most, now.total()), max(most_of_one, now[owner])
+                await asyncio.sleep(0)
+                now[owner] -= 1
+
+        await asyncio.gather(*(one(owner) for owner in owners))
+        assert Counter(order) == Counter(owners)
+        assert most <= running
+        assert most_of_one <= per_owner
+        assert not queue._waiting
+        assert not queue._running
+        assert not queue._of_owner
+
+    asyncio.run(play())
+
+
+@given(st.integers(1, 30), st.integers(1, 4))
+def test_one_who_comes_late_waits_for_one_round_of_the_others_and_not_for_their_lines(flood, others):
+    async def play():
+        queue, seen, tasks = make_queue(running=1, waiting=200), [], []
+        release = asyncio.Event()
+        for number in range(flood):
+            for other in range(others):
+                tasks += [asyncio.create_task(hold(queue, f"o{other}", seen, release))]
+            if number == 0:
+                await settle()
+        tasks.append(asyncio.create_task(hold(queue, "late", seen, release)))
+        await settle()
+        release.set()
+        await asyncio.gather(*tasks)
+        assert seen.index("late") <= 2 * others
+
+    asyncio.run(play())
+
+
+async def test_stalled_downloads_lend_their_slots_up_to_a_bound():
+    queue, seen, release = make_queue(running=1, stalled=1, stall_s=0.05), [], asyncio.Event()
+    tasks = [asyncio.create_task(hold(queue, owner, seen, release)) for owner in "abc"]
+    async with asyncio.timeout(10):
+        while len(seen) < 2:  # noqa: ASYNC110 - time itself is what is waited for
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.6)
+    assert seen == ["a", "b"], "one slot and one lent slot"
+    release.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_beyond_the_bounds_nobody_waits():
+    queue, release = make_queue(running=1, waiting=3, waiting_per_owner=1), asyncio.Event()
+    tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "abcd"]
+    await settle()
+    for owner, of_owner in (("b", True), ("e", False)):
+        with pytest.raises(QueueFull) as full:
+            async with queue.slot(owner, Transfer(owner)):
+                pass
+        assert full.value.of_owner is of_owner
+    release.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_the_longest_line_gives_way_to_who_has_none():
+    queue, seen, release = make_queue(running=1, waiting=4), [], asyncio.Event()
+    tasks = [asyncio.create_task(hold(queue, owner, seen, release)) for owner in "aaaab"]
+    await settle()
+    late = asyncio.create_task(hold(queue, "c", seen, release))
+    await settle()
+    with pytest.raises(QueueFull):
+        await tasks[3]
+    release.set()
+    await asyncio.gather(*tasks[:3], tasks[4], late)
+    assert seen == ["a", "a", "b", "c", "a"]
+
+
+async def test_who_is_cancelled_while_waiting_or_running_leaves_no_trace():
+    queue, seen, release = make_queue(running=1), [], asyncio.Event()
+    tasks = [asyncio.create_task(hold(queue, owner, seen, release)) for owner in "abc"]
+    await settle()
+    tasks[1].cancel()
+    await settle()
+    tasks[0].cancel()
+    await settle()
+    assert seen == ["a", "c"]
+    release.set()
+    await tasks[2]
+    assert not queue._waiting
+    assert not queue._of_owner
+
+
+async def test_a_download_that_is_withdrawn_waits_no_more():
+    queue, release = make_queue(running=1), asyncio.Event()
+    first = asyncio.create_task(hold(queue, "a", [], release))
+    await settle()
+    transfer = Transfer("b")
+
+    async def wait():
+        async with queue.slot("b", transfer):
+            pass
+
+    second = asyncio.create_task(wait())
+    await settle()
+    assert queue.rounds_ahead(transfer) == 1
+    queue.withdraw(transfer)
+    with pytest.raises(DownloadStopped):
+        await second
+    queue.withdraw(transfer)
+    release.set()
+    await first
+
+
+async def test_what_is_ahead_counts_the_owners_line_and_the_others_turns():
+    queue, release = make_queue(running=2, running_per_owner=1), asyncio.Event()
+    tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "ab"]
+    await settle()
+    transfers = [Transfer(str(number)) for number in range(3)]
+
+    async def wait(owner, transfer):
+        async with queue.slot(owner, transfer):
+            pass
+
+    tasks += [asyncio.create_task(wait("a", transfer)) for transfer in transfers]
+    await settle()
+    assert [queue.rounds_ahead(transfer) for transfer in transfers] == [1, 2, 3]
+    tasks += [asyncio.create_task(wait("c", Transfer("c"))) for _ in range(9)]
+    await settle()
+    assert queue.rounds_ahead(transfers[2]) == 3, "half of six turns"
+    release.set()
+    await asyncio.gather(*tasks)
+    assert queue.rounds_ahead(transfers[0]) == 0

@@ -1,0 +1,59 @@
+"""Locks between processes: they exclude, they end, and they survive the removal of their folder."""
+
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from adapters.cache.file_locks import LockTimeout, locked, try_lock
+
+
+def count_up(path, lock, times):
+    for _ in range(times):
+        with locked(lock, timeout_s=20):
+            number = int(path.read_text())
+            path.write_text(str(number + 1))
+
+
+def test_a_lock_excludes_other_processes_and_leaves_no_file(tmp_path):
+    counter, lock = tmp_path / "counter", tmp_path / "lock"
+    counter.write_text("0")
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=count_up, args=(counter, lock, 25)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert counter.read_text() == "75"
+    assert not lock.exists()
+
+
+def test_waiting_for_a_lock_ends(tmp_path):
+    descriptor = try_lock(tmp_path / "lock")
+    started = time.monotonic()
+    with pytest.raises(LockTimeout), locked(tmp_path / "lock", timeout_s=0.1):
+        pass
+    assert time.monotonic() - started < 2
+    os.close(descriptor)
+
+
+def test_waiting_ends_when_it_is_told_to(tmp_path):
+    descriptor, stop = try_lock(tmp_path / "lock"), threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    with pytest.raises(LockTimeout), locked(tmp_path / "lock", timeout_s=60, stop=stop):
+        pass
+    os.close(descriptor)
+
+
+def test_a_lock_whose_folder_was_removed_is_another_and_removes_not_that_of_others(tmp_path):
+    lock = tmp_path / "locks" / "one"
+    with locked(lock, timeout_s=1):
+        shutil.rmtree(lock.parent)
+        theirs = try_lock(lock)
+        assert theirs is not None
+    assert lock.exists(), "theirs is still held"
+    assert try_lock(lock) is None
+    os.close(theirs)

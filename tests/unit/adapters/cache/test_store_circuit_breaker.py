@@ -1,0 +1,104 @@
+"""When S3 is left alone, and how it is found again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.cache.store_circuit_breaker import Circuit
+from core.errors import Unavailable
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def circuit(clock):
+    return Circuit(open_s=1, open_max_s=8, clock=clock)
+
+
+def is_refused(circuit) -> bool:
+    try:
+        circuit.admit()
+    except Unavailable:
+        return True
+    return False
+
+
+def test_nobody_listening_opens_it_after_three_in_a_row(circuit):
+    for _ in range(2):
+        circuit.failed("a", unreachable=True)
+    circuit.succeeded()
+    for _ in range(2):
+        circuit.failed("a", unreachable=True)
+    assert not is_refused(circuit)
+    circuit.failed("a", unreachable=True)
+    with pytest.raises(Unavailable) as refused:
+        circuit.admit()
+    assert refused.value.code == "store_unavailable"
+    assert refused.value.retry_after_s == 1
+
+
+def test_one_owners_failures_never_open_it_and_two_owners_do(circuit):
+    for _ in range(50):
+        circuit.failed("a", unreachable=False)
+    assert not is_refused(circuit)
+    circuit.failed("b", unreachable=False)
+    assert is_refused(circuit)
+
+
+def test_after_the_pause_one_probe_goes_and_its_success_lets_all_through(circuit, clock):
+    for _ in range(3):
+        circuit.failed("a", unreachable=True)
+    clock.now = 1.1
+    assert not is_refused(circuit)
+    assert is_refused(circuit), "the probe is under way"
+    circuit.succeeded()
+    assert not is_refused(circuit)
+    assert not circuit.is_open
+
+
+def test_failed_probes_double_the_pause_up_to_its_bound(circuit, clock):
+    for _ in range(3):
+        circuit.failed("a", unreachable=True)
+    pauses = []
+    for _ in range(6):
+        started = clock.now
+        while is_refused(circuit):
+            clock.now += 0.25
+        pauses.append(clock.now - started)
+        circuit.failed("a", unreachable=True)
+    assert pauses == [1, 2, 4, 8, 8, 8]
+
+
+def test_a_probe_that_never_reports_is_followed_by_another(circuit, clock):
+    for _ in range(3):
+        circuit.failed("a", unreachable=True)
+    clock.now = 1.1
+    assert not is_refused(circuit)
+    clock.now = 2.3
+    assert not is_refused(circuit)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["fail", "succeed", "ask"]), st.booleans(), st.floats(0, 5))))
+def test_it_never_stays_shut_for_longer_than_its_bound(steps):
+    clock = Clock()
+    circuit = Circuit(open_s=1, open_max_s=8, clock=clock)
+    for what, unreachable, passed_s in steps:
+        clock.now += passed_s
+        if what == "fail":
+            circuit.failed("a" if passed_s < 2 else "b", unreachable=unreachable)
+        elif what == "succeed":
+            circuit.succeeded()
+        else:
+            is_refused(circuit)
+    clock.now += 8.01
+    assert not is_refused(circuit)

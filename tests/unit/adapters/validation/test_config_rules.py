@@ -1,0 +1,114 @@
+"""What ``adapter_config.json`` may say, and what it means. What it may not say is in the corpus of uploads."""
+
+import json
+import time
+
+import msgspec
+import pytest
+from peft import LoraConfig
+
+from adapters.report import Report
+from adapters.validation.config_rules import judge_config
+from tests.fixtures.uploads.peft_adapters import ALL_KINDS, adapter_config, tiny_base
+
+BASE = tiny_base()
+KNOWN = {BASE.id, BASE.hub_name, "other-7b", "someone/Other-7B"}
+
+
+def judge(config, *, rank_max=64):
+    text = config if isinstance(config, bytes) else json.dumps(config).encode()
+    report = Report()
+    found = judge_config(text, BASE, KNOWN, rank_max=rank_max, plan_name="starter", report=report)
+    verdict = report.verdict()
+    assert (found is None) == bool(verdict.problems)
+    return found, verdict
+
+
+def changed(**changes):
+    return judge(adapter_config(BASE, **changes))
+
+
+def test_what_peft_writes_is_accepted_whatever_plain_lora_it_describes():
+    for options in (
+        {},
+        {"task_type": "CAUSAL_LM", "lora_dropout": 0.05, "use_rslora": True},
+        {"init_lora_weights": "gaussian"},
+        {
+            "init_lora_weights": False,
+            "exclude_modules": ["k_proj"],
+            "layers_to_transform": [1],
+            "layers_pattern": "layers",
+        },
+        {"revision": "main", "inference_mode": True},
+    ):
+        config = LoraConfig(base_model_name_or_path=BASE.hub_name, target_modules=["q_proj"], **options).to_dict()
+        config["target_modules"] = list(config["target_modules"])
+        if config["exclude_modules"]:
+            config["exclude_modules"] = list(config["exclude_modules"])
+        found, verdict = judge(config)
+        assert verdict.problems == ()
+        assert found.rank == found.alpha == 8
+
+
+def test_the_class_that_peft_notes_without_a_task_type_is_accepted_and_code_elsewhere_is_not():
+    library = "transformers.models.llama.modeling_llama"
+    assert changed(auto_mapping={"base_model_class": "LlamaForCausalLM", "parent_library": library})[0]
+    for mapping in ({"base_model_class": "X", "parent_library": "os"}, {"parent_library": library, "x": 1}, "x", {}):
+        (problem,) = changed(auto_mapping=mapping)[1].problems
+        assert (problem.code, problem.where) == ("config_field_not_allowed", "auto_mapping")
+
+
+def test_a_rank_above_the_plan_is_refused_with_both_numbers():
+    (problem,) = changed(r=128)[1].problems
+    assert problem.code == "rank_too_large"
+    assert problem.message == 'adapter_config.json: r is 128; plan "starter" allows 64: train with r at most 64'
+
+
+def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
+    base = msgspec.structs.replace(tiny_base(), rank_max=16)
+    report = Report()
+    text = json.dumps(adapter_config(base, rank=32)).encode()
+    assert judge_config(text, base, {base.id}, rank_max=64, plan_name="starter", report=report) is None
+    (problem,) = report.verdict().problems
+    assert problem.code == "rank_too_large"
+    assert problem.message.endswith(f"replicas of {base.id} serve ranks up to 16: train with r at most 16")
+
+
+def test_a_regular_expression_is_refused_at_once():
+    started = time.process_time()
+    changed(target_modules="(.*)*Z", exclude_modules="(.*)*Z", layers_pattern="(.*)*Z")
+    assert time.process_time() - started < 0.05
+
+
+@pytest.mark.parametrize("name", [BASE.id, BASE.hub_name, BASE.hub_name.upper()])
+def test_the_base_may_be_named_either_way(name):
+    found, verdict = changed(base_model_name_or_path=name)
+    assert found is not None
+    assert verdict.notes == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["/home/me/model", "./model", "../models/x", "~/x", "C:\\models\\x", "runs/2026/model", "", None, "."]
+)
+def test_a_path_on_the_trainers_disk_is_accepted_with_a_note(name):
+    found, verdict = changed(base_model_name_or_path=name)
+    assert found is not None
+    assert len(verdict.notes) == 1
+
+
+def test_targets_mean_what_they_mean_to_peft():
+    everything = changed(target_modules=list(ALL_KINDS))[0].modules
+    assert everything == set(BASE.modules)
+    assert changed(target_modules=["layers.1.self_attn.q_proj"])[0].modules == {"model.layers.1.self_attn.q_proj"}
+    assert changed(target_modules=["self_attn.q_proj"], layers_to_transform=1)[0].modules == {
+        "model.layers.1.self_attn.q_proj"
+    }
+    assert changed(target_modules=["q_proj", "k_proj"], exclude_modules=["layers.0.self_attn.q_proj", "k_proj"])[
+        0
+    ].modules == {"model.layers.1.self_attn.q_proj"}
+
+
+def test_scaling_is_that_of_peft():
+    assert changed(r=16, lora_alpha=32)[0].scaling == 2
+    assert changed(r=16, lora_alpha=32, use_rslora=True)[0].scaling == 8
+    assert changed(r=16, lora_alpha=0.5)[0].alpha == 0.5

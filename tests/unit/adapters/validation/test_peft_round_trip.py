@@ -1,0 +1,120 @@
+"""Adapters that PEFT itself saves: accepted, and after re-serialisation the same model to PEFT and fit for vLLM."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from vllm.config.lora import LoRAConfig
+from vllm.lora.peft_helper import PEFTHelper
+
+from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
+from adapters.report import Report
+from adapters.validation.normalize import normalise
+from adapters.validation.validate import Bounds, UploadLimits, validate
+from tests.fixtures.uploads.peft_adapters import tiny_base
+
+LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=10_000_000)
+TOKENS = torch.tensor([[1, 50, 60, 70, 80, 90]])
+
+
+def build_base() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def trained(**options) -> PeftModel:
+    """A PEFT model whose adapter does something: B is not zero any more."""
+    model = get_peft_model(build_base(), LoraConfig(**{"r": 8, "lora_alpha": 16} | options))
+    torch.manual_seed(1)
+    for name, weights in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.2)
+    return model.eval()
+
+
+def outputs(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+@pytest.fixture(scope="module")
+def base() -> BaseModelSpec:
+    found = {
+        name: (module.in_features, module.out_features)
+        for name, module in build_base().named_modules()
+        if name.endswith(LINEAR_KINDS)
+    }
+    spec = tiny_base()
+    assert found == spec.modules
+    return spec
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"},
+        {"target_modules": list(LINEAR_KINDS), "task_type": "CAUSAL_LM", "lora_dropout": 0.05},
+        {"target_modules": "all-linear", "task_type": "CAUSAL_LM"},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["down_proj"], "use_rslora": True, "init_lora_weights": "gaussian"},
+        {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]},
+        {"target_modules": ["q_proj", "k_proj"], "exclude_modules": ["layers.0.self_attn.k_proj"]},
+    ],
+    ids=["attention", "everything", "all-linear", "no-task", "rslora", "one-layer", "excluded"],
+)
+def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
+    model = trained(**options)
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "ours").mkdir()
+    report = Report()
+    accepted = validate(
+        tmp_path / "saved", base=base, known_bases={base.id}, limits=LIMITS, bounds=Bounds(), report=report
+    )
+    assert accepted is not None, report.verdict()
+    manifest = normalise(accepted, tmp_path / "saved", tmp_path / "ours", base)
+
+    expected, plain = outputs(model), outputs(build_base())
+    served = PeftModel.from_pretrained(build_base(), tmp_path / "ours").eval()
+    found = outputs(served)
+    effect, error = (expected - plain).abs().max(), (found - expected).abs().max()
+    assert effect > 0.005, "the adapter does something"
+    assert error < effect * 0.02, "two roundings to 8 bits of mantissa"
+
+    helper = PEFTHelper.from_local_dir(str(tmp_path / "ours"), max_position_embeddings=2048)
+    helper.validate_legal(LoRAConfig(max_lora_rank=64))
+    assert helper.vllm_lora_scaling_factor == accepted.config.scaling
+    assert helper.r == manifest.rank == 8
+    tensors = load_file(tmp_path / "ours" / "adapter_model.safetensors")
+    assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`lora_bias=True`", "ignore:Setting `save_embedding_layers`", "ignore:Adapter 'default'"
+)
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"target_modules": ["q_proj"], "use_dora": True}, "adapter_type_not_supported"),
+        ({"target_modules": ["q_proj"], "lora_bias": True}, "adapter_type_not_supported"),
+        ({"target_modules": r".*self_attn\.q_proj"}, "config_invalid"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "config_field_not_allowed"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "module_not_allowed"),
+        ({"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 4}}, "config_field_not_allowed"),
+        ({"target_modules": ["q_proj"], "r": 128}, "rank_too_large"),
+    ],
+)
+def test_what_peft_saves_beyond_plain_lora_is_refused(tmp_path, base, options, code):
+    trained(task_type="CAUSAL_LM", **options).save_pretrained(tmp_path)
+    report = Report()
+    assert validate(tmp_path, base=base, known_bases=set(), limits=LIMITS, bounds=Bounds(), report=report) is None
+    assert code in {problem.code for problem in report.verdict().problems}

@@ -1,0 +1,97 @@
+"""Whole folders: what is accepted, what is noted, how a report is bounded. Bad ones are in the corpus of uploads."""
+
+import json
+
+import numpy as np
+import pytest
+
+from adapters.report import Report
+from adapters.validation.validate import Bounds, UploadLimits, validate
+from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base, write_adapter
+
+BASE = tiny_base()
+WEIGHTS = "adapter_model.safetensors"
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
+
+
+def judge(folder, base=BASE, limits=LIMITS):
+    report = Report()
+    accepted = validate(
+        folder, base=base, known_bases={base.id, base.hub_name}, limits=limits, bounds=Bounds(), report=report
+    )
+    verdict = report.verdict()
+    assert (accepted is None) == bool(verdict.problems)
+    return accepted, verdict
+
+
+def judge_tensors(tmp_path, change, *, dtype="F32", rank=4, **config):
+    """Judge a valid adapter after ``change`` was applied to its dict of tensors."""
+    folder = write_adapter(tmp_path / "adapter", BASE, rank=rank, **config)
+    tensors = adapter_tensors(BASE, rank=rank)
+    tensors = change(tensors) or tensors
+    (folder / WEIGHTS).write_bytes(safetensors_bytes(tensors, dtype=dtype))
+    return judge(folder)[1]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("options", [{}, {"rank": 64}, {"rank": 1, "modules": ("down_proj",)}, {"use_rslora": True}])
+def test_a_valid_adapter_is_accepted(tmp_path, dtype, options):
+    accepted, verdict = judge(write_adapter(tmp_path, BASE, dtype=dtype, **options))
+    assert verdict.notes == ()
+    assert accepted.config.rank == options.get("rank", 4)
+    assert len(accepted.pairs) == 2 * len(options.get("modules", ("q_proj", "v_proj")))
+
+
+def test_an_adapter_that_changes_nothing_is_accepted_with_a_note(tmp_path):
+    zero = {name: np.zeros_like(w) for name, w in adapter_tensors(BASE).items() if "lora_B" in name}
+    verdict = judge_tensors(tmp_path, lambda tensors: tensors | zero)
+    assert verdict.notes == ("every update is zero: the adapter changes nothing",)
+
+
+def test_a_layer_left_out_is_missing_unless_the_config_says_so(tmp_path):
+    def first_layer_alone(tensors):
+        return {name: weights for name, weights in tensors.items() if "layers.0." in name}
+
+    assert {p.code for p in judge_tensors(tmp_path / "a", first_layer_alone).problems} == {"tensor_missing"}
+    assert judge_tensors(tmp_path / "b", first_layer_alone, layers_to_transform=[0]).problems == ()
+
+
+def test_a_report_of_a_thousand_problems_shows_fifty_and_counts_the_rest(tmp_path):
+    base = tiny_base(layers=100)
+    folder = write_adapter(tmp_path, base, modules=("q_proj", "k_proj", "v_proj"), scale=np.inf)
+    _, verdict = judge(folder, base, UploadLimits(plan_name="x", rank_max=64, bytes_max=10_000_000))
+    assert len(verdict.problems) == 50
+    assert verdict.notes == ("550 more problems are not shown",)
+
+
+def test_problems_of_config_and_header_are_reported_together(tmp_path):
+    folder = write_adapter(tmp_path, BASE, r=128)
+    with (folder / WEIGHTS).open("ab") as stream:
+        stream.write(b"PK\x03\x04")
+    assert {problem.code for problem in judge(folder)[1].problems} == {"rank_too_large", "offsets_invalid"}
+
+
+def test_links_and_folders_are_refused(tmp_path):
+    folder = write_adapter(tmp_path / "adapter", BASE)
+    (folder / "README.md").symlink_to("/etc/passwd")
+    (folder / "notes.md").mkdir()
+    assert [(p.code, p.file) for p in judge(folder)[1].problems] == [
+        ("file_not_allowed", "README.md"),
+        ("file_not_allowed", "notes.md"),
+    ]
+
+
+def test_more_bytes_than_the_plan_allows_are_refused(tmp_path):
+    folder = write_adapter(tmp_path, BASE)
+    _, verdict = judge(folder, limits=UploadLimits(plan_name="starter", rank_max=64, bytes_max=5000))
+    assert [problem.code for problem in verdict.problems] == ["upload_too_large"]
+    assert 'plan "starter" allows 5000' in verdict.problems[0].message
+
+
+def test_every_message_can_be_shown_as_one_line_of_json(tmp_path):
+    folder = write_adapter(tmp_path, BASE, **{"x\n\u202e": "y\x00"})
+    (problem,) = judge(folder)[1].problems
+    assert problem.message.isascii()
+    assert problem.message.isprintable()
+    json.dumps(problem.message)

@@ -1,0 +1,108 @@
+"""Invoice lines add up to what was used, and postings to zero."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing import ledger
+from billing.invoice_lines import UsageTotal, lines_of
+from core.contracts.grants import Prices
+from core.contracts.usage import UsageEvent
+from core.money import NANOS_PER_CENT, cents_to_nanos
+from core.rating import rate
+
+
+def total_of(events: list[UsageEvent], prices: Prices) -> UsageTotal:
+    charges = [rate(event, prices) for event in events]
+    return UsageTotal(
+        base_model="base",
+        adapter_id="ad_1",
+        price_version_id="pv_1",
+        prices=prices,
+        input_tokens=sum(event.input_tokens - event.cached_tokens for event in events),
+        input_nanos=sum(charge.input_nanos for charge in charges),
+        input_requests=sum(event.input_tokens > event.cached_tokens for event in events),
+        cached_tokens=sum(event.cached_tokens for event in events),
+        cached_input_nanos=sum(charge.cached_input_nanos for charge in charges),
+        cached_requests=sum(event.cached_tokens > 0 for event in events),
+        output_tokens=sum(event.output_tokens for event in events),
+        output_nanos=sum(charge.output_nanos for charge in charges),
+        output_requests=sum(event.output_tokens > 0 for event in events),
+        kv_page_ms=sum(event.kv_page_ms for event in events),
+        kv_nanos=sum(charge.kv_nanos for charge in charges),
+        kv_requests=sum(event.kv_page_ms > 0 for event in events),
+    )
+
+
+def event(cached: int, fresh: int, output: int, kv: int) -> UsageEvent:
+    return UsageEvent(
+        request_id="req",
+        tenant_id="tn",
+        key_id="key",
+        base_model="base",
+        adapter_id="ad_1",
+        revision_id="rev_1",
+        replica_id="rep",
+        outcome="done",
+        started_at_ms=0,
+        settled_at_ms=1,
+        input_tokens=cached + fresh,
+        cached_tokens=cached,
+        output_tokens=output,
+        kv_page_ms=kv,
+    )
+
+
+count = st.integers(0, 100_000)
+events = st.lists(st.builds(event, count, count, count, st.integers(0, 10**9)), min_size=1, max_size=20)
+price = st.integers(0, 10**7)
+prices = st.builds(Prices, input_nanos=price, cached_input_nanos=price, output_nanos=price, kv_page_second_nanos=price)
+
+
+@given(st.lists(st.tuples(events, prices), max_size=4))
+def test_lines_lose_no_token_and_no_nanodollar(groups):
+    totals = [total_of(some, at) for some, at in groups]
+    lines = lines_of(totals)
+    every = [one for some, _ in groups for one in some]
+    charges = [rate(one, at) for some, at in groups for one in some]
+    assert sum(line.amount_nanos for line in lines) == sum(charge.amount_nanos for charge in charges)
+    tokens = sum(line.quantity for line in lines if line.kind != "kv_page_seconds")
+    assert tokens == sum(one.input_tokens + one.output_tokens for one in every)
+    for line in lines:
+        assert line.quantity > 0
+        assert line.request_count > 0
+        assert abs(cents_to_nanos(line.amount_cents) - line.amount_nanos) <= NANOS_PER_CENT // 2
+        if line.kind != "kv_page_seconds":
+            assert line.amount_nanos == line.quantity * line.unit_price_nanos
+        else:
+            exact_thousandths = line.quantity * line.unit_price_nanos
+            assert 0 <= exact_thousandths - line.amount_nanos * 1000 <= 999 * line.request_count
+
+
+def test_what_was_not_used_makes_no_line():
+    at = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
+    (line,) = lines_of([total_of([event(0, 7, 0, 0)], at)])
+    assert (line.kind, line.quantity, line.adapter_id) == ("input_tokens", 7, "ad_1")
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**62))
+def test_every_posting_sums_to_zero_and_uses_an_account_once(amount_nanos, billed_nanos):
+    for posting in (
+        ledger.usage_posting(request_id="req", tenant_id="tn", amount_nanos=amount_nanos),
+        ledger.invoice_posting(invoice_id="inv", tenant_id="tn", amount_nanos=amount_nanos, billed_nanos=billed_nanos),
+    ):
+        assert sum(leg.amount_nanos for leg in posting.legs) == 0
+        accounts = [leg.account for leg in posting.legs]
+        assert len(set(accounts)) == len(accounts)
+
+
+def test_a_posting_that_does_not_sum_to_zero_is_refused_before_the_database_sees_it():
+    crooked = ledger.Posting(
+        request_id="req",
+        legs=(
+            ledger.Leg(ledger.AccountRef("usage_unbilled", "tn"), 2),
+            ledger.Leg(ledger.AccountRef("revenue"), -1),
+        ),
+    )
+    with pytest.raises(AssertionError, match="sum to zero"):
+        ledger.post(None, [crooked])

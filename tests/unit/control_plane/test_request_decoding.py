@@ -1,0 +1,38 @@
+"""Decoding errors become ours, with the field's name, whatever the type."""
+
+import msgspec
+import pytest
+
+from control_plane.plans.schemas import NewPlan
+from control_plane.registry.schemas import NewRevision
+from control_plane.request_decoding import invalid_field
+from control_plane.tenants.schemas import TenantPatch
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "param", "code"),
+    [
+        (b"{}", NewPlan, "name", "missing_field"),
+        (b'{"name": 3}', NewPlan, "name", "invalid_value"),
+        (b'{"nope": 1}', NewPlan, "nope", "unknown_field"),
+        (b'{"name":"a","limits":{"kv_pages":"1"}}', NewPlan, "limits.kv_pages", "invalid_value"),
+        (b'{"name":"a","limits":{"kv":1}}', NewPlan, "limits.kv", "unknown_field"),
+        (b'{"files":[{"path":"a","size_bytes":1}]}', NewRevision, "files[0].sha256", "missing_field"),
+        (b'{"files":[{"path":"a","size_bytes":-1}]}', NewRevision, "files[0].size_bytes", "invalid_value"),
+        (b'{"limits":{"adapters":0}}', TenantPatch, "limits.adapters", "invalid_value"),
+        (b'{"status":"deleted"}', TenantPatch, "status", "invalid_value"),
+        (b"[]", TenantPatch, None, "invalid_value"),
+    ],
+)
+def test_the_field_is_named(text, kind, param, code):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(text, type=kind)
+    refused = invalid_field(caught.value)
+    assert (refused.param, refused.code, refused.status) == (param, code, 400)
+    assert (param or "body") in refused.message
+    assert "`$" not in refused.message
+
+
+def test_null_takes_an_override_back_and_a_field_left_out_is_left():
+    patch = msgspec.json.decode(b'{"limits":{"adapters":null,"kv_pages":5}}', type=TenantPatch)
+    assert msgspec.to_builtins(patch) == {"limits": {"adapters": None, "kv_pages": 5}}

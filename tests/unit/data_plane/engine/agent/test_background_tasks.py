@@ -1,0 +1,51 @@
+"""Side tasks of an agent: one that fails is repeated, harms no other, and all of them end when told to."""
+
+import asyncio
+
+import pytest
+
+from data_plane.engine.agent.background_tasks import SideTasks
+
+
+@pytest.fixture
+async def tasks():
+    tasks = SideTasks(backoff_max_s=0.05)
+    yield tasks
+    await tasks.close()
+
+
+async def test_a_step_that_fails_is_repeated_and_harms_no_other(tasks):
+    calls = {"broken": 0, "whole": 0}
+    recovered = asyncio.Event()
+
+    async def broken() -> None:
+        calls["broken"] += 1
+        if calls["broken"] < 3:
+            raise RuntimeError("a defect")
+        recovered.set()
+
+    async def whole() -> None:
+        calls["whole"] += 1
+
+    tasks.start("broken", broken, every_s=0.01)
+    tasks.start("whole", whole, every_s=0.01)
+    await asyncio.wait_for(recovered.wait(), 10)
+    assert calls["whole"] >= 3
+
+
+async def test_closing_ends_them_also_when_a_cancellation_is_swallowed(tasks):
+    swallowed, begun = [], asyncio.Event()
+
+    async def stubborn() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            swallowed.append(True)
+            if len(swallowed) > 1:
+                raise
+
+    tasks.start("stubborn", stubborn, every_s=60)
+    await begun.wait()
+    await asyncio.wait_for(tasks.close(), 10)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "stubborn"]

@@ -1,0 +1,32 @@
+"""vLLM's metrics page is read by name, and a page of an engine that is not up yet is refused."""
+
+import pytest
+
+from data_plane.engine.agent.engine_client import parse_metrics
+
+PAGE = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="1456"} 1.0
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 49.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 29.0
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+"""
+
+
+def test_the_numbers_are_read():
+    metrics = parse_metrics(PAGE)
+    assert (metrics.prompt_tokens, metrics.generation_tokens) == (49, 29)
+    assert (metrics.running, metrics.waiting, metrics.kv_used) == (3, 2, 0.25)
+    assert (metrics.blocks, metrics.block_tokens) == (1455, 32), "vLLM's null block is nobody's"
+
+
+def test_a_page_without_the_cache_size_means_not_up_yet():
+    with pytest.raises(KeyError):
+        parse_metrics("# nothing\n")

@@ -1,0 +1,73 @@
+"""Which replica brings an adapter ahead, and when a replica has room for it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.contracts.replicas import ReplicaStatus
+from data_plane.engine.agent.pool import in_pool_of, rendezvous
+from data_plane.engine.agent.prefetch import has_room
+from data_plane.engine.agent.prefetch_hints import is_mine
+from data_plane.engine.residency import EngineResidency
+
+NAME = "ad_1@new"
+
+
+def replica(replica_id: str, rank_max: int = 16) -> ReplicaStatus:
+    return ReplicaStatus(
+        id=replica_id, url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=1, pages_free=1,
+        slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0, rank_max=rank_max,
+    )  # fmt: skip
+
+
+ids = st.lists(st.integers(0, 50).map(lambda number: f"rep_{number}"), min_size=1, max_size=8, unique=True)
+
+
+@given(ids, st.lists(st.text("abc", min_size=1, max_size=4), max_size=30))
+def test_a_replica_that_goes_moves_only_its_own_names(replica_ids, names):
+    gone = replica_ids[-1]
+    for name in names:
+        before, after = rendezvous(name, replica_ids), rendezvous(name, replica_ids[:-1])
+        assert before in (after, gone)
+
+
+@given(ids, st.sampled_from([8, 16, 32]), st.lists(st.sampled_from([8, 16, 64]), min_size=8, max_size=8))
+def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank_class, ranks):
+    live = [replica(name, rank) for name, rank in zip(replica_ids, ranks, strict=False)]
+    acting = [each for each in live if is_mine(NAME, rank_class, me=each.id, live=live, held=frozenset())]
+    fitting = [each.rank_max for each in live if each.rank_max >= rank_class]
+    assert [each.rank_max for each in acting] == ([min(fitting)] if fitting else [])
+    assert all(in_pool_of(rank_class, each, live) for each in acting)
+
+
+def test_whoever_holds_another_revision_acts_too_but_never_beyond_its_rank():
+    live = [replica("rep_1"), replica("rep_2")]
+    for me in ("rep_1", "rep_2"):
+        assert is_mine(NAME, 16, me=me, live=live, held=frozenset({"ad_1@old"}))
+        assert not is_mine(NAME, 32, me=me, live=live, held=frozenset({"ad_1@old"}))
+    acting = [
+        me for me in ("rep_1", "rep_2") if is_mine(NAME, 16, me=me, live=live, held=frozenset({"ad_10@old", NAME}))
+    ]
+    assert len(acting) == 1
+    assert not is_mine(NAME, 16, me="rep_3", live=live, held=frozenset())
+
+
+def table(memory: tuple[str, ...], **changes) -> EngineResidency:
+    fields = {
+        "started_at_ms": 1, "version": 1, "slots": (None,), "memory": memory, "staged": (), "pinned": (),
+        "failed": (), "slot_evictions": 0, "memory_evictions": 0, "loads": (), **changes,
+    }  # fmt: skip
+    return EngineResidency(**fields)
+
+
+def test_a_prefetch_takes_only_free_room_or_the_place_of_what_nobody_used_lately():
+    idle = {"a"}
+
+    def room(found: EngineResidency, memory_adapters: int = 2) -> bool:
+        return has_room(found, memory_adapters=memory_adapters, was_idle=lambda name: name in idle)
+
+    assert room(table(("b",)))
+    assert room(table(("a", "b")))
+    assert not room(table(("b", "a")))  # the least recently used is b, and b is not idle
+    assert not room(table(("a", "b"), pinned=("a",)))
+    assert not room(table(("a", "b"), slots=("a",)))
+    assert not room(table(("b",), staged=("c",)))

@@ -1,0 +1,132 @@
+"""The engine's door lets through only known routes, and only with the engine's key."""
+
+import pytest
+
+from data_plane.engine.middleware.middleware import ABORT_PATH
+from data_plane.engine.settings import DoorSettings
+from tests.fixtures.engine.middleware_harness import KEY, DoorInTests, disk_cache
+
+NAME = f"ad_{'0' * 26}@{'a' * 64}"
+
+
+@pytest.fixture
+async def door(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
+    cache = disk_cache(tmp_path / "cache")
+    door = DoorInTests(DoorSettings(engine_run_dir=tmp_path / "run"), cache)
+    yield door
+    await door.close()
+    cache.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_generation_needs_the_key(door, path):
+    assert (await door.ask("POST", path, {"model": ""}, key=None)).status == 401
+    assert (await door.ask("POST", path, {"model": ""}, key="wrong")).status == 401
+    assert door.generation.started == []
+    assert (await door.ask("POST", path, {"model": ""})).status == 200
+    assert door.generation.started == [path]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/tenora/v1/residency"),
+        ("POST", "/tenora/v1/prefetch"),
+        ("POST", "/tenora/v1/unload"),
+        ("PUT", "/tenora/v1/revoked"),
+        ("PUT", "/tenora/v1/pins"),
+    ],
+)
+async def test_the_adapters_routes_need_the_key(door, method, path):
+    assert (await door.ask(method, path, key=None)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+        ("POST", "/adapters"),
+        ("POST", "/invocations"),
+        ("POST", "/tokenize"),
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/pause"),
+        ("GET", "/docs"),
+        ("GET", "/v1/chat/completions"),
+        ("POST", "//v1/chat/completions"),
+        ("POST", "/v1/chat/completions/"),
+        ("POST", "/tenora/v1/residency"),
+        ("GET", "/tenora/v1/unload"),
+    ],
+)
+async def test_every_other_route_is_closed_even_with_the_key(door, method, path):
+    assert (await door.ask(method, path)).status == 404
+    assert door.generation.started == []
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+async def test_health_and_metrics_are_open(door, path):
+    assert (await door.ask("GET", path, key=None)).status == 200
+
+
+async def test_abort_reaches_the_engine(door):
+    assert (await door.ask("POST", ABORT_PATH, {"request_ids": ["chatcmpl-req_1"]})).status == 200
+    assert door.client.aborted == ["chatcmpl-req_1"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b'{"request_ids": "all"}', b'{"request_ids": []}', b'{"request_ids": [1]}', b"x" * 20_000],
+)
+async def test_a_malformed_abort_is_refused(door, body):
+    assert (await door.ask("POST", ABORT_PATH, body)).status == 400
+    assert door.client.aborted == []
+
+
+async def test_websockets_are_closed(door):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await door.door({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    assert sent[0]["status"] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/tenora/v1/prefetch", b""),
+        ("POST", "/tenora/v1/prefetch", {"name": "bot"}),
+        ("POST", "/tenora/v1/prefetch", {"name": NAME, "tier": "slot"}),
+        ("POST", "/tenora/v1/unload", {"name": "../../etc"}),
+        ("POST", "/tenora/v1/unload", {"name": NAME, "drain_s": -1}),
+        ("POST", "/tenora/v1/unload", {"name": NAME, "drain_s": 1e9}),
+        ("POST", "/tenora/v1/unload", b'{"name": "' + NAME.encode() + b'", "drain_s": NaN}'),
+        ("PUT", "/tenora/v1/revoked", {"adapters": "all"}),
+        ("PUT", "/tenora/v1/revoked", {"adapters": [NAME]}),
+        ("PUT", "/tenora/v1/pins", {"names": [NAME], "more": 1}),
+    ],
+)
+async def test_a_malformed_question_is_400_and_changes_nothing(door, method, path, body):
+    answer = await door.ask(method, path, body)
+    assert (answer.status, answer.code) == (400, "invalid_value")
+    assert door.adapters.refused.adapters == frozenset()
+
+
+async def test_a_name_in_the_header_of_another_shape_is_refused(door):
+    answer = await door.ask("POST", "/v1/completions", {"model": "x"}, x_tenora_adapter="../../etc/passwd")
+    assert answer.status == 400
+    assert door.generation.started == []
+
+
+async def test_a_body_without_a_header_is_bounded(tmp_path, door):
+    body = b"x" * (door.settings.door_body_bytes_max + 1)
+    assert (await door.ask("POST", "/v1/completions", body)).status == 413
+
+
+async def test_more_pins_than_half_of_host_memory_are_refused(door):
+    names = [f"ad_{'0' * 26}@{number:064x}" for number in range(door.settings.memory_adapters // 2 + 1)]
+    assert (await door.ask("PUT", "/tenora/v1/pins", {"names": names})).status == 422
+    assert (await door.ask("PUT", "/tenora/v1/pins", {"names": names[1:]})).json == {"missing": names[1:]}

@@ -1,0 +1,56 @@
+"""The engine's command line and environment follow from the settings, and carry no secret where others can read it."""
+
+import json
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from data_plane.engine.engine_command import engine_argv, engine_env
+from data_plane.engine.settings import ReplicaSettings
+
+SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("very-secret-engine-key"), engine_slots=8)
+
+
+def test_the_key_is_in_the_environment_and_not_on_the_command_line():
+    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS, "cpu"))
+    assert engine_env(SETTINGS, "cpu", {})["VLLM_API_KEY"] == "very-secret-engine-key"
+
+
+def test_the_door_and_the_lora_module_list_are_always_asked_for():
+    argv = engine_argv(SETTINGS, "cpu")
+    assert argv[argv.index("--middleware") + 1] == "data_plane.engine.middleware.middleware.EngineDoor"
+    modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
+    assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_tools_are_parsed_and_schemas_compiled_by_what_gateways_try_them_on():
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_tool_parser": "llama3_json"}), "cpu")
+    assert "--enable-auto-tool-choice" in argv
+    assert argv[argv.index("--tool-call-parser") + 1] == "llama3_json"
+    assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "xgrammar"}
+
+
+def test_host_memory_never_holds_fewer_adapters_than_slots():
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}), "cpu")
+    assert int(argv[argv.index("--max-cpu-loras") + 1]) == 8
+
+
+def test_compiled_code_is_kept_from_one_start_to_the_next():
+    folder = Path(engine_env(SETTINGS, "cpu", {})["NUMBA_CACHE_DIR"])
+    assert SETTINGS.run_dir not in (folder, *folder.parents)
+    assert engine_env(SETTINGS, "cpu", {"NUMBA_CACHE_DIR": "/mine"})["NUMBA_CACHE_DIR"] == "/mine"
+
+
+def test_nothing_is_compiled_in_a_step_on_the_cpu():
+    assert engine_env(SETTINGS, "cpu", {})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_env(SETTINGS, "gpu", {})
+
+
+def test_nothing_is_fetched_or_reported_to_the_outside():
+    env = engine_env(SETTINGS, "cpu", {})
+    assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
+
+
+def test_a_gpu_engine_sizes_its_own_cache_and_compiles():
+    assert "--enforce-eager" not in engine_argv(SETTINGS, "gpu")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_env(SETTINGS, "gpu", {})

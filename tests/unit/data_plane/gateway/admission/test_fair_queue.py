@@ -1,0 +1,219 @@
+"""Turns in a queue: shares by weight, tiers, what idle time earns, and who is let in when it is full."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_plane.gateway.admission.fair_queue import Bounds, Entry, FairQueue, QueueFull, service
+
+AMPLE = Bounds(requests_max=10_000, tokens_max=10**9, tenant_requests_max=10_000)
+
+
+def queue(**bounds: int) -> FairQueue[str]:
+    fields = {"requests_max": 10_000, "tokens_max": 10**9, "tenant_requests_max": 10_000, **bounds}
+    return FairQueue(Bounds(**fields))
+
+
+def entry(tenant: str, tokens: int = 10, name: str = "", **fields: int) -> Entry[str]:
+    return Entry(tenant_id=tenant, tokens=tokens, item=name, **fields)
+
+
+def serve(turns: FairQueue[str]) -> Entry[str]:
+    """Take whose turn it is, charged with its tokens."""
+    first = next(turns.in_order(of_tenant_max=1))
+    turns.remove(first).charge(first.tokens)
+    return first
+
+
+def fill(turns: FairQueue[str], tenant: str, sizes: list[int], **fields: int) -> None:
+    for number, tokens in enumerate(sizes):
+        turns.push(entry(tenant, tokens, f"{tenant}{number}", **fields))
+
+
+sizes = st.lists(st.integers(1, 500), min_size=40, max_size=60)
+
+
+@given(ours=sizes, theirs=sizes, weight=st.integers(1, 5))
+def test_two_backlogged_tenants_get_their_weights_within_one_request(ours, theirs, weight):
+    turns = queue()
+    fill(turns, "ours", ours, weight=weight)
+    fill(turns, "theirs", theirs)
+    served: Counter[str] = Counter()
+    waiting = {"ours": len(ours), "theirs": len(theirs)}
+    while all(waiting.values()):
+        taken = serve(turns)
+        served[taken.tenant_id] += taken.tokens
+        waiting[taken.tenant_id] -= 1
+        # The paper's bound: the largest request, on either side.
+        assert abs(served["ours"] / weight - served["theirs"]) <= max(*ours, *theirs)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2)), max_size=60))
+def test_everybody_who_waits_gets_a_turn_in_order_of_tier_and_of_arrival_within_a_tenant(arrivals):
+    turns, tiers = queue(), {"a": 0, "b": 0, "c": 1, "d": 1}
+    for number, (tenant, tokens, _) in enumerate(arrivals):
+        turns.push(entry(tenant, tokens, str(number), tier=tiers[tenant]))
+    assert (turns.requests, turns.tokens) == (len(arrivals), sum(tokens for _, tokens, _ in arrivals))
+    taken = [serve(turns) for _ in arrivals]
+    assert [each.tier for each in taken] == sorted(each.tier for each in taken)
+    for tenant in "abcd":
+        numbers = [int(each.item) for each in taken if each.tenant_id == tenant]
+        assert numbers == sorted(numbers)
+    assert (turns.requests, turns.tokens) == (0, 0)
+    assert next(turns.in_order(of_tenant_max=1), None) is None
+
+
+def test_idle_time_earns_nothing():
+    turns = queue()
+    fill(turns, "busy", [10] * 50)
+    turns.push(entry("late"))
+    assert serve(turns).tenant_id == "busy"
+    assert serve(turns).tenant_id == "late"
+    for _ in range(20):
+        assert serve(turns).tenant_id == "busy"
+    fill(turns, "late", [10] * 10)
+    served = Counter(serve(turns).tenant_id for _ in range(10))
+    assert served == {"late": 5, "busy": 5}  # not ten, for the twenty it was away
+
+
+def test_who_used_what_was_idle_is_not_made_to_pay_for_it():
+    turns = queue()
+    fill(turns, "early", [10] * 60)
+    for _ in range(50):
+        serve(turns)
+    fill(turns, "late", [10] * 10)
+    served = Counter(serve(turns).tenant_id for _ in range(10))
+    assert served == {"late": 5, "early": 5}
+
+
+def test_what_was_charged_too_much_is_given_back_in_turns():
+    turns = queue()
+    fill(turns, "a", [10] * 10)
+    fill(turns, "b", [10] * 10)
+    first = next(turns.in_order(of_tenant_max=1))
+    account = turns.remove(first)
+    account.charge(1000)
+    assert {serve(turns).tenant_id for _ in range(3)} == {"b"}
+    account.charge(10 - 1000)
+    assert {serve(turns).tenant_id for _ in range(2)} == {"a"}
+
+
+def test_a_request_that_is_put_back_keeps_its_place():
+    turns = queue()
+    fill(turns, "a", [10] * 3)
+    first = next(turns.in_order(of_tenant_max=1))
+    turns.remove(first)
+    assert not turns.waits(first)
+    turns.put_back(first)
+    assert turns.waits(first)
+    assert [each.item for each in turns.in_order(of_tenant_max=3)] == ["a0", "a1", "a2"]
+
+
+def test_of_each_tenant_only_its_oldest_few_are_looked_at():
+    turns = queue()
+    fill(turns, "a", [10] * 5)
+    fill(turns, "b", [10] * 5)
+    assert [each.item for each in turns.in_order(of_tenant_max=2)] == ["a0", "a1", "b0", "b1"]
+
+
+def test_one_tenant_cannot_have_more_than_its_part_of_the_queue():
+    turns = queue(tenant_requests_max=3)
+    fill(turns, "flood", [10] * 3)
+    with pytest.raises(QueueFull) as full:
+        turns.push(entry("flood"))
+    assert full.value.reason == "tenant"
+    assert turns.push(entry("quiet")) is None
+
+
+def test_in_a_full_queue_the_newest_of_the_largest_makes_room_for_who_has_less():
+    turns = queue(requests_max=4)
+    fill(turns, "flood", [10] * 4)
+    pushed_out = turns.push(entry("quiet"))
+    assert pushed_out is not None
+    assert pushed_out.item == "flood3"
+    assert turns.push(entry("quiet")).item == "flood2"
+    for tenant in ("flood", "quiet"):
+        with pytest.raises(QueueFull) as full:
+            turns.push(entry(tenant))
+        assert full.value.reason == "full"
+    assert turns.requests == 4
+
+
+def test_a_better_tier_is_never_pushed_out_by_a_worse_one_and_a_worse_one_always():
+    turns = queue(requests_max=2)
+    fill(turns, "best", [10] * 2, tier=0)
+    with pytest.raises(QueueFull):
+        turns.push(entry("worse", tier=1))
+    turns = queue(requests_max=1)
+    turns.push(entry("worse", tier=1))
+    assert turns.push(entry("best", tier=0)).tenant_id == "worse"
+
+
+def test_the_queue_is_bounded_in_tokens_as_well():
+    turns = queue(tokens_max=100)
+    fill(turns, "flood", [40, 40])
+    assert turns.push(entry("quiet", 60)).item == "flood1"
+    with pytest.raises(QueueFull):
+        turns.push(entry("other", 41))  # pushing out one of two would not make room for it
+    assert [each.item for each in turns.in_order(of_tenant_max=9)] == ["flood0", ""]
+    assert turns.tokens == 100
+
+
+def test_what_is_ahead_of_a_tenant_is_its_own_and_of_others_as_much_as_their_share():
+    turns = queue()
+    fill(turns, "flood", [10] * 100)
+    fill(turns, "few", [10] * 2)
+    assert turns.tokens_ahead(entry("new", 10)) == 20  # ten each of the two others
+    assert turns.tokens_ahead(entry("new", 10, weight=5)) == 4
+    assert turns.tokens_ahead(entry("few", 10)) == 20 + 30
+    assert turns.tokens_ahead(entry("flood", 10)) == 1000 + 1010  # the other may ask for as much until then
+    assert turns.tokens_ahead(entry("best", 10, tier=-1)) == 0
+    assert turns.tokens_ahead(entry("last", 10, tier=5)) == 1020
+
+
+def test_a_generated_token_counts_twice_as_much_as_one_that_is_read():
+    assert service(100, 50) == 200
+
+
+def test_it_knows_whether_a_better_tier_waits():
+    turns = queue()
+    assert not turns.has_better(5)
+    fill(turns, "a", [10], tier=2)
+    fill(turns, "b", [10], tier=3)
+    assert [turns.has_better(tier) for tier in (1, 2, 3)] == [False, False, True]
+    taken = serve(turns)
+    assert not turns.has_better(3)
+    turns.put_back(taken)
+    assert turns.has_better(3)
+
+
+def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():
+    turns = queue()
+    fill(turns, "here", [10] * 40)
+    fill(turns, "everywhere", [10] * 40)
+    turns.set_parts({"everywhere": 0.25})
+    served = Counter(serve(turns).tenant_id for _ in range(40))
+    assert served == {"here": 32, "everywhere": 8}
+
+
+def test_a_charge_is_taken_back_at_the_rate_at_which_it_was_made():
+    turns = queue()
+    fill(turns, "a", [10, 10])
+    turns.set_parts({"a": 0.5})
+    account = turns.remove(next(turns.in_order(of_tenant_max=1)))
+    rate = account.rate
+    account.charge(100, rate)
+    turns.set_parts({})
+    account.charge(-100, rate)
+    assert account.counter == 0
+
+
+def test_who_was_served_more_than_others_expects_what_they_wait_with_to_go_first():
+    turns = queue()
+    fill(turns, "a", [100, 100])
+    fill(turns, "b", [50])
+    evenly = turns.tokens_ahead(entry("a", 100))
+    turns.remove(next(turns.in_order(of_tenant_max=1))).charge(1000)
+    assert turns.tokens_ahead(entry("a", 100)) == evenly - 100 - 100 + 50

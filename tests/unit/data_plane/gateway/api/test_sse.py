@@ -1,0 +1,232 @@
+"""The stream rewriter agrees with a slow reference on every stream, however its bytes are cut."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_plane.gateway.api.sse import Rewriter, StreamBroken
+
+ENGINE = "ad_1@" + "ab" * 32
+SHOWN = 'support "bot" ü'
+HEAD = {"id": "chatcmpl-req_1", "object": "chat.completion.chunk", "created": 17, "model": ENGINE}
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def usage(prompt: int, completion: int, **more: object) -> dict:
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion, **more}
+
+
+def chunk(text: str, count: int, *, index: int = 0, reason: str | None = None, role: bool = False) -> bytes:
+    delta = {"role": "assistant", "content": text} if role else {"content": text}
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    return event(
+        **HEAD, choices=[choice], usage=usage(9, count, **({"completion_tokens_details": None} if role else {}))
+    )
+
+
+def final(count: int) -> bytes:
+    details = {"prompt_tokens_details": {"cached_tokens": 4}}
+    return event(**HEAD, choices=[], usage=usage(9, count, **details), system_fingerprint="vllm-secret")
+
+
+def rewriter(usage_shown="none", sequences: int = 1, **options: object) -> Rewriter:
+    given_options = {
+        "response_id": "chatcmpl-req_1", "engine_name": ENGINE, "shown_name": SHOWN, "usage_shown": usage_shown,
+        "sequences": sequences, "event_max_bytes": 4096, **options,
+    }  # fmt: skip
+    return Rewriter(**given_options)
+
+
+def reference(stream: bytes, usage_shown: str) -> list[dict]:
+    """What the caller should see, by parsing everything."""
+    shown = []
+    for part in stream.split(b"\n\n"):
+        if not part or part == b"data: [DONE]":
+            continue
+        parsed = json.loads(part[6:])
+        if not parsed["choices"] and usage_shown == "none":
+            continue
+        kept = {key: parsed[key] for key in ("id", "object", "created", "choices")} | {"model": SHOWN}
+        counts = {key: value for key, value in parsed["usage"].items() if value is not None}
+        if usage_shown == "continuous" or (usage_shown == "final" and not parsed["choices"]):
+            kept["usage"] = counts
+        elif usage_shown == "final":
+            kept["usage"] = None
+        shown.append(kept)
+    return shown
+
+
+def parsed(out: bytes) -> list[dict]:
+    events = [json.loads(part[6:]) for part in out.split(b"\n\n") if part]
+    for one in events:
+        if isinstance(one.get("usage"), dict):
+            one["usage"] = {key: value for key, value in one["usage"].items() if value is not None}
+    return events
+
+
+hostile = st.sampled_from(
+    ['","usage":{"prompt_tokens":1,"total_tokens":1,"completion_tokens":99}}',
+     f'"model":"{ENGINE}","choices":[', "\n\n", "data: [DONE]", "}]}", "\\"]
+)  # fmt: skip
+texts = st.lists(st.text(max_size=12) | hostile, min_size=1, max_size=12)
+
+
+@given(
+    texts=texts,
+    cuts=st.lists(st.integers(1, 300), max_size=20),
+    usage_shown=st.sampled_from(["none", "final", "continuous"]),
+)
+def test_every_stream_reads_as_the_slow_way_says(texts, cuts, usage_shown):
+    stream = chunk("", 0, role=True) + b"".join(chunk(text, count) for count, text in enumerate(texts, 1))
+    stream += chunk("", len(texts), reason="stop") + final(len(texts)) + b"data: [DONE]\n\n"
+    one = rewriter(usage_shown)
+    out, rest = b"", stream
+    for cut in cuts:
+        out += one.feed(rest[:cut])
+        rest = rest[cut:]
+    out += one.feed(rest)
+    assert parsed(out) == reference(stream, usage_shown)
+    counts = one.counts()
+    assert (counts.input_tokens, counts.outputs, counts.cached_tokens) == (9, [len(texts)], 4)
+    assert one.final
+    assert one.done
+
+
+def test_our_names_alone_are_shown():
+    one = rewriter()
+    out = one.feed(chunk("", 0, role=True) + chunk("a", 1) + chunk("b", 2, reason="stop") + final(2))
+    for secret in (ENGINE.encode(), b"secret", b"usage"):
+        assert secret not in out
+
+
+def test_running_counts_are_read_before_the_end():
+    one = rewriter()
+    one.feed(chunk("", 0, role=True))
+    assert one.counts().total_tokens == 0  # no token, so the engine counts no prompt either
+    one.feed(chunk("a", 1) + chunk("b", 2))
+    assert (one.counts().input_tokens, one.counts().output_tokens) == (9, 2)
+    assert not one.final
+    assert not one.counts().cached_known
+    one.feed(event(**HEAD, choices=[], usage=usage(9, 2)))
+    assert (one.counts().cached_tokens, one.counts().cached_known) == (0, True)
+
+
+def test_several_sequences_are_counted_each():
+    one = rewriter("final", sequences=2)
+    out = one.feed(chunk("a", 1) + chunk("c", 1, index=1) + chunk("b", 2) + final(3))
+    counts = one.counts()
+    assert (sorted(counts.outputs), counts.input_tokens, counts.output_tokens) == ([1, 2], 18, 3)
+    assert parsed(out)[-1]["usage"]["prompt_tokens"] == 18
+
+
+def test_sequences_whose_counts_do_not_add_up_break_the_stream():
+    with pytest.raises(StreamBroken, match="differ"):
+        rewriter(sequences=2).feed(chunk("a", 1) + final(3))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b'data: {"error":{"message":"secret"}}\n\n',
+        b"data: nonsense\n\n",
+        b"data: []\n\n",
+        b"event: x\n\n",
+        b"data: " + b"a" * 7000,
+        chunk("a", 1, reason="abort"),
+        event(**HEAD, choices=[1]),
+        event(**HEAD, choices=[]),
+        event(**HEAD, choices=[{}], usage=7),
+        event(**HEAD, choices=[{}], usage={"prompt_tokens": "x", "completion_tokens": 7, "total_tokens": 7}),
+        event(**HEAD, choices=[{}], usage={"prompt_tokens": 10**400, "completion_tokens": 7, "total_tokens": 7}),
+        chunk("a", 1).replace(b'"completion_tokens":1', b'"completion_tokens":' + b"1" * 5000),
+        b"data: " + b"[" * 4000 + b"\n\n",
+    ],
+)
+@pytest.mark.parametrize("usage_shown", ["none", "final", "continuous"])
+def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken, usage_shown):
+    one = rewriter(usage_shown, event_max_bytes=6000)
+    one.feed(chunk("", 0, role=True) + chunk("a", 1))
+    with pytest.raises(StreamBroken):
+        one.feed(broken)
+    assert one.counts().output_tokens == 1
+
+
+@pytest.mark.parametrize("broken", [b'data: {"error":{"message":"secret"}}\n\n', event(**HEAD, choices=[1])])
+def test_what_came_at_once_with_what_breaks_the_stream_is_the_callers_as_it_is_billed(broken):
+    one, other = rewriter(), rewriter()
+    for each in (one, other):
+        each.feed(chunk("", 0, role=True) + chunk("a", 1))
+    with pytest.raises(StreamBroken) as caught:
+        one.feed(chunk(" b", 2) + broken)
+    assert caught.value.before == other.feed(chunk(" b", 2))
+    assert one.counts().output_tokens == 2
+
+
+def test_an_abort_that_was_asked_for_ends_the_stream_with_its_count():
+    one = rewriter()
+    one.feed(chunk("a", 1))
+    one.aborting = True
+    one.feed(chunk("", 1, reason="abort") + final(1))
+    assert one.final
+    assert one.counts().output_tokens == 1
+
+
+def test_comments_keep_a_stream_alive_and_are_not_passed_on():
+    assert rewriter().feed(b": ping\n\n") == b""
+
+
+def test_the_fast_way_is_taken():
+    one = rewriter()
+    one.feed(chunk("a", 1))
+    assert one._head.endswith(b'"choices":')
+    assert one._last_usage is None
+    one.feed(chunk("b", 2))
+    assert one._last_usage is not None
+
+
+odd = st.sampled_from(
+    [final(3), b": ping\n\n", chunk("", 3, reason="abort"), event(error="x"), chunk("x", 3)[:-2], b"\n"]
+)
+
+
+@given(
+    events=st.lists(texts.map(lambda some: chunk("".join(some), len(some))) | odd, min_size=4, max_size=12),
+    usage_shown=st.sampled_from(["none", "final", "continuous"]),
+)
+def test_events_that_come_together_are_read_as_one_by_one(events, usage_shown):
+    together, singly = rewriter(usage_shown), rewriter(usage_shown)
+    results = []
+    for one, pieces in ((together, [b"".join(events)]), (singly, events)):
+        out = one.feed(chunk("", 0, role=True))
+        try:
+            for piece in pieces:
+                out += one.feed(piece)
+            results.append((out, one.counts()))
+        except StreamBroken:
+            results.append((b"", one.counts()))
+    assert results[0] == results[1]
+
+
+@given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))
+def test_the_doors_word_on_an_adapter_is_read_and_not_passed_on(cut, terminator):
+    word = b': tenora {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
+    stream = chunk("a", 1) + b": ping\n\n" + final(1) + word + b"data: [DONE]\n\n"
+    one = rewriter()
+    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
+    assert one.done
+    assert one.load is not None
+    assert (one.load.tier, one.load.load_ms, one.load.stall_ms) == ("disk", 31, 4)
+    assert b"tenora" not in out
+    assert b"ping" not in out
+
+
+@pytest.mark.parametrize("word", [b"{}", b"nonsense", b'{"tier":"moon","load_ms":1,"stall_ms":1}', b"\xff"])
+def test_a_word_that_cannot_be_read_costs_nobody_an_answer(word):
+    one = rewriter()
+    one.feed(chunk("a", 1) + b": tenora " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
+    assert (one.load, one.done) == (None, True)

@@ -1,0 +1,53 @@
+"""What no quota counts is bounded in each process: so many a second, and five seconds' worth at once."""
+
+import pytest
+
+from core.errors import TooManyRequests
+from data_plane.gateway.quota import unmetered_rate_limit
+from data_plane.gateway.quota.unmetered_rate_limit import Unpaid
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Sets the clock."""
+    now = [1000.0]
+    monkeypatch.setattr(unmetered_rate_limit.time, "monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, 1000.0 + seconds)
+
+
+def charged_until_refused(bucket: Unpaid, tenant_id: str = "tn_1") -> int:
+    for count in range(1000):
+        try:
+            bucket.check(tenant_id)
+        except TooManyRequests:
+            return count
+        bucket.charge(tenant_id)
+    raise AssertionError("never refused")
+
+
+def test_five_seconds_worth_goes_at_once_and_then_the_rate(at):
+    bucket = Unpaid(8)
+    assert charged_until_refused(bucket) == 41
+    at(1)
+    assert charged_until_refused(bucket) == 8
+    at(100)
+    assert charged_until_refused(bucket) == 41
+
+
+def test_who_is_refused_is_told_when_to_come_back_and_others_are_not_refused(at):
+    bucket = Unpaid(2)
+    charged_until_refused(bucket)
+    with pytest.raises(TooManyRequests) as caught:
+        bucket.check("tn_1")
+    assert caught.value.retry_after_s == pytest.approx(0.5)
+    bucket.check("tn_2")
+    at(0.5)
+    bucket.check("tn_1")
+
+
+def test_so_many_tenants_are_remembered(at, monkeypatch):
+    monkeypatch.setattr(unmetered_rate_limit, "_TENANTS_MAX", 3)
+    bucket = Unpaid(1)
+    for number in range(5):
+        bucket.charge(f"tn_{number}")
+    assert list(bucket._arrivals) == ["tn_2", "tn_3", "tn_4"]

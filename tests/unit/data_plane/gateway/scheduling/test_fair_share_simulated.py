@@ -1,0 +1,213 @@
+"""Two to four gateways in virtual time over one replica: the bounds of fairness that hold behind one hold behind all,
+however tenants' connections came to the gateways.
+"""
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+
+from benchmarks.load import quantile
+from tests.fixtures.gateway.simulated_gateways import Stage
+from tests.fixtures.virtual_time import run_in_virtual_time
+
+GAVE_WAY = "tenora_gateway_gave_way_total"
+PAGES = 256  # 64 requests of four pages
+SECONDS = 20.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([32, 32], [96, 96]),
+        ([2, 30], [90, 6]),
+        ([64, 0], [0, 64]),
+        ([64, 0], [40, 60]),
+        ([10, 10, 10, 10], [100, 0, 30, 0]),
+    ],
+)
+def test_equal_tenants_get_the_same_however_they_are_split_over_gateways(ours, theirs):
+    stage = Stage(len(ours), pages=PAGES)
+
+    run_in_virtual_time(stage.run(stage.always("one", ours), stage.always("other", theirs), seconds=SECONDS))
+    one, other = stage.tokens("one"), stage.tokens("other")
+    assert max(one, other) <= 1.10 * min(one, other)
+    assert one + other >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [1, 0], [0, 1], [1] * 8])
+def test_a_flood_behind_any_gateway_makes_a_quiet_tenant_wait_for_next_to_nothing(shares):
+    stage = Stage(len(shares), pages=PAGES, wait_s=3)
+    traffic = stage.at_a_rate("quiet", 2, [1] * len(shares)), stage.at_a_rate("flood", 64, shares)
+    run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
+    quiet = [each for each in stage.served if each.tenant_id == "quiet" and each.at_s > 3]
+    assert all(each.tokens for each in quiet), "none was refused"
+    waits = [each.waited_s for each in quiet]
+    assert quantile(waits, 0.99) <= 0.06, "a quarter of the 0.25 s that a first token takes"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([128], [128]), ([64, 64], [64, 64]), ([64, 0], [0, 64])])
+def test_a_better_tier_goes_first_also_where_it_waits_behind_another_gateway(ours, theirs):
+    stage = Stage(len(ours), pages=PAGES)
+    traffic = stage.always("one", ours, tier=1), stage.always("other", theirs, tier=2)
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    assert stage.tokens("one") >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
+    assert stage.tokens("other") == 0
+
+
+def test_who_leaves_its_turn_to_tenants_behind_another_gateway_is_counted_once():
+    stage, before = Stage(2, pages=PAGES), REGISTRY.get_sample_value(GAVE_WAY)
+    traffic = stage.always("one", [90, 0]), stage.always("other", [0, 90])
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    gave_way = REGISTRY.get_sample_value(GAVE_WAY) - before
+    assert 0 < gave_way <= len(stage.served) + 180
+
+
+def test_weights_count_also_where_tenants_are_behind_different_gateways():
+    stage = Stage(2, pages=PAGES)
+    traffic = stage.always("one", [100, 0], weight=3), stage.always("other", [0, 100])
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    assert 2.7 <= stage.tokens("one") / stage.tokens("other") <= 3.3
+
+
+def test_a_request_larger_than_what_is_left_of_a_share_is_not_passed_over_for_ever():
+    stage = Stage(2, pages=PAGES)
+
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.always("small", [100, 100]))
+            group.create_task(stage.always("other", [40, 40]))
+            await asyncio.sleep(3)
+            group.create_task(stage.ask("large", 0, tokens=1000))
+
+    run_in_virtual_time(stage.run(scene(), seconds=SECONDS / 2))
+    (large,) = (each for each in stage.served if each.tenant_id == "large")
+    assert large.tokens
+    assert large.waited_s <= 4, "two seconds until it is overdue, and until so much has become free"
+
+
+@pytest.mark.parametrize(("large", "small"), [([2, 0], [0, 12]), ([2, 0], [1, 11]), ([1, 1], [6, 6])])
+def test_a_request_larger_than_its_share_and_what_is_free_gets_its_turn_wherever_the_others_are(large, small):
+    stage = Stage(2, pages=1000)
+    traffic = [stage.always(f"small_{number}", small, tokens=304) for number in range(5)]
+    traffic.append(stage.always("large", large, tokens=7984, seconds=4.0))  # half of all pages, and a sixth is its
+    run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
+    assert sum(each.tokens > 0 for each in stage.served if each.tenant_id == "large") >= 3
+    assert sum(stage.held_s.values()) >= 0.75 * 2 * SECONDS * 950, "what is kept for it is not idle for long"
+
+
+def test_pages_that_another_gateway_keeps_are_lacked_by_adapters_as_by_base_models():
+    held = []
+    for adapters in (False, True):
+        stage = Stage(2, pages=1000)
+        names = ["small_0", "small_1", "small_2", "small_3", "small_4", "large"]
+        small, large = ([1, 11], {"tokens": 304}), ([2, 0], {"tokens": 7984, "seconds": 4.0})
+        traffic = [
+            stage.always(name, at_once, adapter=name if adapters else "", **plan)
+            for name, (at_once, plan) in zip(names, [*[small] * 5, large], strict=True)
+        ]
+        run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+        held.append(dict(stage.held_s))
+    assert held[0] == held[1], "there are slots enough"
+
+
+@pytest.mark.parametrize("apart", [([80], [90], [90]), ([80, 0, 0], [0, 90, 0], [0, 0, 90])])
+def test_nothing_is_kept_for_who_cannot_use_it(apart):
+    stage = Stage(len(apart[0]), pages=PAGES // 2, replicas=4)
+    stage.change("rep_3", rank_max=64)
+    traffic = (
+        stage.always(f"rank {rank}", at_once, rank=rank) for rank, at_once in zip((64, 8, 4), apart, strict=True)
+    )
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    assert sum(stage.held_s.values()) >= 0.95 * SECONDS * 4 * 121, (
+        "also of the three that cannot serve the wide adapter"
+    )
+
+
+def test_large_requests_of_which_one_fits_a_replica_are_shared_as_small_ones_are():
+    stage = Stage(2, pages=100, replicas=8)
+    traffic = stage.always("one", [12, 0], tokens=940), stage.always("other", [6, 12], tokens=940)
+    run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
+    one, other = stage.tokens("one"), stage.tokens("other")
+    assert max(one, other) <= 1.15 * min(one, other), "eight places in all"
+    places = 8 * (2 * SECONDS - 3) / 1.3
+    assert (one + other) / 956 >= 0.9 * places
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 4])
+def test_at_ten_times_the_capacity_all_is_served_that_fits_and_the_rest_is_refused_at_once(gateways):
+    stage = Stage(gateways, pages=PAGES // 4, wait_s=3)
+    per_s = stage.tokens_at_most(after_s=0, until_s=1) / 64  # of each of ten tenants
+    traffic = (stage.at_a_rate(f"tn_{n}", per_s, [1] * gateways) for n in range(10))
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    tokens = [stage.tokens(f"tn_{n}") for n in range(10)]
+    assert sum(tokens) >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
+    assert max(tokens) <= 2 * min(tokens), "about twenty requests of each"
+    refused = [each.waited_s for each in stage.served if not each.tokens and each.at_s >= 3]
+    assert len(refused) > 1000
+    assert quantile(refused, 0.99) <= 0.05
+
+
+def test_no_adapter_is_one_too_many_for_a_replica_because_another_gateway_sent_the_others():
+    stage = Stage(2, pages=PAGES, slots=2)
+
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as group:
+            for adapter in ("ad_a", "ad_b"):
+                group.create_task(stage.ask(adapter, 0, seconds=10, adapter=adapter))
+            await asyncio.sleep(1)
+            group.create_task(stage.ask("ad_a, again", 1, adapter="ad_a"))
+            group.create_task(stage.ask("ad_c", 1, adapter="ad_c"))
+            await asyncio.sleep(0.2)
+            group.create_task(stage.ask("the base model", 1))
+
+    run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
+    waited_s = {each.tenant_id: each.waited_s for each in stage.served}
+    assert waited_s["ad_a, again"] < 0.01, "it is there already"
+    assert 2 <= waited_s["ad_c"] <= 2.3, "overdue, after which one too many is the lesser harm"
+    assert waited_s["the base model"] < 0.01
+
+
+@pytest.mark.parametrize("draining", [1, 3])
+def test_what_still_runs_where_nobody_is_placed_any_more_keeps_nobody_from_the_replica_that_is_ready(draining):
+    stage, seen = Stage(2, pages=PAGES, replicas=draining + 1), []
+
+    async def scene() -> None:
+        stage.change("rep_0", state="draining")
+        await asyncio.sleep(0.5)
+        async with asyncio.TaskGroup() as group:
+            for number in range(60 * draining):
+                group.create_task(stage.ask(("one", "other")[number % 2], number % 2, seconds=60))
+            await asyncio.sleep(0.5)
+            stage.change("rep_0", state="ready")
+            for number in range(draining):
+                stage.change(f"rep_{number + 1}", state="draining")
+            await asyncio.sleep(0.5)
+            group.create_task(stage.always("one", [100, 0]))
+            group.create_task(stage.always("other", [0, 60]))
+            await asyncio.sleep(3)
+            while True:
+                seen.append(sum(stage.server.held["rep_0"].values()))
+                await asyncio.sleep(0.1)
+
+    run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
+    assert len(seen) > 100
+    assert sum(seen) >= 0.95 * len(seen) * int(0.95 * PAGES), "all that is open to all, nearly always"
+    one, other = stage.tokens("one"), stage.tokens("other")
+    assert max(one, other) <= 1.10 * min(one, other)
+
+
+def test_a_gateway_that_dies_leaves_its_share_to_the_others_within_seconds():
+    stage = Stage(2, pages=PAGES)
+
+    async def scene() -> None:
+        other = asyncio.ensure_future(stage.always("other", [0, 100]))
+        one = asyncio.ensure_future(stage.always("one", [100, 0]))
+        await asyncio.sleep(5)
+        one.cancel()
+        stage.fall_silent(0)
+        await asyncio.gather(other, one, return_exceptions=True)
+
+    run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
+    held = [each for each in stage.served if each.tenant_id == "other" and each.ended_s >= 8.5]
+    assert sum(each.tokens for each in held) >= 0.95 * stage.tokens_at_most(after_s=8.5, until_s=SECONDS)

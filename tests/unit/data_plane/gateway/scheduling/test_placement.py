@@ -1,0 +1,300 @@
+"""Placement: only replicas that may serve a request, and of them the one on which its first token comes soonest."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from core.contracts.replicas import ReplicaStatus, Residency
+from data_plane.gateway.admission.glance import Glance
+from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Resident, Wish, pages_max, rank
+from data_plane.gateway.scheduling.replica_load import Load, tag
+
+DIGEST = "a" * 64
+NAME = f"ad_1@{DIGEST}"
+OTHERS = [f"ad_{number}@{number:064x}" for number in range(10, 30)]
+COSTS = PlacementCosts(
+    store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.05
+)  # fmt: skip
+TIERS = {
+    "slot": Resident(slots=frozenset({NAME}), memory=frozenset({NAME}), disk=frozenset({DIGEST})),
+    "memory": Resident(memory=frozenset({NAME}), disk=frozenset({DIGEST})),
+    "disk": Resident(disk=frozenset({DIGEST})),
+    "store": Resident(slots=frozenset({OTHERS[0]})),
+}
+
+
+def wish(engine_name: str = NAME, **changes) -> Wish:
+    fields = {
+        "base_model": "m", "engine_name": engine_name, "sequences": 1, "sequence_tokens": 160, "prompt_tokens": 100,
+        "rank": 0 if engine_name == "m" else 8, **changes,
+    }  # fmt: skip
+    return Wish(**fields)
+
+
+def status(replica_id: str, **changes) -> ReplicaStatus:
+    fields = {
+        "id": replica_id, "url": "http://x", "base_model": "m", "state": "ready", "boot_id": "b", "block_tokens": 16,
+        "pages_total": 100, "pages_free": 100, "slots": 4, "running_requests": 0, "waiting_requests": 0,
+        "heartbeat_ms": 0, **changes,
+    }  # fmt: skip
+    return ReplicaStatus(**fields)
+
+
+def load(held: int = 0, adapters: dict[str, int] | None = None, **fields: int) -> Load:
+    made = Load(held)
+    for name, requests in (adapters or {}).items():
+        for _ in range(requests):
+            made.begin(name)
+    made.requests = fields.get("requests", sum((adapters or {}).values()))
+    made.prompt_tokens = fields.get("prompt_tokens", 0)
+    return made
+
+
+def candidate(replica_id: str, tier: str = "store", held: int = 0, adapters=None, *, changes=None, **fields: int):
+    return Candidate(status(replica_id, **(changes or {})), load(held, adapters, **fields), TIERS[tier])
+
+
+def first(candidates, wanted: Wish, **options) -> str:
+    return rank(candidates, wanted, COSTS, **options).now[0].status.id
+
+
+candidates_strategy = st.lists(
+    st.builds(
+        lambda number, state, base, total, held, tier, rank_max, block, busy: Candidate(
+            status(
+                f"rep_{number}", state=state, base_model=base, pages_total=total, rank_max=rank_max, block_tokens=block
+            ),
+            load(held, dict.fromkeys(busy, 1)),
+            TIERS[tier],
+        ),
+        st.integers(0, 9),
+        st.sampled_from(["ready", "ready", "ready", "draining", "unhealthy", "starting"]),
+        st.sampled_from(["m", "m", "other"]),
+        st.integers(1, 100),
+        st.integers(0, 100),
+        st.sampled_from(list(TIERS)),
+        st.sampled_from([4, 8, 16, 64]),
+        st.sampled_from([16, 32, 128]),
+        st.lists(st.sampled_from([NAME, *OTHERS]), max_size=6, unique=True),
+    ),
+    max_size=8,
+    unique_by=lambda candidate: candidate.status.id,
+)
+wishes = st.builds(
+    lambda adapter, tokens, headroom, overdue, affinity: wish(
+        NAME if adapter else "m", sequence_tokens=tokens, headroom=headroom, overdue=overdue, affinity=affinity
+    ),
+    st.booleans(),
+    st.integers(1, 1600),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "session"]),
+)
+tried_ids = st.frozensets(st.integers(0, 9).map(lambda n: f"rep_{n}"), max_size=3)
+
+
+@given(candidates=candidates_strategy, wanted=wishes, tried=tried_ids)
+def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, tried):
+    ranking = rank(candidates, wanted, COSTS, tried=tried)
+    able = {
+        c.status.id
+        for c in candidates
+        if c.status.state == "ready" and c.status.base_model == "m" and c.status.id not in tried
+        and c.status.pages_total >= wanted.pages(c.status.block_tokens) and c.status.rank_max >= wanted.rank
+    }  # fmt: skip
+    assert {c.status.id for c in ranking.able} == able
+    assert len(ranking.able) == len(able)
+    for c in ranking.now:
+        assert c.load.held_pages + wanted.pages(c.status.block_tokens) <= pages_max(c, wanted, COSTS)
+        if wanted.adapter and not wanted.overdue:
+            assert NAME in c.load.adapters or len(c.load.adapters) < c.status.slots
+    if wanted.overdue:
+        assert not ranking.crowded
+    classes = [c.status.rank_max for c in ranking.now]
+    if wanted.adapter and not wanted.overdue:
+        assert classes == sorted(classes)
+
+
+@given(candidates=candidates_strategy, wanted=wishes, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
+def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
+    costs, wanted = replace(COSTS, headroom_share=headroom_share), structs.replace(wanted, sequences=sequences)
+    glance, ranking = Glance(candidates, costs), rank(candidates, wanted, costs)
+    if glance.lacks_pages(wanted):
+        assert not ranking.now
+    if glance.lacks_slot(wanted):
+        assert ranking.able == ranking.crowded
+
+
+def test_a_glance_sees_that_pages_or_slots_are_gone():
+    full = [candidate("rep_1", held=95), candidate("rep_2", held=99, adapters=dict.fromkeys(OTHERS[:4], 1))]
+    assert Glance(full, COSTS).lacks_pages(wish())
+    assert Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80, headroom=False))
+    assert not Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80))
+    assert Glance(full[1:], COSTS).lacks_slot(wish())
+    assert not Glance(full[1:], COSTS).lacks_slot(wish(OTHERS[0]))
+    assert not Glance(full, COSTS).lacks_slot(wish())
+
+
+@given(candidates=candidates_strategy, wanted=wishes, seed=st.randoms())
+def test_the_same_snapshot_gives_the_same_answer_in_whatever_order_it_comes(candidates, wanted, seed):
+    shuffled = list(candidates)
+    seed.shuffle(shuffled)
+    assert rank(candidates, wanted, COSTS) == rank(shuffled, wanted, COSTS)
+
+
+def test_the_faster_tier_wins_between_replicas_that_are_alike():
+    for better, worse in (("slot", "memory"), ("memory", "disk"), ("disk", "store")):
+        pair = [candidate("rep_1", worse), candidate("rep_2", better)]
+        assert first(pair, wish()) == "rep_2"
+        assert first([candidate("rep_1", better), candidate("rep_2", worse)], wish()) == "rep_1"
+
+
+def test_the_cheapest_class_with_room_comes_before_the_fastest_tier():
+    small = candidate("rep_small", "store", changes={"rank_max": 8})
+    large = candidate("rep_large", "slot", changes={"rank_max": 64})
+    assert first([large, small], wish()) == "rep_small"
+    full = candidate("rep_small", "store", held=95, changes={"rank_max": 8})
+    assert first([large, full], wish()) == "rep_large"
+
+
+def test_a_base_model_goes_where_least_is_running():
+    assert first([candidate("rep_1", requests=9), candidate("rep_2", requests=3)], wish("m")) == "rep_2"
+    beating = candidate("rep_2", changes={"running_requests": 20})  # other gateways' requests
+    assert first([candidate("rep_1", requests=9), beating], wish("m")) == "rep_1"
+
+
+def test_prompts_that_are_not_read_yet_count():
+    assert first([candidate("rep_1", prompt_tokens=50_000), candidate("rep_2", requests=3)], wish("m")) == "rep_2"
+
+
+def test_pages_are_counted_in_the_blocks_of_each_engine():
+    wanted = wish("m", sequences=3, sequence_tokens=130)
+    assert (wanted.pages(16), wanted.pages(128)) == (27, 48)
+    fine = candidate("rep_fine", held=70)
+    coarse = candidate("rep_coarse", held=70, changes={"block_tokens": 128})
+    ranking = rank([fine, coarse], wanted, COSTS)
+    assert [c.status.id for c in ranking.now] == ["rep_fine"]
+    assert [c.status.id for c in ranking.full] == ["rep_coarse"]
+
+
+def test_one_adapter_more_than_slots_goes_elsewhere_or_waits_until_it_is_overdue():
+    crowd = dict.fromkeys(OTHERS[:4], 1)
+    crowded, other = candidate("rep_1", "slot", adapters=crowd), candidate("rep_2", "store")
+    assert first([crowded, other], wish()) == "rep_2"
+    assert rank([crowded], wish(), COSTS).now == []
+    assert rank([crowded], wish(), COSTS).crowded == [crowded]
+    assert first([crowded], wish(overdue=True)) == "rep_1"
+    assert first([crowded], wish("m")) == "rep_1"
+    own = candidate("rep_3", "slot", adapters={**dict.fromkeys(OTHERS[:3], 1), NAME: 1})
+    assert first([own], wish()) == "rep_3"
+
+
+def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
+    def between(uses: int) -> str:
+        home = candidate("rep_home", "slot", held=uses, adapters={NAME: uses})
+        return first([home, candidate("rep_idle", "store")], wish())
+
+    assert between(1) == between(4) == "rep_home"
+    assert between(60) == "rep_idle"
+
+
+def test_an_adapter_on_its_way_is_waited_for_where_it_goes():
+    coming = candidate("rep_1", "store", adapters={NAME: 1})
+    assert first([coming, candidate("rep_0", "store")], wish()) == "rep_1"
+
+
+def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other():
+    failed = candidate("rep_failed", "slot", adapters={NAME: 1})
+    failing = wish(failed_by=frozenset({"rep_failed"}))
+    for other in (candidate("rep_2", "store", requests=90), candidate("rep_2", changes={"rank_max": 64})):
+        assert first([failed, other], wish()) == "rep_failed"
+        assert first([failed, other], failing) == "rep_2"
+    full = candidate("rep_2", held=99)
+    assert rank([failed, full], failing, COSTS) == Ranking([], [full], [])  # it waits for that one
+    crowded = candidate("rep_2", adapters=dict.fromkeys(OTHERS[:4], 1))
+    assert rank([failed, crowded], failing, COSTS) == Ranking([], [], [crowded])
+
+
+def test_where_no_other_replica_can_serve_it_one_that_failed_is_asked_again():
+    failed = candidate("rep_failed")
+    failing = wish(failed_by=frozenset({"rep_failed", "rep_2"}))
+    for others in (
+        [], [candidate("rep_2", "store", requests=9)], [candidate("rep_3", changes={"state": "draining"})],
+        [candidate("rep_3", changes={"rank_max": 4})], [candidate("rep_3", changes={"pages_total": 9})],
+    ):  # fmt: skip
+        assert first([failed, *others], failing) == "rep_failed"
+    assert first([failed, candidate("rep_3")], failing, tried={"rep_3"}) == "rep_failed"
+
+
+@given(candidates=candidates_strategy, wanted=wishes, failed_by=tried_ids)
+def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(candidates, wanted, failed_by):
+    able = rank(candidates, wanted, COSTS).able
+    left = rank(candidates, structs.replace(wanted, failed_by=failed_by), COSTS).able
+    others = {c.status.id for c in able} - failed_by
+    assert {c.status.id for c in left} == (others or {c.status.id for c in able})
+
+
+def test_loading_into_a_slot_avoids_those_whom_it_would_hold_up():
+    busy = candidate("rep_1", "memory", adapters={OTHERS[0]: 30})
+    assert first([busy, candidate("rep_2", "disk")], wish()) == "rep_2"
+
+
+def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
+    idle = [candidate(f"rep_{number}") for number in range(8)]
+    session = wish("m", prompt_tokens=4000, affinity="tn_1\0session")
+    home = first(idle, session)
+    assert first(list(reversed(idle)), session) == home
+    near = [candidate(c.status.id, requests=20 if c.status.id == home else 0) for c in idle]
+    assert first(near, session) == home
+    far = [candidate(c.status.id, requests=150 if c.status.id == home else 0) for c in idle]
+    second = first(far, session)
+    assert second != home
+    gone = [c for c in idle if c.status.id != home]
+    assert first(gone, session) == second  # whoever lost its replica goes where it went when that was full
+
+
+def test_sessions_and_cold_adapters_are_dealt_out_evenly():
+    idle = [candidate(f"rep_{number}") for number in range(8)]
+    for draw in (lambda n: wish("m", affinity=f"tn_{n}\0s"), lambda n: wish(f"ad_{n}@{n:064x}")):
+        homes = [first(idle, draw(number)) for number in range(800)]
+        counts = [homes.count(c.status.id) for c in idle]
+        assert sum(counts) == 800
+        assert min(counts) >= 60
+        assert max(counts) <= 140
+
+
+def test_who_has_its_share_leaves_the_last_pages_to_others():
+    nearly_full = candidate("rep_1", held=86)
+    assert rank([nearly_full], wish("m", headroom=False), COSTS).full == [nearly_full]
+    assert first([nearly_full], wish("m", headroom=True)) == "rep_1"
+    whole = wish("m", sequence_tokens=1600, headroom=False)
+    assert first([candidate("rep_1")], whole) == "rep_1"  # it could never run otherwise
+
+
+def test_a_published_residency_says_the_fastest_tier():
+    residency = Residency(
+        replica_id="rep_1", boot_id="b", version=1, slots=("ad_1@" + "1" * 64, None), memory=("ad_2@" + "2" * 64,),
+        disk=("1" * 64, "2" * 64, "3" * 64),
+    )  # fmt: skip
+    resident = Resident.of(residency)
+    tiers = [resident.tier(f"ad_{number}@" + str(number) * 64) for number in (1, 2, 3, 4)]
+    assert tiers == ["slot", "memory", "disk", "store"]
+
+
+def test_a_tag_is_reckoned_once_for_a_request_however_many_replicas_there_are(monkeypatch):
+    crowded = [candidate(f"rep_{number}", adapters=dict.fromkeys(OTHERS[:4], 1)) for number in range(50)]
+    for each in crowded:
+        each.load.elsewhere = frozenset(each.load.tags)
+    reckoned = []
+
+    def counted(name: str) -> str:
+        reckoned.append(name)
+        return tag(name)
+
+    for module in ("placement", "replica_load"):
+        monkeypatch.setattr(f"data_plane.gateway.placing.{module}.tag", counted)
+    ranking = rank(crowded, wish(), COSTS)
+    assert len(ranking.crowded) == 50
+    assert reckoned == [NAME]

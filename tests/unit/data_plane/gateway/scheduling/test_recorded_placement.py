@@ -1,0 +1,116 @@
+"""Placement on recorded moments of a data plane: what one more gateway saw of it, and would do."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from data_plane.gateway.admission.glance import Glance
+from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Wish, pages_max, rank
+from data_plane.gateway.scheduling.replica_load import Shares, Stay, tag
+from tests.fixtures.gateway.placement_snapshots import BASE_MODEL, Seen, read
+
+MOMENTS = {path.stem: read(path) for path in sorted((Path(__file__).parent / "snapshots").glob("*.json"))}
+COSTS = PlacementCosts(
+    store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.05
+)  # fmt: skip
+
+
+def wish(name: str, seen: Seen, **changes) -> Wish:
+    fields = {"sequences": 1, "sequence_tokens": 60, "prompt_tokens": 12, "rank": seen.ranks.get(name, 0), **changes}
+    return Wish(base_model=BASE_MODEL, engine_name=name, **fields)
+
+
+def wishes(seen: Seen) -> list[Wish]:
+    return [wish(name, seen) for name in (*seen.ranks, BASE_MODEL)]
+
+
+def test_there_are_moments_of_each_kind():
+    assert MOMENTS.keys() == {"busy", "cold", "short_of_room"}
+    most = max(replica.held_pages / replica.status.pages_total for replica in MOMENTS["short_of_room"].replicas)
+    assert most > 0.9
+    assert {len(replica.in_work) for replica in MOMENTS["busy"].replicas} == {3}, "as many adapters as slots"
+    assert len(MOMENTS["short_of_room"].replicas) < len(MOMENTS["busy"].replicas), "one had died"
+
+
+@pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
+def test_the_order_in_which_replicas_are_read_does_not_matter(seen):
+    for wanted in wishes(seen):
+        expected = [each.status.id for each in rank(seen.candidates(), wanted, COSTS).able]
+        shuffled = seen.candidates()
+        random.Random(1).shuffle(shuffled)
+        assert [each.status.id for each in rank(shuffled, wanted, COSTS).able] == expected
+        assert set(expected) == {each.status.id for each in seen.candidates() if each.status.rank_max >= wanted.rank}, (
+            "each that can serve it is named once"
+        )
+
+
+@pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
+def test_no_replica_gets_one_adapter_too_many_nor_pages_that_it_lacks(seen):
+    for wanted in wishes(seen):
+        for candidate in rank(seen.candidates(), wanted, COSTS).now:
+            load = candidate.load
+            assert load.taken_pages + wanted.pages(16) <= pages_max(candidate, wanted, COSTS)
+            assert (
+                not wanted.adapter
+                or load.runs(wanted.adapter, tag(wanted.adapter))
+                or load.in_work < candidate.status.slots
+            )
+
+
+@pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
+def test_an_adapter_that_runs_somewhere_with_room_is_not_fetched_anew(seen):
+    for wanted in wishes(seen)[:-1]:
+        ranking = rank(seen.candidates(), wanted, COSTS)
+        if not ranking.now:
+            continue
+        there = [each for each in ranking.now if each.resident.tier(wanted.adapter) == "slot"]
+        of_class = [each for each in there if each.status.rank_max == ranking.now[0].status.rank_max]
+        if of_class:
+            assert ranking.now[0] in of_class
+
+
+@pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
+def test_a_glance_says_no_only_where_placement_does(seen):
+    glance = Glance(seen.candidates(), COSTS)
+    for wanted in wishes(seen):
+        if glance.lacks_slot(wanted) or glance.lacks_pages(wanted):
+            assert not rank(seen.candidates(), wanted, COSTS).now
+
+
+def test_where_all_slots_run_others_adapters_a_strange_one_waits_until_it_is_overdue():
+    seen = MOMENTS["busy"]
+    strange = f"ad_strange@{'0' * 64}"
+    ranking = rank(seen.candidates(), wish(strange, seen, rank=8), COSTS)
+    assert not ranking.now
+    assert len(ranking.crowded) == len(seen.replicas)
+    overdue = rank(seen.candidates(), wish(strange, seen, rank=8, overdue=True), COSTS)
+    assert overdue.now
+    assert overdue.now[0].status.rank_max == 16, "the cheaper class has room"
+    assert rank(seen.candidates(), wish(BASE_MODEL, seen), COSTS).now, "the base model needs no slot"
+
+
+@pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
+def test_placing_on_from_there_fills_every_replica_and_none_too_far(seen):
+    candidates, shares = seen.candidates(), Shares()
+    drawn = random.Random(2)
+    placed = 0
+    for _ in range(400):
+        wanted = drawn.choice(wishes(seen))
+        if (now := rank(candidates, wanted, COSTS).now) and place(now[0], wanted, shares):
+            placed += 1
+    free = sum(replica.status.pages_total - replica.held_pages for replica in seen.replicas)
+    assert placed == free // 4, "until no page is left that a request could take"
+    for candidate in candidates:
+        assert candidate.load.taken_pages <= candidate.status.pages_total
+        in_work = candidate.load.elsewhere | {tag(name) for name in candidate.load.adapters}
+        assert len(in_work) <= candidate.status.slots
+
+
+def place(candidate: Candidate, wanted: Wish, shares: Shares) -> bool:
+    pages = wanted.pages(candidate.status.block_tokens)
+    stay = Stay(
+        candidate.load, shares, tenant_id="tn_1", weight=1, pages=pages, prompt_tokens=0, adapter=wanted.adapter
+    )
+    stay.answered(candidate.load.held_pages + pages, granted_pages=pages)
+    return True

@@ -1,0 +1,28 @@
+"""What gateways stamp is Redis's time, whatever their own machine's clock says."""
+
+import time
+
+import pytest
+
+from core import clock
+from data_plane.gateway.state.redis_clock import ServerClock
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("wrong_ms", [-HOUR_MS, HOUR_MS])
+def test_a_machine_whose_clock_is_wrong_stamps_what_redis_says(monkeypatch, wrong_ms):
+    true_ms = clock.now_ms()
+    monkeypatch.setattr(clock, "now_ms", lambda: true_ms + wrong_ms)
+    here = ServerClock()
+    assert abs(here.now_ms() - true_ms) >= HOUR_MS - 1000  # nothing has been heard yet
+    here.hear(true_ms // 1000, 999_999)
+    assert 0 <= here.now_ms() - (true_ms // 1000 * 1000 + 999) < 1000
+
+
+def test_a_clock_that_is_set_while_requests_run_moves_nothing(monkeypatch):
+    here = ServerClock()
+    here.hear(1_790_000_000, 0)
+    before = here.now_ms()
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    assert 0 <= here.now_ms() - before < 1000

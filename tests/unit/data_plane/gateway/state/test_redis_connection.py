@@ -1,0 +1,86 @@
+"""The line to Redis keeps its callers' deadlines, whatever the server does, and leaves nothing open behind them."""
+
+import asyncio
+import time
+
+import pytest
+
+from data_plane.gateway.quota.lua_script import Script
+from data_plane.gateway.state.redis_connection import RedisLine
+
+
+class Server:
+    """Answers every command in its own time, or never."""
+
+    def __init__(self, reply: bytes, *, after_s: float) -> None:
+        self._reply = reply
+        self._after_s = after_s
+        self.open = 0
+        self.empty = asyncio.Event()
+        self.port = 0
+
+    async def __aenter__(self) -> "Server":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        self.empty.clear()
+        try:
+            while await reader.read(65536):
+                await asyncio.sleep(self._after_s)
+                writer.write(self._reply)
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.empty.set()
+            writer.close()
+
+
+def line_to(server: Server, secret: str = "") -> RedisLine:
+    return RedisLine(f"redis://{secret}127.0.0.1:{server.port}/0", connect_s=5, stalled_s=30, pending_max=100)
+
+
+async def ticked(after_s: float) -> float:
+    """When a timer of the same loop went off: what stops the machine stops both."""
+    await asyncio.sleep(after_s)
+    return time.monotonic()
+
+
+async def test_a_script_that_the_server_has_to_learn_first_keeps_the_one_deadline():
+    async with Server(b"-NOSCRIPT No matching script.\r\n", after_s=1) as server:
+        line = line_to(server)
+        due = asyncio.create_task(ticked(1.25))
+        with pytest.raises(TimeoutError):
+            await Script("reserve")(line, [], [], within_s=1.25)
+        assert time.monotonic() - await due < 0.25  # the second of its commands would take till 2
+        await line.close()
+
+
+async def test_a_server_that_accepts_and_is_silent_keeps_no_connection():
+    async with Server(b"", after_s=0) as server:
+        line = line_to(server, ":secret@")
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await line.call("PING", due=time.monotonic() + 0.02)
+        async with asyncio.timeout(2):
+            await server.empty.wait()
+
+
+async def test_those_who_wait_are_told_in_time_and_later_answers_are_nobody_elses():
+    async with Server(b"+PONG\r\n", after_s=1) as server:
+        line = line_to(server)
+        began, due = time.monotonic(), asyncio.create_task(ticked(0.2))
+        with pytest.raises(TimeoutError):
+            await line.call("PING", due=began + 0.2)
+        told = time.monotonic()
+        assert told >= began + 0.2
+        assert told - await due < 0.15
+        assert await line.call("PING") == b"PONG"
+        assert not line._wire.pending
+        await line.close()

@@ -1,0 +1,263 @@
+"""The gateway's pure decisions: where a request goes, who calls, what a model name means, what a limit says."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import api_keys
+from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
+from core.contracts.routes import AdapterRoute, RevisionRoute
+from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from core.kv_pages import page_ms
+from data_plane.gateway.api.model_catalog import Target, describe, describe_one, resolve
+from data_plane.gateway.errors import error_body, error_headers
+from data_plane.gateway.quota.rate_limit_response import Verdict, duration, quota_exceeded
+from data_plane.gateway.request.lifecycle import output_ceiling
+from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts, Run, usage_event
+from data_plane.gateway.state.authenticate import Caller, authenticate
+from data_plane.gateway.state.snapshot import Tables
+from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.gateway.tiny_tokenizer import tiny_route
+
+PEPPER = b"pepper"
+
+
+def caller_of(built: Tables, tenant_id: str) -> Caller:
+    return Caller(KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=()), built.tenants[tenant_id])
+
+
+def tables(*, aliases=None, **tenants: str) -> Tables:
+    built = Tables()
+    for tenant_id, state in (tenants or {"tn_1": "active", "tn_2": "active"}).items():
+        built.tenants[tenant_id] = TenantGrant(tenant_id=tenant_id, status=state, limits=AMPLE)
+    route = tiny_route()
+    built.base_models[route.id] = built.hub_names[route.hub_name] = route
+    adapter = AdapterRoute(
+        adapter_id="ad_1", tenant_id="tn_1", name="bot", base_model=route.id, created_at_ms=1, newest="rev_2",
+        revisions={
+            name: RevisionRoute(id=name, digest=letter * 64, rank=8, rank_class=16)
+            for name, letter in (("rev_1", "c"), ("rev_2", "d"))
+        },
+        aliases=aliases or {},
+    )  # fmt: skip
+    built.adapters["tn_1"] = {"bot": adapter}
+    return built
+
+
+def with_key(built: Tables, tenant_id: str = "tn_1", scopes: tuple[str, ...] = ("inference",)) -> bytes:
+    key = api_keys.mint_key("live")
+    built.keys[api_keys.hash_key(key, PEPPER)] = KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=scopes)
+    return key.encode()
+
+
+def test_a_good_key_speaks_for_its_tenant():
+    built = tables()
+    headers = [(b"host", b"x"), (b"authorization", b"bearer " + with_key(built))]
+    assert authenticate(headers, built, PEPPER).tenant.tenant_id == "tn_1"
+
+
+def test_whatever_is_not_exactly_one_good_key_is_refused():
+    built = tables()
+    good = with_key(built)
+    wrong_checksum = good[:-1] + (b"A" if good[-1:] != b"A" else b"B")
+    credentials = [
+        b"", b"Bearer", b"Bearer ", b"Basic " + good, good, b"Bearer " + wrong_checksum, b"Bearer ' OR 1=1 --",
+        b"Bearer " + b"a" * 10_240, b"Bearer " + good + b"\0", b"Bearer \xff\xfe",
+        b"Bearer " + api_keys.mint_key("live").encode(),
+        b"Bearer " + api_keys.mint_key("admin").encode(),
+    ]  # fmt: skip
+    for credential in credentials:
+        with pytest.raises(Unauthenticated):
+            authenticate([(b"authorization", credential)], built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([], built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([(b"authorization", b"Bearer " + good)] * 2, built, PEPPER)
+    with pytest.raises(Unauthenticated):
+        authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper")
+
+
+def test_a_suspended_tenant_and_a_key_without_the_scope_are_told_so():
+    built = tables(tn_1="suspended", tn_2="active")
+    for key, code in (
+        (with_key(built), "tenant_suspended"),
+        (with_key(built, "tn_2", ("usage:read",)), "insufficient_scope"),
+    ):
+        with pytest.raises(Forbidden) as refusal:
+            authenticate([(b"authorization", b"Bearer " + key)], built, PEPPER)
+        assert refusal.value.code == code
+
+
+def named(built: Tables, tenant_id: str, model: str, draw: str = "req_1") -> str:
+    return resolve(built, tenant_id, model, draw=draw).engine_name
+
+
+def test_names_are_looked_up_inside_the_tenant_only():
+    built = tables()
+    assert named(built, "tn_1", "bot") == "ad_1@" + "d" * 64
+    assert named(built, "tn_2", "tiny-chat") == "tiny-chat"
+    assert named(built, "tn_2", "tenora-tests/tiny-chat") == "tiny-chat"
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == ["bot", "tiny-chat"]
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_2"))] == ["tiny-chat"]
+
+
+def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
+    assert named(tables(), "tn_1", "bot") == "ad_1@" + "d" * 64
+    built = tables(aliases={"prod": {"rev_1": 1}, "canary": {"rev_2": 1}})
+    assert named(built, "tn_1", "bot") == named(built, "tn_1", "bot:prod") == "ad_1@" + "c" * 64
+    assert named(built, "tn_1", "bot:canary") == named(built, "tn_1", "bot@rev_2") == "ad_1@" + "d" * 64
+    assert named(built, "tn_1", "bot@rev_1") == "ad_1@" + "c" * 64
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == [
+        "bot",
+        "bot:canary",
+        "bot:prod",
+        "tiny-chat",
+    ]
+    assert describe_one(built, caller_of(built, "tn_1"), "bot:canary")["id"] == "bot:canary"
+
+
+def test_only_what_can_be_called_is_listed():
+    built = tables(aliases={"canary": {"rev_1": 1}, "gone": {"rev_9": 1}})
+    listed = [str(entry["id"]) for entry in describe(built, caller_of(built, "tn_1"))]
+    assert listed == ["bot", "bot:canary", "tiny-chat"]
+    for model in listed:
+        assert named(built, "tn_1", model)
+    built = tables(aliases={"prod": {"rev_9": 1}})
+    assert [entry["id"] for entry in describe(built, caller_of(built, "tn_1"))] == ["tiny-chat"]
+    built = tables()
+    built.base_models.clear()
+    assert describe(built, caller_of(built, "tn_1")) == []
+
+
+@pytest.mark.parametrize(
+    "model", ["bot:", "bot:none", "bot@", "bot@rev_3", "bot@rev_1:prod", "bot:prod@rev_1", "@", ":"]
+)
+def test_an_alias_or_a_revision_that_is_not_there_is_no_model(model):
+    built = tables(aliases={"prod": {"rev_1": 1}, "gone": {"rev_9": 1}})
+    for name in (model, "bot:gone"):
+        with pytest.raises(NotFound) as refusal:
+            named(built, "tn_1", name)
+        assert (refusal.value.code, refusal.value.param) == ("model_not_found", "model")
+        assert ("/api/v1/adapters/bot/aliases/" in refusal.value.message) is (name in ("bot@", "bot@rev_3"))
+
+
+def test_a_weighted_alias_leaves_out_a_revision_that_is_not_there():
+    built = tables(aliases={"prod": {"rev_1": 1, "rev_9": 1000}})
+    assert {named(built, "tn_1", "bot", f"req_{n}") for n in range(50)} == {"ad_1@" + "c" * 64}
+
+
+def test_anothers_adapter_cannot_be_told_from_none():
+    built = tables()
+    answers = []
+    for name in ("bot", "nob"):
+        with pytest.raises(NotFound) as refusal:
+            named(built, "tn_2", name)
+        answers.append(error_body(refusal.value).replace(name.encode(), b"NAME"))
+    assert answers[0] == answers[1]
+    for name in (
+        "../../x",
+        "/etc",
+        "hf-org/repo",
+        "x" * 10_240,
+        "ad_1@" + "d" * 64,
+        "tn_1/bot",
+        "bot:prod",
+        "bot@rev_1",
+    ):
+        with pytest.raises(NotFound) as refusal:
+            named(built, "tn_2", name)
+        assert len(refusal.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "ceiling"), [(10, None, 90), (10, 50, 50), (90, None, 10), (99, 1, 1), (10, 90, 90)]
+)
+def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceiling):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    assert output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200)) == ceiling
+
+
+@pytest.mark.parametrize(
+    ("own", "windows"),
+    [
+        (None, (100, 90)), (KeyLimits(requests_per_minute=1), (100, 90)), (KeyLimits(context_tokens=50), (50, 90)),
+        (KeyLimits(output_tokens=10), (100, 10)), (KeyLimits(context_tokens=500, output_tokens=500), (100, 90)),
+    ],
+)  # fmt: skip
+def test_a_key_narrows_what_one_request_may_ask_and_never_widens_it(own, windows):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    caller = Caller(
+        KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=own),
+        TenantGrant(tenant_id="tn_1", status="active", limits=limits),
+    )
+    assert (caller.limits.context_tokens, caller.limits.output_tokens) == windows
+    assert msgspec.structs.replace(caller.limits, context_tokens=100, output_tokens=90) == limits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "code"),
+    [(100, None, "context_length_exceeded"), (50, 51, "context_length_exceeded"), (1, 91, "invalid_value")],
+)
+def test_more_than_plan_or_context_allow_is_refused(prompt, asked, code):
+    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    with pytest.raises(InvalidRequest) as refusal:
+        output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200))
+    assert refusal.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"), [(0, "0ms"), (1, "1ms"), (12_000, "12ms"), (1_500_000, "1.5s"), (60_000_000, "1m0s"),
+                               (361_250_000, "6m1.25s")]
+)  # fmt: skip
+def test_durations_read_as_openai_writes_them(microseconds, text):
+    assert duration(microseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("blocked_by", "wait_us", "code", "kind", "retry"),
+    [
+        ("tokens_per_month", -1, "insufficient_quota", b"insufficient_quota", None),
+        ("spend", -1, "insufficient_quota", b"insufficient_quota", None),
+        ("output_tokens_per_minute", 10, "rate_limit_exceeded", b"rate_limit_error", b"1"),
+        ("requests_per_minute", 1_500_000, "rate_limit_exceeded", b"rate_limit_error", b"2"),
+        ("tokens_per_minute", 10, "rate_limit_exceeded", b"rate_limit_error", b"1"),
+        ("tokens_per_minute", -1, "rate_limit_exceeded", b"rate_limit_error", None),
+        ("concurrent_requests", 0, "concurrent_requests_exceeded", b"rate_limit_error", b"1"),
+        ("kv_pages", 0, "kv_pages_exceeded", b"rate_limit_error", b"1"),
+        ("kv_pages", -1, "kv_pages_exceeded", b"rate_limit_error", None),
+    ],
+)
+def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_us, code, kind, retry):
+    verdict = Verdict(blocked_by, "tenant", wait_us, 5, 1, 3, 0, 2, 600, 2, 3000, 9000, 4, 5000, 0)
+    error = quota_exceeded(verdict, tokens=7)
+    headers = dict(error_headers(error))
+    assert (error.status, error.code) == (429, code)
+    assert b'"type":"' + kind in error_body(error)
+    assert headers.get(b"retry-after") == retry
+    assert headers[b"x-should-retry"] == (b"false" if retry is None else b"true")
+    assert headers[b"x-ratelimit-remaining-requests"] == b"2"
+    assert headers[b"x-ratelimit-reset-tokens"] == b"5ms"
+    counted = blocked_by not in ("requests_per_minute", "concurrent_requests")
+    assert (b'"max_tokens_that_fit":3' in error_body(error)) == counted
+
+
+@given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
+def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
+    built = tables()
+    caller = caller_of(built, "tn_1")
+    run = Run(
+        request_id="req_1", replica_id="rep_1", block_tokens=32, outcome="done",
+        started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7, duration_ms=50,
+        load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
+    )  # fmt: skip
+    event = usage_event(caller, Target("bot", tiny_route(), None), run, Counts(prompt, cached, outputs))
+    assert event.input_tokens == prompt * len(outputs)
+    assert event.output_tokens == sum(outputs)
+    assert event.cached_tokens == min(cached, event.input_tokens)
+    counts = Counts(prompt, 0, outputs, cached_known=False)
+    early = usage_event(caller, Target("bot", tiny_route(), None), msgspec.structs.replace(run, estimated=True), counts)
+    assert early.cached_tokens == early.input_tokens  # so that it costs no more than the whole
+    assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
+    assert (event.first_token_ms, event.duration_ms) == (7, 50)
+    assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

@@ -1,0 +1,34 @@
+"""The end of a whole answer is enough to bill it, whatever its caller had it say."""
+
+import json
+
+import pytest
+
+from data_plane.gateway.api.sse import StreamBroken
+from data_plane.gateway.upstream.unary_attempt import counts_at_end
+
+USAGE = {"prompt_tokens": 9, "total_tokens": 16, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def tail(said: str, **more: object) -> bytes:
+    answer = {"choices": [{"message": {"content": said}}], "service_tier": None, "usage": USAGE, **more}
+    return json.dumps(answer, separators=(",", ":")).encode()[20:]
+
+
+@pytest.mark.parametrize(
+    "said", ["hi", '","usage":{"prompt_tokens":1}}', '\\","usage":{"completion_tokens":1', "ü" * 99]
+)
+def test_the_usage_is_the_engines(said):
+    counts = counts_at_end(tail(said, prompt_logprobs=None), sequences=1)
+    assert (counts.input_tokens, counts.cached_tokens, counts.outputs) == (9, 4, [7])
+
+
+def test_several_sequences_share_it():
+    counts = counts_at_end(tail("hi"), sequences=3)
+    assert (counts.input_tokens, counts.outputs) == (27, [3, 2, 2])
+
+
+@pytest.mark.parametrize("broken", [b"", b"...", b'"usage":{', b'"usage":{"prompt_tokens":1}}', b'"usage":null}'])
+def test_an_end_without_usage_is_no_answer(broken):
+    with pytest.raises(StreamBroken):
+        counts_at_end(broken, sequences=1)

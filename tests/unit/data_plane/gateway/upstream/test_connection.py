@@ -1,0 +1,268 @@
+"""Connections to engines, against servers that answer byte by byte, late, wrongly, twice, or not at all."""
+
+import asyncio
+import contextlib
+import errno
+
+import pytest
+
+from data_plane.gateway.upstream.connection import EngineLost
+from data_plane.gateway.upstream.connection_pool import EngineLines, LinesExhausted
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\ncontent-length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+BOUNDS = {
+    "connect_s": 1, "keepalive_s": 5, "connections_max": 10, "spare": 1,
+    "head_max_bytes": 65_536, "unread_max_bytes": 262_144,
+}  # fmt: skip
+
+
+class Engine:
+    """Answers every request with what ``say`` writes."""
+
+    def __init__(self, say):
+        self.say = say
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        self.writers.append(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                await self.say(writer)
+                await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def engine(say, **options):
+    if isinstance(said := say, bytes):
+
+        async def say(writer):
+            writer.write(said)
+
+    made = Engine(say)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    lines = EngineLines(**{**BOUNDS, **options})
+    made.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield made, lines
+    finally:
+        lines.close()
+        server.close()
+        for writer in made.writers:
+            writer.close()
+
+
+async def ask(lines, engine, body=b"{}", **headers):
+    return await lines.request("POST", engine.origin, "/v1/chat", headers, body)
+
+
+async def heard(answer) -> bytes:
+    try:
+        return await answer.read(1 << 30)
+    finally:
+        answer.close()
+
+
+@pytest.mark.parametrize(("said", "body"), [(WHOLE, b"hello"), (CHUNKED, b"hello world")])
+async def test_an_answer_is_the_same_however_it_is_cut(said, body):
+    async def drip(writer):
+        for byte in said:
+            writer.write(bytes([byte]))
+            await writer.drain()
+
+    for say in (said, drip):
+        async with engine(say) as (server, lines):
+            for _ in range(3):
+                answer = await ask(lines, server, b'{"a":1}', authorization="Bearer k")
+                assert answer.status == 200
+                assert await heard(answer) == body
+            assert server.connections == 1
+            assert server.requests[0].startswith(b"POST /v1/chat HTTP/1.1\r\nhost: 127.0.0.1:")
+            assert server.requests[0].endswith(b'authorization: Bearer k\r\ncontent-length: 7\r\n\r\n{"a":1}')
+
+
+async def test_headers_are_found_by_their_names_in_lower_case():
+    async with engine(b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + WHOLE) as (server, lines):
+        answer = await ask(lines, server)
+        assert dict(answer.headers) == {"content-type": "a/b", "content-length": "5"}
+        assert await heard(answer) == b"hello"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        WHOLE[:-2],
+        CHUNKED[:-3],
+        b"HTTP/1.1 200",
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["short body", "no last chunk", "half a head", "nothing", "no HTTP", "a huge head", "no chunk"],
+)
+async def test_what_is_no_whole_answer_fails_whoever_waits(said):
+    async def say(writer):
+        writer.write(said)
+        writer.close()
+
+    async with engine(say) as (server, lines):
+        with pytest.raises(EngineLost):
+            await heard(await ask(lines, server))
+        with pytest.raises(EngineLost):
+            await heard(await ask(lines, server))
+        assert server.connections == 2
+
+
+async def test_a_connection_is_not_used_again_when_its_answer_was_not_read():
+    async with engine(CHUNKED) as (server, lines):
+        (await ask(lines, server)).close()
+        assert await heard(await ask(lines, server)) == b"hello world"
+        assert server.connections == 2
+
+
+async def test_a_second_answer_goes_to_nobody():
+    async with engine(WHOLE + WHOLE.replace(b"hello", b"evil!")) as (server, lines):
+        for _ in range(2):
+            assert await heard(await ask(lines, server)) == b"hello"
+        assert server.connections == 2
+
+
+async def test_an_answer_that_nobody_asked_for_ends_the_connection():
+    async with engine(WHOLE) as (server, lines):
+        assert await heard(await ask(lines, server)) == b"hello"
+        server.writers[0].write(WHOLE.replace(b"hello", b"evil!"))
+        await server.writers[0].drain()
+        await asyncio.sleep(0.05)
+        assert await heard(await ask(lines, server)) == b"hello"
+        assert server.connections == 2
+
+
+async def test_closing_an_answer_twice_does_not_touch_who_has_the_connection_then():
+    async with engine(WHOLE) as (server, lines):
+        first = await ask(lines, server)
+        assert await heard(first) == b"hello"
+        second = await ask(lines, server)
+        first.close()
+        assert await heard(second) == b"hello"
+        assert server.connections == 1
+
+
+async def test_connections_that_idle_too_long_or_that_the_engine_ends_are_left():
+    async with engine(WHOLE, keepalive_s=0.01) as (server, lines):
+        await heard(await ask(lines, server))
+        await asyncio.sleep(0.03)
+        await heard(await ask(lines, server))
+        assert server.connections == 2
+    async with engine(WHOLE) as (server, lines):
+        await heard(await ask(lines, server))
+        server.writers[0].close()
+        await asyncio.sleep(0.05)
+        await heard(await ask(lines, server))
+        assert server.connections == 2
+
+
+async def test_connections_are_bounded_and_idle_ones_make_room():
+    async with engine(WHOLE) as (server, _), engine(WHOLE, connections_max=2) as (other, lines):
+        first, second = await ask(lines, server), await ask(lines, server)
+        with pytest.raises(LinesExhausted, match="2 connections"):
+            await ask(lines, other)
+        spare = await lines.request("GET", other.origin, "/health", {}, spare=True)
+        assert await heard(spare) == b"hello"
+        assert other.connections == 1
+        await heard(first)
+        assert await heard(await ask(lines, other)) == b"hello"
+        await heard(second)
+
+
+async def test_connections_that_are_being_made_count_too():
+    async with engine(WHOLE, connections_max=3) as (server, lines):
+        answers = await asyncio.gather(*(ask(lines, server) for _ in range(8)), return_exceptions=True)
+        assert server.connections == 3
+        assert sum(isinstance(answer, LinesExhausted) for answer in answers) == 5
+
+
+async def test_an_engine_waits_while_nobody_reads():
+    sent = 0
+
+    async def flood(writer):
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (64 << 20))
+        for _ in range(1024):
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            sent += 65_536
+
+    async with engine(flood) as (server, lines):
+        answer = await ask(lines, server)
+        await asyncio.sleep(0.3)
+        assert sent < 32 << 20
+        assert len(await heard(answer)) == 64 << 20
+
+
+async def test_who_stops_waiting_leaves_no_connection_behind():
+    async with engine(b"") as (server, lines):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ask(lines, server)
+        await asyncio.sleep(0.05)
+        assert not lines._open
+
+
+async def test_nobody_listening_is_an_error_of_the_system():
+    lines = EngineLines(**BOUNDS)
+    with pytest.raises(ConnectionRefusedError):
+        await lines.request("GET", "http://127.0.0.1:1", "/", {})
+
+
+async def test_no_file_left_to_open_is_no_fault_of_the_engine(monkeypatch):
+    async with engine(WHOLE) as (server, lines):
+
+        async def full(*_arguments, **_options):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
+        with pytest.raises(LinesExhausted, match="Too many open files"):
+            await ask(lines, server)
+
+
+async def test_trailers_say_nothing_and_are_bounded():
+    trailing = CHUNKED[:-2] + b"content-type: evil/one\r\n"
+
+    async def endless(writer):
+        writer.write(trailing)
+        for _ in range(64):
+            writer.write(b"x: " + b"y" * 65_536 + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with engine(trailing + b"\r\n") as (server, lines):
+        answer = await ask(lines, server)
+        assert await heard(answer) == b"hello world"
+        assert "content-type" not in answer.headers
+    async with engine(endless) as (server, lines):
+        with pytest.raises(EngineLost, match="too large"):
+            await heard(await ask(lines, server))
+
+
+async def test_a_header_of_several_lines_takes_no_connection():
+    async with engine(WHOLE) as (server, lines):
+        await heard(await ask(lines, server))
+        with pytest.raises(AssertionError):
+            await ask(lines, server, odd="a\r\nb: c")
+        assert await heard(await ask(lines, server)) == b"hello"
+        assert server.connections == 1
+
+
+async def test_an_engine_that_is_not_asked_any_more_is_forgotten():
+    async with engine(WHOLE) as (server, lines):
+        await heard(await ask(lines, server))
+        answer = await ask(lines, server)
+        assert not lines._idle
+        answer.close()
