@@ -1,14 +1,16 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-clients chaos fuzz lint types contracts check up down reference lock
 PYTHON ?= python3.11
-export TENORA_FLAVOUR ?= cpu
+export TENORA_FLAVOR ?= cpu
+# uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 ALONE = $(shell grep -rlE --include='test_*.py' 'mark\.(quiet|gpu|clients)' tests)
 
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOUR=cpu|gpu); quick when nothing changed
+setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOR=cpu|gpu); quick when nothing changed
 	@PYTHON=$(PYTHON) sh requirements/install.sh
 
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices

@@ -4,9 +4,9 @@ set -eu
 cd "$(dirname "$0")/.."
 wanted=$(cat requirements/clients.lock requirements/clients.package.json | sha256sum | cut -d' ' -f1)
 [ "$(cat .clients/installed 2>/dev/null || true)" = "$wanted" ] && exit 0
-rm -rf .clients
-.venv/bin/python -m venv .clients
-.clients/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/clients.lock
+. requirements/uv.sh
+"$uv" venv -q --clear --python .venv/bin/python .clients
+uv_install .clients/bin/python --require-hashes -r requirements/clients.lock
 if command -v npm >/dev/null; then
   cp requirements/clients.package.json .clients/package.json
   npm install --prefix .clients --silent --no-audit --no-fund --no-package-lock --ignore-scripts

