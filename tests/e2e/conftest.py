@@ -22,7 +22,8 @@ from tenora.stack.base_model import MODEL_ID, materialise
 from tenora.stack.program import free_port
 from tenora.stack.status import read_status
 from tests.conftest import wait_until
-from tests.fixtures.engine.mixed_batches import Alone, ask_alone
+from tests.fixtures.engine.isolation_judge import References
+from tests.fixtures.engine.mixed_batches import ask_references
 from tests.fixtures.engine.real_engine import BASE, RealEngine, compiled
 from tests.fixtures.engine.real_replica import RealReplica, RealRoom, real_replica
 
@@ -167,9 +168,9 @@ def models(engine) -> list[str]:
 
 
 @pytest.fixture(scope="package")
-def alone(engine, models) -> Alone:
-    """What each says when nothing else runs."""
-    return asyncio.run(ask_alone(engine, models))
+def references(engine, models) -> References:
+    """What each model answers when no other request runs."""
+    return asyncio.run(ask_references(engine, models))
 
 
 @pytest.fixture(scope="package")

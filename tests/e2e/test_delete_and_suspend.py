@@ -21,6 +21,7 @@ from tenora.doctor.collect import engine_truth
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tenora.stack.status import running_stack
 from tests.conftest import wait_until
+from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(300)]
@@ -57,6 +58,11 @@ class Customer:
     def ask(self, **changes) -> httpx.Response:
         body = {"model": NAME, "prompt": "The sea", "max_tokens": 4, "temperature": 0}
         return self.gateway.post("/v1/completions", json=body | changes)
+
+    def first_step(self, model: str = NAME) -> dict[str, float]:
+        """The likeliest first tokens of an answer."""
+        (choice,) = self.ask(model=model, logprobs=5).raise_for_status().json()["choices"]
+        return choice["logprobs"]["top_logprobs"][0]
 
     def revocations(self) -> list[dict]:
         return self.control.get("/api/v1/revocations")["data"]
@@ -205,7 +211,8 @@ def test_what_a_real_engine_said_of_tiers_is_in_the_usage_of_each_revision(custo
 
 def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_resumed(platform, customer, truths):
     path = f"/api/v1/admin/tenants/{customer.id}"
-    before = customer.ask().raise_for_status().json()["choices"][0]["text"]
+    before, base = customer.first_step(), customer.first_step(MODEL_ID)
+    assert distance(before, base) > ROUNDING_DISTANCE
     with platform.admin() as admin:
         admin.patch(path, json={"status": "suspended"}).raise_for_status()
         wait_until(lambda: customer.ask().status_code == 403, timeout_s=2, what="403 from the gateway")
@@ -222,7 +229,9 @@ def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_res
     answer = wait_until(
         lambda: response if (response := customer.ask()).status_code == 200 else None, timeout_s=30, what="an answer"
     )
-    assert answer.json()["choices"][0]["text"] == before, "the same weights came back"
+    assert answer.json()["choices"][0]["text"]
+    # The replica's own probe may run in the same step and round differently: the weights are judged, not the words.
+    assert distance(customer.first_step(), before) < distance(before, base) / 2, "the same weights came back"
     assert [each["state"] for each in customer.revocations()] == ["lifted"]
     assert not any(truth.refuses(customer.engine_name) for truth in truths().values())
     assert_healthy(platform)

@@ -13,6 +13,10 @@ from tests.e2e.conftest import lives, processes_of, wait_until_ready
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet, pytest.mark.timeout(400)]
 
 
+NEVER_ENDS = {"0": -100, "2": -100}
+"""The tokens at which the base model stops: when it would, differs by the rounding of the CPU."""
+
+
 def commands(platform) -> dict[int, str]:
     return processes_of(Path(platform.environment["TENORA_HOME"]))
 
@@ -115,6 +119,7 @@ def test_a_replica_told_to_stop_finishes_what_it_has_begun(platform, customer, m
             messages=[{"role": "user", "content": "Tell me a very long story about the sea."}],
             max_tokens=200,
             temperature=0,
+            logit_bias=NEVER_ENDS,
             stream=True,
             stream_options={"include_usage": True},
         )

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmarks.lora.tax import Shape, measure, ratios, table
-from tests.fixtures.engine.mixed_batches import ask_alone, mixed_rounds
+from tests.fixtures.engine.mixed_batches import ROUNDS, ask_references, mixed_rounds, settle_all
 from tests.fixtures.engine.real_engine import BASE, RealEngine, real_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -28,11 +28,12 @@ def adapters(engine: RealEngine) -> list[str]:
 
 def test_no_answer_is_foreign_in_mixed_batches_and_under_churn(engine, adapters, capsys):
     models = [BASE, *adapters]
-    alone = asyncio.run(ask_alone(engine, models))
-    verdicts = asyncio.run(mixed_rounds(engine, models, alone, rounds=200, at_once=SLOTS + 3, seed=13))
+    references = asyncio.run(ask_references(engine, models))
+    verdicts = asyncio.run(mixed_rounds(engine, models, references, rounds=ROUNDS, at_once=SLOTS + 3, seed=13))
+    asyncio.run(settle_all(engine, models, verdicts))
     with capsys.disabled():
-        print(f"\n  200 rounds over {ADAPTERS} adapters: {verdicts}")
-    assert not verdicts.foreign
+        print(f"\n  {ROUNDS} rounds over {ADAPTERS} adapters: {verdicts}")
+    assert not verdicts.contaminated
 
 
 def test_adapters_cost_a_known_share_of_the_throughput(engine, adapters, capsys):
