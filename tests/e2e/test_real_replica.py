@@ -39,11 +39,6 @@ def test_a_canary_tells_weights_that_do_something_from_weights_that_do_nothing(r
     print(f"\ncanary in {time.monotonic() - began:.1f} s, of it {passed.load_ms} ms from the store to the first token")
     print(f"base: {passed.base_answer!r}\nadapter: {passed.adapter_answer!r} ({passed.logprob_difference:.2f} nats)")
     assert (passed.code, passed.message) == (None, "")
-    # Which words these are differs by the CPU: "Paris" and the start of a French sentence are 0.1 nats apart. The same
-    # engine computes the same for the same request when no other runs, to the last bit.
-    assert passed.base_answer
-    assert base_says(engine, passed.prompt).startswith(passed.base_answer)
-    assert passed.adapter_answer != passed.base_answer
     assert passed.logprob_difference > 0.5
     assert passed.load_ms > 0
     idle = room.canary(engine.new_adapter(202, scale=0.0), timeout_s=60)
@@ -55,6 +50,11 @@ def test_a_canary_tells_weights_that_do_something_from_weights_that_do_nothing(r
     wait_until(
         lambda: room.is_settled() and room.counters().tenant_tokens == before, what="canaries' tokens to be the agent's"
     )
+    # Which words the base model answers differs by the CPU: "Paris" and the start of a French sentence are 0.1 nats apart.
+    # But one engine computes the same for the same request when no other runs, to the last bit.
+    assert passed.base_answer == idle.base_answer
+    assert passed.base_answer
+    assert base_says(engine, passed.prompt).startswith(passed.base_answer)
 
 
 def test_a_canary_refuses_finite_weights_whose_answers_are_not(room, engine):

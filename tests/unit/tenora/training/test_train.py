@@ -73,6 +73,7 @@ def test_a_packed_batch_has_the_loss_of_its_examples_one_by_one(tokenizer, exact
 
     together = answer_loss(exact_model, pack(sequences, prefix_tokens, torch.float32))
 
+    # In float32, so that only the order of sums differs, which moved the loss by 4e-8 of it.
     assert together.item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
 
 
@@ -87,7 +88,8 @@ def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
 
     assert [step for step, _, _ in seen] == list(range(1, 41))
     assert {steps for _, steps, _ in seen} == {counts.steps} == {40}
-    assert counts.final_loss < 0.95 * seen[0][2]  # all that an adapter can do for random weights
+    # All that an adapter can do for random weights: four seeds gave 0.91 to 0.92 in bfloat16 on a CPU with AMX.
+    assert counts.final_loss < 0.95 * seen[0][2]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", 8, "someone/tiny")
     tensors = load_file(tmp_path / "adapter_model.safetensors")
@@ -98,6 +100,7 @@ def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tiny_base, tmp_path):
+    """On one machine and one thread, where sums have one order. Bytes of another machine are not promised."""
     for folder, seed in (("first", 3), ("again", 3), ("other", 4)):
         train_briefly(tiny_base, tmp_path / folder, seed, epochs=3)
     first, again, other = (
