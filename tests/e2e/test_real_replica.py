@@ -50,8 +50,8 @@ def test_a_canary_tells_weights_that_do_something_from_weights_that_do_nothing(r
     wait_until(
         lambda: room.is_settled() and room.counters().tenant_tokens == before, what="canaries' tokens to be the agent's"
     )
-    # Which words the base model answers differs by the CPU: "Paris" and the start of a French sentence are 0.1 nats apart.
-    # But one engine computes the same for the same request when no other runs, to the last bit.
+    # Which words the base model answers differs by the CPU: "Paris" and the start of a French sentence are 0.1 nats
+    # apart. But one engine computes the same for the same request when no other runs, to the last bit.
     assert passed.base_answer == idle.base_answer
     assert passed.base_answer
     assert base_says(engine, passed.prompt).startswith(passed.base_answer)
