@@ -4,16 +4,13 @@
 """
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pydantic_core import PydanticUndefined
-
-from core.settings import Fragment
 from tenora.docs.request_fields import requests_page
+from tenora.docs.settings_page import render_settings
 
 _ROOT: Final = Path(__file__).parents[2]
 _PACKAGES: Final = ("core", "control_plane", "data_plane", "adapters", "billing", "tenora")
@@ -25,7 +22,7 @@ PAGES: Final = ("settings", "metrics", "errors", "requests")
 
 def render(page: str) -> str:
     """The text of one page of ``PAGES``."""
-    pages = {"settings": _settings, "metrics": _metrics, "errors": _errors, "requests": requests_page}
+    pages = {"settings": render_settings, "metrics": _metrics, "errors": _errors, "requests": requests_page}
     return pages[page]()
 
 
@@ -34,28 +31,6 @@ def _table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[s
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
 
     return f"# {title}\n\n{intro}\n\n" + line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
-
-
-def _settings() -> str:
-    rows: dict[str, tuple[str, ...]] = {}
-    for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*settings.py")):
-            module = importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
-            for kind in vars(module).values():
-                if isinstance(kind, type) and issubclass(kind, Fragment) and kind.__module__ == module.__name__:
-                    for name in kind.__annotations__:
-                        field = kind.model_fields.get(name)
-                        if field is None:
-                            continue
-                        default = "required" if field.default is PydanticUndefined else f"`{field.default}`"
-                        if field.default_factory is not None:
-                            default = "the host's name" if "consumer" in name else "computed"
-                        where = str(path.relative_to(_ROOT).parent)
-                        rows[f"`TENORA_{name.upper()}`"] = (default, field.description or "", f"`{where}`")
-    intro = "Environment variables, read once at a process's start. `tenora up` sets those that have no default."
-    return _table(
-        "Settings", intro, ("variable", "default", "meaning", "read by"), [(k, *v) for k, v in sorted(rows.items())]
-    )
 
 
 def _nodes() -> Iterator[tuple[Path, ast.AST]]:
