@@ -4,7 +4,6 @@ Read from an ordinary Hugging Face checkpoint directory, from JSON and tensor he
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -77,11 +76,6 @@ def layer_of(module: str) -> int:
     """The number of the decoder layer a module of ``BaseModelSpec.modules`` belongs to."""
     parts = module.split(".")
     return int(parts[parts.index("layers") + 1])
-
-
-def class_of(rank: int, classes: Sequence[int]) -> int | None:
-    """The cheapest rank class that serves an adapter of this rank: a slot grows with its pool's largest rank."""
-    return min((largest for largest in classes if largest >= rank), default=None)
 
 
 def slot_bytes(spec: BaseModelSpec, rank_class: int) -> int:

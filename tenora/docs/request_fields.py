@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from data_plane.gateway.api import anthropic_request, field_table
+from data_plane.gateway.api import anthropic_request, fields
 from data_plane.gateway.settings import GatewaySettings
 
 _INTRO: Final = """# Inference requests
@@ -34,12 +34,12 @@ The answer says `idempotent-replayed: true`.
 
 def requests_page() -> str:
     """The page's text."""
-    taken = field_table.TAKEN | field_table.SAMPLED
+    taken = fields.TAKEN | fields.SAMPLED
     return (
         _INTRO
         + _table("OpenAI's fields that are taken", "values, meaning", taken)
-        + _table("OpenAI's fields that are accepted and do nothing", "why", field_table.IGNORED)
-        + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", field_table.REFUSED)
+        + _table("OpenAI's fields that are accepted and do nothing", "why", fields.IGNORED)
+        + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", fields.REFUSED)
         + _table("Anthropic's fields that are taken", "values, meaning", anthropic_request.TAKEN)
         + _table("Anthropic's fields that are accepted and do nothing", "why", anthropic_request.IGNORED)
         + "\nRefused by name: " + ", ".join(f"`{name}`" for name in sorted(anthropic_request.REFUSED)) + ".\n"

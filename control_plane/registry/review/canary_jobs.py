@@ -22,6 +22,7 @@ from control_plane.registry.review import decision, tenant_turns
 from control_plane.settings import WorkerSettings
 from core.contracts.canary import CanaryJob, CanaryResult
 from core.contracts.replicas import ReplicaStatus
+from core.rank_classes import rank_above
 
 Fate = Literal["open", "replica_died", "nothing"]
 """What became of an attempt that was not answered in time: it waits or runs, took its replica with it, or is lost."""
@@ -45,20 +46,20 @@ class Pool:
 
 
 def pools_of(alive: Sequence[ReplicaStatus]) -> list[Pool]:
-    """The pools that can be asked now. Pure."""
+    """The pools that can be asked now, by base model and ascending rank. Pure."""
     ready = Counter((status.base_model, status.rank_max) for status in alive if status.state == "ready")
-    pools: list[Pool] = []
-    for base_model, rank_max in sorted(ready):
-        same = pools[-1] if pools and pools[-1].base_model == base_model else None
-        pools.append(
-            Pool(
-                base_model=base_model,
-                rank_above=same.rank_max if same else 0,
-                rank_max=rank_max,
-                replicas=ready[base_model, rank_max],
-            )
+    classes: dict[str, list[int]] = {}
+    for base_model, rank_max in ready:
+        classes.setdefault(base_model, []).append(rank_max)
+    return [
+        Pool(
+            base_model=base_model,
+            rank_above=rank_above(rank_max, classes[base_model]),
+            rank_max=rank_max,
+            replicas=ready[base_model, rank_max],
         )
-    return pools
+        for base_model, rank_max in sorted(ready)
+    ]
 
 
 def overdue(session: Session, settings: WorkerSettings) -> dict[str, int]:

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 
-from adapters.base_model_spec import BaseModelSpec, class_of
+from adapters.base_model_spec import BaseModelSpec
 from adapters.ingest import DeclaredFile
 from adapters.report import Verdict
 from adapters.validation.validate import UploadLimits
@@ -23,6 +23,7 @@ from control_plane.registry.review.decision import database_now
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions import upload_rules
 from control_plane.tenants import service as tenants
+from core.rank_classes import class_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def record(session: Session, job: Job, verdict: Verdict, *, canary_required: boo
     # The classes may have changed since the job was taken.
     classes = base_models.spec_of(session, session.get_one(Adapter, row.adapter_id).base_model).classes
     row.checked_digest = verdict.digest
-    row.rank, row.rank_class = verdict.manifest.rank, class_of(verdict.manifest.rank, classes)
+    row.rank, row.rank_class = verdict.manifest.rank, class_for(verdict.manifest.rank, classes)
     row.leased_until = None
     session.add(row)
     if not canary_required:

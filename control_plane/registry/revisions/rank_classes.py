@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, update
 from sqlmodel import Session, col, select
 
-from adapters.base_model_spec import BaseModelSpec, class_of, kv_page_bytes, slot_bytes
+from adapters.base_model_spec import BaseModelSpec, kv_page_bytes, slot_bytes
 from control_plane.publishing.outbox import publish_change
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
@@ -19,6 +19,7 @@ from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.schemas import RankClassView
 from core.contracts.replicas import ReplicaStatus
 from core.errors import NotFound
+from core.rank_classes import class_for
 
 
 def reclassify(session: Session, base_model: str) -> None:
@@ -31,7 +32,7 @@ def reclassify(session: Session, base_model: str) -> None:
     moved: set[str] = set()
     for rank in session.exec(select(Revision.rank).where(mine, col(Revision.rank).is_not(None)).distinct()).all():
         assert rank is not None, "the query leaves out those without a rank"
-        now = class_of(rank, classes)
+        now = class_for(rank, classes)
         change = update(Revision).where(
             mine, col(Revision.rank) == rank, col(Revision.rank_class).is_distinct_from(now)
         )

@@ -2,7 +2,6 @@
 asks for it. Gateways place requests by ``data_plane.gateway.scheduling.placement``, which agrees on the cheapest class.
 """
 
-import hashlib
 import time
 from collections.abc import Iterable
 from typing import cast
@@ -13,22 +12,15 @@ from redis.asyncio import Redis
 
 from core import redis_keys
 from core.contracts.replicas import ReplicaStatus
+from core.rank_classes import class_for
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
 
 
 def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
-    """Whether adapters of this class are placed on this replica: it is of the smallest class alive that takes them."""
-    fitting = [other.rank_max for other in live if other.rank_max >= rank_class]
-    return replica.rank_max >= rank_class and replica.rank_max <= min(fitting, default=replica.rank_max)
-
-
-def rendezvous(name: str, replica_ids: Iterable[str]) -> str | None:
-    """The one replica that everybody agrees on for this name (highest random weight, Thaler and Ravishankar 1996): when
-    replicas come and go, only the names of those move.
-    """
-    return max(replica_ids, key=lambda each: hashlib.sha256(f"{each}\0{name}".encode()).digest(), default=None)
+    """Whether adapters of this class are placed on this replica, by the rank classes of the live ones."""
+    return class_for(rank_class, (replica.rank_max, *(other.rank_max for other in live))) == replica.rank_max
 
 
 class Pool:

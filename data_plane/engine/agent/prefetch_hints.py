@@ -10,12 +10,12 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from core import redis_keys
+from core import redis_keys, rendezvous_hash
 from core.adapter_names import adapter_of
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import PrefetchHint
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.pool import Pool, in_pool_of, rendezvous
+from data_plane.engine.agent.pool import Pool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
 from data_plane.engine.agent.usage_forecast import UseHistory
 from data_plane.engine.residency import EngineResidency
@@ -39,7 +39,7 @@ def is_mine(name: str, rank_class: int, *, me: str, live: list[ReplicaStatus], h
     if any(other.startswith(adapter) and other != name for other in held):
         return True
     pool = [replica.id for replica in live if in_pool_of(rank_class, replica, live)]
-    return rendezvous(name, pool) == me
+    return rendezvous_hash.winner(name, pool) == me
 
 
 class Hints:

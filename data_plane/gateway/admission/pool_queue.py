@@ -12,8 +12,7 @@ from data_plane.gateway.admission.assignment import Seat
 from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.drain_rate import DrainRate
 from data_plane.gateway.admission.fair_queue import Bounds, FairQueue
-from data_plane.gateway.scheduling.allotment import Allotment
-from data_plane.gateway.scheduling.fair_share import Backlog, Claim, Told, divide, kept_by, named
+from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Told, divide, kept_by, named
 from data_plane.gateway.scheduling.placement import Candidate
 from data_plane.gateway.scheduling.replica_load import Shares
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
-from data_plane.gateway.scheduling.affinity import pick
+from core.rendezvous_hash import weighted_winner
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.snapshot import Tables
 
@@ -59,7 +59,7 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     base = tables.base_models.get(route.base_model)
     if base is None or not weights:
         raise _not_found(model, _unlisted(route) if model.startswith(f"{route.name}@") else "")
-    chosen = pick(weights, f"{route.adapter_id}:{alias}", draw)
+    chosen = weighted_winner(f"{route.adapter_id}:{alias}\0{draw}", weights)
     return Target(model, base, Served(route, route.revisions[chosen]))
 
 

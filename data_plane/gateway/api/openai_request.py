@@ -10,7 +10,6 @@ from core import strict_json
 from core.errors import InvalidRequest
 from data_plane.gateway.api import fields, tool_schemas
 from data_plane.gateway.api import openai_messages as messages
-from data_plane.gateway.api.field_table import IGNORED, REFUSED, TAKEN
 from data_plane.gateway.api.fields import invalid
 
 Kind = Literal["chat", "completion", "tokenize"]
@@ -92,7 +91,7 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
         elif name == "stream_options":
             options = fields.stream_options(name, value)
         elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
-            raise fields.unsupported(name) if name in REFUSED else fields.unknown(name)
+            raise fields.unsupported(name) if name in fields.REFUSED else fields.unknown(name)
     check_combinations(call, options)
     if options.get("include_usage"):
         call.usage_shown = "continuous" if options.get("continuous_usage_stats") else "final"
@@ -191,7 +190,7 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         case "top_logprobs" if call.kind == "chat":
             call.fields[name] = _logprobs(name, value)
         case _:
-            return name in IGNORED
+            return name in fields.IGNORED
     return True
 
 
@@ -203,7 +202,7 @@ def _take_session(call: Call, name: str, value: Any) -> None:
 
 def _check_known(kind: Kind, name: str) -> None:
     """Null is the same as absent, also for refused fields; only names nobody knows are refused."""
-    known = name in fields.SAMPLING or name in REFUSED or name in IGNORED or name in TAKEN
+    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in fields.TAKEN
     if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
         raise fields.unknown(name) if not known else invalid(name, "given")
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 
 SERVICE_TIER: Final = {"service_tier": "default"}
 """What an answer says to those who asked for a tier: there is one."""

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import datetime
@@ -24,12 +26,13 @@ from tokenizers import Tokenizer
 from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, Unavailable
-from data_plane.gateway.api.known_counts import KnownCounts
 from data_plane.gateway.api.openai_messages import parsed_arguments, texts_of
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.tenant_thread_pool import FairThreads
 from data_plane.gateway.state.snapshot import Snapshot
 
+_ENTRY_BYTES: Final = 250  # what an entry takes beside its text, about
+_SHARE_MAX: Final = 16  # of the whole: one text that took more would drive out all others
 _LOOK_S: Final = 0.5
 _NOBODY: Final = ""  # whose the loading of tokenizers is
 
@@ -149,6 +152,41 @@ class PromptCounter:
         # Batches give it up (tokenizers 0.23), and "fast" leaves out the offsets, which nobody reads.
         batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [len(encoded) for encoded in batch]
+
+
+class KnownCounts:
+    """Counts by owner and text, in about ``max_bytes`` of memory; what was not asked for the longest goes first. Safe
+    to share between threads.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, owner: str, text: str) -> int | None:
+        """Tokens of a text, where they are known."""
+        with self._lock:
+            if (count := self._counts.get((owner, text))) is not None:
+                self._counts.move_to_end((owner, text))
+            return count
+
+    def put(self, owner: str, text: str, count: int) -> None:
+        """Remember what was counted."""
+        size_bytes = _size_bytes(text)
+        with self._lock:
+            if size_bytes > self._max_bytes // _SHARE_MAX or (owner, text) in self._counts:
+                return
+            self._counts[owner, text] = count
+            self._bytes += size_bytes
+            while self._bytes > self._max_bytes:
+                (_, gone), _ = self._counts.popitem(last=False)
+                self._bytes -= _size_bytes(gone)
+
+
+def _size_bytes(text: str) -> int:
+    return sys.getsizeof(text) + _ENTRY_BYTES
 
 
 class _AddedToken(msgspec.Struct):

@@ -12,7 +12,7 @@ import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
 from data_plane.gateway.api.openai_response import SERVICE_TIER, Usage
-from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'

@@ -17,12 +17,12 @@ from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.model_catalog import Target
 from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 from data_plane.gateway.quota.consumption import saved_by_cache, used_by
 from data_plane.gateway.quota.rate_limit_response import rate_headers
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import usage_event
-from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_clock import server_clock
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed

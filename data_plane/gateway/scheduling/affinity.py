@@ -1,16 +1,8 @@
-"""What holds requests together: the key of a session or prefix, by which placement finds their replica again, and which
-revision of a weighted alias serves a session: always the same one while the weights stand. Pure.
-
-Weighted rendezvous hashing
-(https://www.snia.org/sites/default/files/SDC15_presentations/dist_sys/Jason_Resch_New_Consistent_Hashings_Rev.pdf):
-every revision draws a number from the session's key, and the largest wins. Where one weight grows, sessions move to
-that revision only, and no others change places.
+"""What keeps requests together: the key of a session or of a prompt's prefix. Placement sends requests with the same
+key to the replica that read the prefix before. Pure.
 """
 
-import hashlib
-import math
 import zlib
-from collections.abc import Mapping
 from typing import Final
 
 from core.errors import InvalidRequest
@@ -50,19 +42,3 @@ def affinity_key(tenant_id: str, session: str, call: Call) -> str:
         if isinstance(prefix, str)
         else ""
     )
-
-
-def pick(weights: Mapping[str, int], scope: str, draw: str) -> str:
-    """One key of ``weights``, each with probability of its share; the same for the same ``scope`` and ``draw`` in every
-    process. ``weights`` has at least one key, and all are positive.
-    """
-    if len(weights) == 1:
-        return next(iter(weights))
-    session = hashlib.blake2b(f"{scope}\0{draw}".encode(), digest_size=32).digest()
-    return max(weights, key=lambda name: (weights[name] / _exponential(session, name), name))
-
-
-def _exponential(session: bytes, name: str) -> float:
-    """A draw from the exponential distribution, never 0: the first to ring of clocks with rates ``weights`` wins."""
-    drawn = hashlib.blake2b(name.encode(), key=session, digest_size=8).digest()
-    return -math.log(((int.from_bytes(drawn) >> 11) + 0.5) / (1 << 53))

@@ -15,10 +15,10 @@ import structlog
 
 from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway import metrics
-from data_plane.gateway.scheduling.adapter_failures import AdapterFailures
 
 _log = structlog.get_logger()
 _ADAPTERS_MAX: Final = 4096  # that failed somewhere, remembered at once
+_NOBODY: Final = frozenset[str]()
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Circuit:
     replica: ReplicaStatus
     failures: int = 0
     opened: int = 0
-    closed_until: float = 0.0  # nobody passes before
+    blocked_until: float = 0.0  # nobody passes before
     healthy: bool = True  # by its own word, since it opened
     trial_until: float = 0.0  # one request is on its way
 
@@ -62,7 +62,7 @@ class Breakers:
             del self._circuits[replica.id]
             return True
         now = time.monotonic()
-        return circuit.healthy and now >= circuit.closed_until and now >= circuit.trial_until
+        return circuit.healthy and now >= circuit.blocked_until and now >= circuit.trial_until
 
     def began(self, replica: ReplicaStatus) -> None:
         """A request is sent there: of a replica on trial nobody else tries it now."""
@@ -86,11 +86,11 @@ class Breakers:
         now = time.monotonic()
         if circuit.opened == 0 and circuit.failures < self._failures:
             return
-        if circuit.opened and now < circuit.closed_until:
+        if circuit.opened and now < circuit.blocked_until:
             return  # begun before it opened: known already
         circuit.opened += 1
         pause_s = min(self._open_s * 2.0 ** (circuit.opened - 1), self._open_max_s)
-        circuit.closed_until, circuit.healthy, circuit.trial_until = now + pause_s, False, 0.0
+        circuit.blocked_until, circuit.healthy, circuit.trial_until = now + pause_s, False, 0.0
         metrics.breakers_open.set(self._open())
         _log.warning("replica is left alone", replica=replica.id, failures=circuit.failures, pause_s=pause_s)
 
@@ -113,12 +113,41 @@ class Breakers:
     async def probe(self) -> None:
         """Ask those whose pause is over and who have not said that they are well. Never raises."""
         now = time.monotonic()
-        waiting = [each for each in self._circuits.values() if not each.healthy and now >= each.closed_until]
+        waiting = [each for each in self._circuits.values() if not each.healthy and now >= each.blocked_until]
         answers = await asyncio.gather(*(self._probe(circuit.replica) for circuit in waiting))
         for circuit, healthy in zip(waiting, answers, strict=True):
             circuit.healthy = healthy
             if not healthy:
-                circuit.closed_until = time.monotonic() + self._open_s
+                circuit.blocked_until = time.monotonic() + self._open_s
 
     def _open(self) -> int:
         return sum(circuit.opened > 0 for circuit in self._circuits.values())
+
+
+class AdapterFailures:
+    """Replicas by the adapters that they failed. Of more than ``adapters_max`` adapters, those that failed longest ago
+    are forgotten.
+    """
+
+    def __init__(self, *, adapters_max: int) -> None:
+        self._adapters_max = adapters_max
+        self._until: dict[str, dict[str, float]] = {}  # by adapter, the one that failed last at the end, and replica
+
+    def note(self, adapter: str, replica_id: str, *, now_s: float, until_s: float) -> bool:
+        """A replica could not bring an adapter in. Whether that is news."""
+        known = self._until.pop(adapter, {})
+        fresh = {name: until for name, until in known.items() if until > now_s}
+        self._until[adapter] = {**fresh, replica_id: until_s}
+        if len(self._until) > self._adapters_max:
+            del self._until[next(iter(self._until))]
+        return replica_id not in fresh
+
+    def of(self, adapter: str, *, now_s: float) -> frozenset[str]:
+        """The replicas that are not to be asked for an adapter while any other can be."""
+        known = self._until.get(adapter)
+        if known is None:
+            return _NOBODY
+        found = frozenset(name for name, until in known.items() if until > now_s)
+        if not found:
+            del self._until[adapter]
+        return found

@@ -1,5 +1,5 @@
 """How gateways share a pool of replicas: what each tells the others of its tenants, and which part of the pool is then
-whose. Pure: who hears what, and how old it is, is neighbours.py's; what may be taken by it, allotment.py's.
+whose. Pure: who hears what, and how old it is, is gateway_peers.py's.
 
 Pages go to tenants by tier and weight, none more than it wants (max-min fairness: Bertsekas and Gallager, "Data
 Networks", 6.5.2), and a tenant's to its gateways by how much it wants at each. So every gateway that has heard the same
@@ -15,6 +15,7 @@ import msgspec
 
 PART_MIN: Final = 0.01
 """Of a tenant's wishes, the least part at one gateway that counts: less would let one charge last for ever."""
+_OWED_MAX_S: Final = 10.0  # what was taken beyond the share, or left, further back than this is forgotten
 _MOST: Final = 1 << 40  # no honest count is larger, and a float holds it
 
 
@@ -181,3 +182,33 @@ def _joined(backlogs: Iterable[Backlog]) -> dict[str, Claim]:
         for tenant_id, claim in _keyed(backlog, number).items():
             found[tenant_id] = claim.joined(found[tenant_id]) if tenant_id in found else claim
     return found
+
+
+class Allotment:
+    """One gateway's pages in one pool."""
+
+    def __init__(self) -> None:
+        self.division = Division()
+        self._owed = 0.0  # page-seconds held beyond the share; below 0 what was left to others
+        self._since = 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether others wait for what this gateway leaves."""
+        return self.division.share is not None
+
+    def divide(self, division: Division, held: int, now_s: float) -> None:
+        """The pool is divided anew; this gateway has had ``held`` pages in work until now."""
+        last = self.division
+        if last.share is None or division.share is None:
+            self._owed = 0.0
+        else:
+            most = last.share * _OWED_MAX_S
+            owed = self._owed + (held - last.share * last.fill) * (now_s - self._since)
+            self._owed = max(-most, min(most, owed))
+        self.division, self._since = division, now_s
+
+    def allows(self, held: int, pages: int, *, overdue: bool = False) -> bool:
+        """Whether this gateway, with ``held`` pages in work, may take so many more; for who is overdue it may owe."""
+        share = self.division.share
+        return share is None or held + pages <= share or (held < share and (overdue or self._owed <= 0))

@@ -4,7 +4,6 @@ What it sees of other gateways is as old as the last heartbeat and the last answ
 are taken (Redis decides), adapters in work are what others told last, prompts in the queue are this process's own.
 """
 
-import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from operator import itemgetter
@@ -15,6 +14,8 @@ import msgspec
 from core import kv_pages
 from core.adapter_names import digest_of
 from core.contracts.replicas import ReplicaStatus, Residency, Tier
+from core.rank_classes import fits
+from core.rendezvous_hash import draw
 from data_plane.gateway.scheduling.replica_load import Load, tag
 
 _NOBODY: Final = frozenset[str]()
@@ -152,7 +153,7 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
         pages = pages_by_block.get(block)
         if pages is None:
             pages = pages_by_block[block] = wish.pages(block)
-        if status.rank_max < wish.rank or status.pages_total < pages:
+        if not fits(wish.rank, status.rank_max) or status.pages_total < pages:
             continue
         able.append(candidate)
         if adapter and adapter in candidate.resident.slots:
@@ -166,7 +167,7 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
     for candidate in able:
         status = candidate.status
         cost_ms = _cost_ms(candidate, wish, costs, users) - saved.get(status.id, 0.0)
-        home = _draw(adapter, status.id) if choice and adapter else 0
+        home = draw(adapter, status.id) if choice and adapter else 0
         crowded = adapter != "" and _is_one_too_many(candidate, adapter, its_tag)
         rank_max = status.rank_max if adapter else 0
         rows.append((crowded, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
@@ -186,7 +187,7 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
 
 def _saved_ms(able: list[Candidate], wish: Wish, costs: PlacementCosts) -> dict[str, float]:
     """What a prefix cache should save a session: its whole prompt on the replica it drew, half on its second."""
-    ids = sorted([(_draw(wish.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
+    ids = sorted([(draw(wish.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
     whole_ms = wish.prompt_tokens * costs.prompt_token_ms
     return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
 
@@ -234,10 +235,3 @@ def _adapter_ms(candidate: Candidate, adapter: str, costs: PlacementCosts, users
     stalled = costs.slot_ms * candidate.running
     evicted = costs.slot_ms if len(candidate.resident.slots) >= candidate.status.slots else 0.0
     return (own + stalled + evicted) / (1 + users)
-
-
-def _draw(key: str, replica_id: str) -> int:
-    """Rendezvous hashing: every replica draws a number from the key, the same in every process, and the largest wins
-    (Thaler and Ravishankar, 1998). CRC-32 is linear, the product is not.
-    """
-    return (zlib.crc32(f"{key}\0{replica_id}".encode()) * 0x9E3779B97F4A7C15 >> 16) & 0xFFFFFFFF

@@ -1,52 +1,13 @@
 """From an engine's own counts to the one usage event of a request. How the counts are gathered is relay's business."""
 
-from dataclasses import dataclass, field
-
 import msgspec
 
 from core import kv_pages
-from core.contracts.replicas import Tier
 from core.contracts.usage import Outcome, UsageEvent
 from data_plane.gateway import metrics
 from data_plane.gateway.api.model_catalog import Target
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 from data_plane.gateway.state.authenticate import Caller
-
-
-@dataclass(slots=True)
-class Counts:
-    """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
-
-    An engine counts a sequence's prompt when its first token comes, so a sequence without output counts nothing, and
-    ``n`` sequences count the prompt ``n`` times. We meter the same. Of a stream an engine says only at its end how many
-    prompt tokens were cached.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    outputs: list[int] = field(default_factory=list)
-    cached_known: bool = True
-
-    @property
-    def input_tokens(self) -> int:
-        return self.prompt_tokens * len(self.outputs)
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(self.outputs)
-
-    @property
-    def total_tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
-
-class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of the adapter of one request: where it lay when the request came, for how long the request
-    waited for it, and for how long its loading held up the step that every running request shares.
-    """
-
-    tier: Tier
-    load_ms: int
-    stall_ms: int
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,9 @@
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import DONE, Rewriter, StreamBroken
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
 from data_plane.gateway.upstream.connection import Answer
 from data_plane.gateway.upstream.engine_client import Upstream

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from data_plane.gateway.api.field_table import REFUSED
+from data_plane.gateway.api.fields import REFUSED
 
 CHAT = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny-chat", "prompt": "hi"}

@@ -11,10 +11,11 @@ from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import Target, describe, describe_one, resolve
+from data_plane.gateway.api.token_counts import AdapterLoad, Counts
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.quota.rate_limit_response import Verdict, duration, quota_exceeded
 from data_plane.gateway.request.lifecycle import output_ceiling
-from data_plane.gateway.settlement.usage_event import AdapterLoad, Counts, Run, usage_event
+from data_plane.gateway.settlement.usage_event import Run, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
 from data_plane.gateway.state.snapshot import Tables
 from tests.fixtures.gateway.published import AMPLE

@@ -8,7 +8,7 @@ import pytest
 from core import redis_keys
 from core.contracts.replicas import ReplicaStatus
 from core.ids import new_id
-from data_plane.engine.agent.pool import rendezvous
+from core.rendezvous_hash import winner
 from tests.conftest import wait_until
 from tests.fixtures.engine.agent_harness import REPLICA, engine_name, room_of
 from tests.fixtures.quota.redis_commands import wait_for_commands
@@ -80,10 +80,10 @@ def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_
 
 def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here(room, another):
     adapter, theirs = new_id("ad"), engine_name()
-    while rendezvous(theirs, [REPLICA, "rep_two"]) == REPLICA:
+    while winner(theirs, [REPLICA, "rep_two"]) == REPLICA:
         theirs = engine_name()
     ours = engine_name()
-    while rendezvous(ours, [REPLICA, "rep_two"]) != REPLICA:
+    while winner(ours, [REPLICA, "rep_two"]) != REPLICA:
         ours = engine_name()
     elsewhere = skipped(room, "elsewhere")  # forecasts of what other tests have used may add to it
     room.hint(theirs)
@@ -93,7 +93,7 @@ def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here
     assert not room.in_memory(theirs)
     room.ask(engine_name(adapter))
     flipped = engine_name(adapter)
-    while rendezvous(flipped, [REPLICA, "rep_two"]) == REPLICA:
+    while winner(flipped, [REPLICA, "rep_two"]) == REPLICA:
         flipped = engine_name(adapter)
     wait_until(lambda: any(adapter in (name or "") for name in room.residency().slots), what="the old revision")
     room.hint(flipped)

@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.base_model_spec import class_of, kv_page_bytes, slot_bytes
+from adapters.base_model_spec import kv_page_bytes, slot_bytes
 from control_plane.registry.review.canary_jobs import pools_of
 from control_plane.registry.revisions.rank_classes import describe
+from core.rank_classes import class_for
 from tests.fixtures.uploads.peft_adapters import tiny_base
 from tests.unit.control_plane.registry.revocations.test_revocations import status
 
@@ -19,7 +20,7 @@ def replica(name: str, rank_max: int, **changes):
 
 @given(st.integers(1, 512), CLASSES)
 def test_a_revision_goes_to_the_cheapest_class_that_fits_it(rank, classes):
-    found = class_of(rank, classes)
+    found = class_for(rank, classes)
     assert found == next((each for each in classes if each >= rank), None)
 
 
@@ -27,7 +28,7 @@ def test_a_revision_goes_to_the_cheapest_class_that_fits_it(rank, classes):
 def test_every_rank_is_asked_of_exactly_one_pool_or_none(classes, rank):
     pools = pools_of([replica(f"r{rank_max}", rank_max) for rank_max in classes])
     asked = [pool.rank_max for pool in pools if pool.rank_above < rank <= pool.rank_max]
-    assert asked == [cheapest for cheapest in [class_of(rank, classes)] if cheapest is not None]
+    assert asked == [cheapest for cheapest in [class_for(rank, classes)] if cheapest is not None]
 
 
 def test_only_replicas_that_are_ready_run_canaries():

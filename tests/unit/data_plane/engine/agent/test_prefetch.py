@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.contracts.replicas import ReplicaStatus
-from data_plane.engine.agent.pool import in_pool_of, rendezvous
+from core.rendezvous_hash import winner
+from data_plane.engine.agent.pool import in_pool_of
 from data_plane.engine.agent.prefetch import has_room
 from data_plane.engine.agent.prefetch_hints import is_mine
 from data_plane.engine.residency import EngineResidency
@@ -26,7 +27,7 @@ ids = st.lists(st.integers(0, 50).map(lambda number: f"rep_{number}"), min_size=
 def test_a_replica_that_goes_moves_only_its_own_names(replica_ids, names):
     gone = replica_ids[-1]
     for name in names:
-        before, after = rendezvous(name, replica_ids), rendezvous(name, replica_ids[:-1])
+        before, after = winner(name, replica_ids), winner(name, replica_ids[:-1])
         assert before in (after, gone)
 
 

@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.api.known_counts import KnownCounts
+from data_plane.gateway.api.prompt_counter import KnownCounts
 
 
 def size_bytes(text: str) -> int:

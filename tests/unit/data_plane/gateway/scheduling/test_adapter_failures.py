@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_plane.gateway.scheduling import circuit_breaker
-from data_plane.gateway.scheduling.adapter_failures import AdapterFailures
-from data_plane.gateway.scheduling.circuit_breaker import Breakers
+from data_plane.gateway.scheduling.circuit_breaker import AdapterFailures, Breakers
 from tests.unit.data_plane.gateway.scheduling.test_circuit_breaker import replica
 
 

@@ -1,91 +1,12 @@
-"""The choice between the revisions of a weighted alias: in proportion, sticky, and moved as little as can be."""
+"""The keys that keep requests of a session, or with a shared prefix, together."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.openai_request import BodyLimits, parse_call
-from data_plane.gateway.scheduling.affinity import affinity_key, pick, session_key
-
-REVISIONS = ["rev_a", "rev_b", "rev_c", "rev_d"]
-SESSIONS = [f"session-{number}" for number in range(2000)]
-
-weights = st.dictionaries(st.sampled_from(REVISIONS), st.integers(1, 1000), min_size=1)
-scopes = st.text(max_size=20)
-
-
-def chosen(weights: dict[str, int], scope: str = "ad_1:prod") -> dict[str, str]:
-    return {session: pick(weights, scope, session) for session in SESSIONS}
-
-
-@given(weights=weights, scope=scopes)
-@settings(max_examples=25)
-def test_sessions_are_shared_out_by_weight(weights, scope):
-    counted = list(chosen(weights, scope).values())
-    for revision, weight in weights.items():
-        share = weight / sum(weights.values())
-        deviation = (share * (1 - share) / len(SESSIONS)) ** 0.5
-        # Six standard deviations: a good hash exceeds them once in 500 million times.
-        assert abs(counted.count(revision) / len(SESSIONS) - share) <= 6 * deviation
-
-
-@given(weights=weights, scope=scopes, session=st.text(max_size=50))
-def test_a_session_stays_whatever_order_the_weights_come_in(weights, scope, session):
-    backwards = dict(reversed(weights.items()))
-    assert pick(weights, scope, session) == pick(backwards, scope, session)
-    assert pick(weights, scope, session) in weights
-
-
-@given(weights=weights, factor=st.integers(2, 9))
-@settings(max_examples=10)
-def test_only_proportions_count(weights, factor):
-    assert chosen({name: weight * factor for name, weight in weights.items()}) == chosen(weights)
-
-
-@given(weights=weights, revision=st.sampled_from(REVISIONS), more=st.integers(1, 1000))
-@settings(max_examples=25)
-def test_a_weight_that_grows_only_draws_sessions_to_its_revision(weights, revision, more):
-    before, after = chosen(weights), chosen({**weights, revision: weights.get(revision, 0) + more})
-    assert {after[session] for session in SESSIONS if before[session] != after[session]} <= {revision}
-
-
-@given(weights=weights.filter(lambda weights: len(weights) > 1))
-@settings(max_examples=25)
-def test_a_revision_that_is_taken_out_moves_only_its_own_sessions(weights):
-    gone = min(weights)
-    before, after = chosen(weights), chosen({name: weight for name, weight in weights.items() if name != gone})
-    assert {before[session] for session in SESSIONS if before[session] != after[session]} == (
-        {gone} & set(before.values())
-    )
-
-
-def test_ninety_to_ten_becoming_eighty_to_twenty_moves_a_tenth():
-    before, after = chosen({"rev_a": 90, "rev_b": 10}), chosen({"rev_a": 80, "rev_b": 20})
-    moved = [session for session in SESSIONS if before[session] != after[session]]
-    assert 0.06 < len(moved) / len(SESSIONS) < 0.14
-    assert {after[session] for session in moved} == {"rev_b"}
-
-
-def test_another_alias_and_another_adapter_draw_for_themselves():
-    half = {"rev_a": 1, "rev_b": 1}
-    base = chosen(half)
-    for scope in ("ad_1:canary", "ad_2:prod"):
-        other = chosen(half, scope)
-        assert 0.4 < sum(base[session] == other[session] for session in SESSIONS) / len(SESSIONS) < 0.6
-
-
-def test_every_process_chooses_alike():
-    code = (
-        "from data_plane.gateway.scheduling.affinity import pick\n"
-        "print(*(pick({'rev_a': 3, 'rev_b': 2}, 'ad_1:prod', f'session-{n}') for n in range(50)))"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
-    assert other == [pick({"rev_a": 3, "rev_b": 2}, "ad_1:prod", session) for session in SESSIONS[:50]]
+from data_plane.gateway.scheduling.affinity import affinity_key, session_key
 
 
 def call(**fields: object):

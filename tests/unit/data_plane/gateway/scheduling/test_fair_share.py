@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from data_plane.gateway.admission.fair_queue import Bounds, Entry
 from data_plane.gateway.admission.pool_queue import Room
-from data_plane.gateway.scheduling.allotment import Allotment
-from data_plane.gateway.scheduling.fair_share import Backlog, Claim, Division, divide, levels, named
+from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Division, divide, levels, named
 
 claims = st.builds(
     Claim, weight=st.integers(1, 10), tier=st.integers(0, 2), held=st.integers(0, 200), waiting=st.integers(0, 200)

@@ -1,0 +1,46 @@
+"""What an engine reports about one request: the tokens it counted and how it loaded the adapter. Readers of responses
+fill these values; how they become a bill is settlement/usage_event.py.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from core.contracts.replicas import Tier
+
+
+@dataclass(slots=True)
+class Counts:
+    """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
+
+    An engine counts a sequence's prompt when its first token comes, so a sequence without output counts nothing, and
+    ``n`` sequences count the prompt ``n`` times. We meter the same. Of a stream an engine says only at its end how many
+    prompt tokens were cached.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    outputs: list[int] = field(default_factory=list)
+    cached_known: bool = True
+
+    @property
+    def input_tokens(self) -> int:
+        return self.prompt_tokens * len(self.outputs)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.outputs)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of the adapter of one request: where it lay when the request came, for how long the request
+    waited for it, and for how long its loading held up the step that every running request shares.
+    """
+
+    tier: Tier
+    load_ms: int
+    stall_ms: int
