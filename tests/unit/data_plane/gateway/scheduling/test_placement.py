@@ -294,7 +294,7 @@ def test_a_tag_is_reckoned_once_for_a_request_however_many_replicas_there_are(mo
         return tag(name)
 
     for module in ("placement", "replica_load"):
-        monkeypatch.setattr(f"data_plane.gateway.placing.{module}.tag", counted)
+        monkeypatch.setattr(f"data_plane.gateway.scheduling.{module}.tag", counted)
     ranking = rank(crowded, wish(), COSTS)
     assert len(ranking.crowded) == 50
     assert reckoned == [NAME]
