@@ -14,7 +14,7 @@ from benchmarks.trace import Arrival
 from core.contracts.replicas import ReplicaStatus
 from core.kv_pages import pages_for
 from data_plane.gateway.scheduling.placement import Candidate, Resident
-from data_plane.gateway.scheduling.replica_load import Load, Shares, Stay
+from data_plane.gateway.scheduling.replica_load import Load, Occupancy, Shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Request:
         self.placed_s = self.first_token_s = 0.0
         self.stalls_seen_s = 0.0
         self.tier = ""
-        self.stay: Stay | None = None
+        self.stay: Occupancy | None = None
 
 
 class SimReplica:
@@ -187,7 +187,7 @@ class Fleet:
             return False
         request.placed_s = self.now
         request.tier = replica.tier(request.name)
-        request.stay = Stay(
+        request.stay = Occupancy(
             replica.load, self._shares, tenant_id="tn", weight=1, pages=request.pages,
             prompt_tokens=request.prompt_tokens, adapter=request.name,
         )  # fmt: skip

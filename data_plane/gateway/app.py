@@ -15,21 +15,21 @@ from redis.exceptions import RedisError
 
 from core.ids import new_id
 from data_plane.gateway.admission.admission import Admission
-from data_plane.gateway.admission.fair_queue import Bounds
-from data_plane.gateway.admission.pool_queue import Patience
-from data_plane.gateway.admission.quota_slices import Slices
+from data_plane.gateway.admission.fair_queue import QueueBounds
+from data_plane.gateway.admission.pool_queue import WaitLimits
+from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.quota_slices import lease_s as slice_lease_s
-from data_plane.gateway.admission.wait_queue import WaitingRoom
+from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import Grammars
 from data_plane.gateway.api.tenant_thread_pool import FairThreads
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.request.access_watch import Standing
+from data_plane.gateway.request.access_watch import AccessWatch
 from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
-from data_plane.gateway.request.replay_charge import Toll
+from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.routes import Routes
 from data_plane.gateway.scheduling.adapter_last_used import AdapterHeat
 from data_plane.gateway.scheduling.circuit_breaker import Breakers
@@ -46,8 +46,7 @@ from data_plane.gateway.state.heartbeat import Beat
 from data_plane.gateway.state.redis_connection import RedisLine
 from data_plane.gateway.state.snapshot import Snapshot
 from data_plane.gateway.upstream.engine_client import Upstream
-from data_plane.gateway.upstream.relay import Relay
-from data_plane.gateway.upstream.retry_budget import RetryBudget
+from data_plane.gateway.upstream.relay import Relay, RetryBudget
 
 _log = structlog.get_logger()
 _GC_THRESHOLDS: Final = 10_000, 20, 50
@@ -100,10 +99,10 @@ class _Gateway:
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
         self._durability = Durability(settings, line, reservations, gateway_id)
         settler = self._durability.settler
-        self._standing = Standing(settler.live, self._snapshot, every_s=settings.standing_s)
+        self._standing = AccessWatch(settler.live, self._snapshot, every_s=settings.standing_s)
         retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
         self._signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
-        toll = Toll(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
+        toll = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._grammars, self._idempotency = Grammars(redis, settings), Idempotency(line, toll, settings)
         self._heat = AdapterHeat(
             redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
@@ -221,14 +220,14 @@ def _upstream(settings: GatewaySettings) -> Upstream:
     )
 
 
-def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> Slices:
+def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> QuotaSlices:
     long_s = slice_lease_s(beat_lease_s=settings.beat_lease_s, longest_s=settings.longest_ms / 1000)
     long = Reservations(line, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
-    return Slices(long, settler, settings, lease_s=long_s)
+    return QuotaSlices(long, settler, settings, lease_s=long_s)
 
 
 def _admission(
-    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler, slices: Slices
+    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler, slices: QuotaSlices
 ) -> Admission:
     costs = PlacementCosts(
         store_ms=settings.placement_store_ms,
@@ -238,18 +237,18 @@ def _admission(
         running_ms=settings.placement_running_ms,
         headroom_share=settings.placement_headroom_percent / 100,
     )
-    bounds = Bounds(
+    bounds = QueueBounds(
         requests_max=settings.admission_waiting_max,
         tokens_max=settings.admission_waiting_tokens_max,
         tenant_requests_max=settings.admission_tenant_waiting_max,
     )
-    patience = Patience(
+    patience = WaitLimits(
         wait_s=settings.admission_wait_s,
         passed_over_s=settings.admission_passed_over_s,
         poll_s=settings.admission_poll_ms / 1000,
     )
     told = Told(tenants_max=settings.sharing_tenants_max, adapters_max=settings.sharing_adapters_max)
-    room = WaitingRoom(replicas, costs, bounds, patience, told)
+    room = WaitQueue(replicas, costs, bounds, patience, told)
     return Admission(replicas, reservations, settler, room, slices, deadline_ms=settings.reserve_deadline_ms)
 
 

@@ -17,11 +17,11 @@ from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import UsageEvent
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import metrics
-from data_plane.gateway.admission.assignment import Seat
+from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.fair_queue import service
-from data_plane.gateway.admission.quota_slices import Slices
-from data_plane.gateway.admission.wait_queue import WaitingRoom
+from data_plane.gateway.admission.quota_slices import QuotaSlices
+from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, Verdict, quota_exceeded
 from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.scheduling.replicas import Replicas
@@ -41,7 +41,7 @@ class Place:
     replica: ReplicaStatus
     hold: Hold
     verdict: Verdict
-    seat: Seat = field(repr=False)
+    seat: Assignment = field(repr=False)
 
 
 class Admission:
@@ -52,8 +52,8 @@ class Admission:
         replicas: Replicas,
         reservations: Reservations,
         settler: Settler,
-        room: WaitingRoom,
-        slices: Slices,
+        room: WaitQueue,
+        slices: QuotaSlices,
         *,
         deadline_ms: int,
     ) -> None:
@@ -139,7 +139,7 @@ class Admission:
         if verdict.blocked_by != REPLICA_PAGES:
             raise quota_exceeded(verdict, tokens=demand.tokens)
 
-    async def _take(self, demand: Demand, seat: Seat) -> Place | None:
+    async def _take(self, demand: Demand, seat: Assignment) -> Place | None:
         """Reserve; None where the tenant may but the replica has no room after all."""
         replica = seat.candidate.status
         try:

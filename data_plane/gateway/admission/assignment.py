@@ -5,25 +5,25 @@ been asked when it is taken; what Redis says is admission's business.
 from dataclasses import dataclass
 
 from data_plane.gateway.admission.demand import Demand
-from data_plane.gateway.admission.fair_queue import Account
+from data_plane.gateway.admission.fair_queue import QueueAccount
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Wish, pages_max
-from data_plane.gateway.scheduling.replica_load import Shares, Stay
+from data_plane.gateway.scheduling.replica_load import Occupancy, Shares
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Assignment:
     """A replica that seems to have room for a request: as much as ``pages_max`` may be held there with it. And what its
     tenant was charged for it.
     """
 
     candidate: Candidate
-    stay: Stay
+    stay: Occupancy
     pages_max: int
-    account: Account | None = None
+    account: QueueAccount | None = None
     rate: float = 1.0
     charged: int = 0
 
-    def charge(self, account: Account, served: int) -> None:
+    def charge(self, account: QueueAccount, served: int) -> None:
         """Its turn in the queue is charged to this account, for now with the ceiling."""
         self.account, self.rate = account, account.rate
         self.correct(served)
@@ -39,16 +39,16 @@ class Seat:
         self.stay.leave()
         self.correct(0)
 
-    def moved_from(self, other: "Seat") -> None:
+    def moved_from(self, other: "Assignment") -> None:
         """The request goes on here, and with it what its tenant was charged."""
         self.stay.moved_from(other.stay)
         self.account, self.rate, self.charged = other.account, other.rate, other.charged
 
 
-def take_seat(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, costs: PlacementCosts) -> Seat:
+def assign(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, costs: PlacementCosts) -> Assignment:
     """Count a request on a replica from now on."""
     most = pages_max(candidate, wish, costs)  # before the stay counts: it is about the tenant without it
-    stay = Stay(
+    stay = Occupancy(
         candidate.load,
         shares,
         tenant_id=demand.tenant_id,
@@ -58,4 +58,4 @@ def take_seat(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, 
         prompt_tokens=demand.input_tokens if demand.stream else 0,
         adapter=wish.adapter,
     )
-    return Seat(candidate, stay, most)
+    return Assignment(candidate, stay, most)

@@ -26,7 +26,7 @@ def service(input_tokens: int, output_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class QueueBounds:
     """Of one queue: requests, their tokens (ceilings), and requests of any one tenant."""
 
     requests_max: int
@@ -34,7 +34,7 @@ class Bounds:
     tenant_requests_max: int
 
 
-class QueueFull(Exception):
+class WaitQueueFull(Exception):
     """There is no room, for anybody or for this tenant."""
 
     def __init__(self, reason: Reason) -> None:
@@ -43,7 +43,7 @@ class QueueFull(Exception):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Entry(Generic[T]):
+class QueueEntry(Generic[T]):
     """A request that waits. ``tokens`` is what it may take at most, ``service`` the same in weighted tokens, ``pages``
     in KV pages; a smaller ``tier`` goes first, always.
     """
@@ -59,7 +59,7 @@ class Entry(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class QueueAccount:
     """A tenant's counter and its waiting requests, oldest first. ``part`` is how much of its wishes are in this queue:
     of others, as far as they are known, somebody else is serving the rest.
     """
@@ -71,7 +71,7 @@ class Account:
     tier: int = 0
     tokens: int = 0
     pages: int = 0
-    waiting: deque[Entry] = field(default_factory=deque)  # type: ignore[type-arg]  # of whatever the queue holds
+    waiting: deque[QueueEntry] = field(default_factory=deque)  # type: ignore[type-arg]  # of whatever the queue holds
 
     @property
     def rate(self) -> float:
@@ -86,9 +86,9 @@ class Account:
 class FairQueue(Generic[T]):
     """The requests that wait for one pool of replicas."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, QueueAccount] = {}
         self._parts: Mapping[str, float] = {}
         self._tiers: Counter[int] = Counter()  # requests that wait
         self._floor = 0.0  # counter of the tenant that left last
@@ -96,7 +96,7 @@ class FairQueue(Generic[T]):
         self.requests = 0
         self.tokens = 0
 
-    def push(self, entry: Entry[T]) -> Entry[T] | None:
+    def push(self, entry: QueueEntry[T]) -> QueueEntry[T] | None:
         """Let a request wait. In a full queue it takes the place of the newest one of the tenant that has the most
         there, for its weight, where that is more than its own tenant would have; that one is returned. Raises
         QueueFull.
@@ -104,16 +104,16 @@ class FairQueue(Generic[T]):
         account = self._accounts.get(entry.tenant_id)
         queued = len(account.waiting) if account else 0
         if queued >= self._bounds.tenant_requests_max:
-            raise QueueFull("tenant")
+            raise WaitQueueFull("tenant")
         pushed_out = None
         if self._is_full(entry.tokens):
             pushed_out = self._newest_of_largest(entry, queued)
             if pushed_out is None:
-                raise QueueFull("full")
+                raise WaitQueueFull("full")
             self.remove(pushed_out)
             if self._is_full(entry.tokens):
                 self.put_back(pushed_out)
-                raise QueueFull("full")
+                raise WaitQueueFull("full")
         entry.number = self._arrivals
         self._arrivals += 1
         if account is not None and not account.waiting:  # it was idle, and idle time earns nothing
@@ -121,16 +121,16 @@ class FairQueue(Generic[T]):
         self._insert(entry)
         return pushed_out
 
-    def put_back(self, entry: Entry[T]) -> None:
+    def put_back(self, entry: QueueEntry[T]) -> None:
         """Return a request whose turn came to nothing to the place it had. No bound counts: it had been let in."""
         self._insert(entry)
 
-    def waits(self, entry: Entry[T]) -> bool:
+    def waits(self, entry: QueueEntry[T]) -> bool:
         """Whether a request is in the queue now."""
         account = self._accounts.get(entry.tenant_id)
         return account is not None and entry in account.waiting
 
-    def remove(self, entry: Entry[T]) -> Account:
+    def remove(self, entry: QueueEntry[T]) -> QueueAccount:
         """Take a request out: served, or given up. Raises ValueError where it does not wait."""
         account = self._accounts[entry.tenant_id]
         account.waiting.remove(entry)
@@ -144,7 +144,7 @@ class FairQueue(Generic[T]):
             self._forget()
         return account
 
-    def in_order(self, *, of_tenant_max: int) -> Iterator[Entry[T]]:
+    def in_order(self, *, of_tenant_max: int) -> Iterator[QueueEntry[T]]:
         """Requests in the order of their turns: by tier, then the smallest counter; of each tenant its oldest few. The
         queue must not change meanwhile.
         """
@@ -155,7 +155,7 @@ class FairQueue(Generic[T]):
             for _, entry in zip(range(of_tenant_max), account.waiting, strict=False):
                 yield entry
 
-    def tokens_ahead(self, entry: Entry[T]) -> float:
+    def tokens_ahead(self, entry: QueueEntry[T]) -> float:
         """Tokens that may be served before a new request of this tenant: all of better tiers; what is waiting of others
         that were served less; and of its own tier as much as weights give the others until its turn, who are expected
         to ask for that even where they have not yet.
@@ -186,14 +186,14 @@ class FairQueue(Generic[T]):
         for account in self._accounts.values():
             account.part = parts.get(account.tenant_id, 1.0)
 
-    def accounts(self) -> Iterator[Account]:
+    def accounts(self) -> Iterator[QueueAccount]:
         """Of the tenants that wait."""
         return (account for account in self._accounts.values() if account.waiting)
 
     def _is_full(self, tokens: int) -> bool:
         return self.requests >= self._bounds.requests_max or self.tokens + tokens > self._bounds.tokens_max
 
-    def _newest_of_largest(self, entry: Entry[T], queued: int) -> Entry[T] | None:
+    def _newest_of_largest(self, entry: QueueEntry[T], queued: int) -> QueueEntry[T] | None:
         """Of the worst tier that waits; None where nobody has more there than the new one's tenant would."""
         others = [a for a in self._accounts.values() if a.waiting and a.tenant_id != entry.tenant_id]
         if not others:
@@ -205,10 +205,10 @@ class FairQueue(Generic[T]):
             return None
         return largest.waiting[-1]
 
-    def _insert(self, entry: Entry[T]) -> None:
+    def _insert(self, entry: QueueEntry[T]) -> None:
         account = self._accounts.get(entry.tenant_id)
         if account is None:
-            account = self._accounts[entry.tenant_id] = Account(entry.tenant_id, counter=self._least())
+            account = self._accounts[entry.tenant_id] = QueueAccount(entry.tenant_id, counter=self._least())
             account.part = self._parts.get(entry.tenant_id, 1.0)
         account.weight, account.tier = entry.weight, entry.tier
         account.tokens += entry.tokens

@@ -8,10 +8,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from data_plane.gateway.admission.assignment import Seat
+from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.drain_rate import DrainRate
-from data_plane.gateway.admission.fair_queue import Bounds, FairQueue
+from data_plane.gateway.admission.fair_queue import FairQueue, QueueBounds
 from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Told, divide, kept_by, named
 from data_plane.gateway.scheduling.placement import Candidate
 from data_plane.gateway.scheduling.replica_load import Shares
@@ -27,7 +27,7 @@ and so much of all more: that lets it grow where it can, and is the error where 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class WaitLimits:
     """How long requests wait: at most; passed over by others until that ends; and between looks at Redis."""
 
     wait_s: float
@@ -36,12 +36,12 @@ class Patience:
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class WaitingRequest:
     """One request that waits. ``passed_at`` is when another first went before it although its turn had come."""
 
     demand: Demand
     deadline: float
-    seat: "asyncio.Future[Seat]"
+    seat: "asyncio.Future[Assignment]"
     arrived: float
     passed_at: float | None = None
     claim: str = ""  # the replica that is kept for it once it is overdue
@@ -49,11 +49,11 @@ class Waiter:
     gone: bool = False  # its caller has hung up
 
 
-class Room:
+class PoolQueue:
     """The queue, and this gateway's part of the pool."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.queue: FairQueue[Waiter] = FairQueue(bounds)
+    def __init__(self, bounds: QueueBounds) -> None:
+        self.queue: FairQueue[WaitingRequest] = FairQueue(bounds)
         self.drain = DrainRate()
         self.shares = Shares()
         self.allotment = Allotment()

@@ -34,7 +34,7 @@ _SPEND_UNTIL: Final = 1 / 4  # and one older than that is not spent: it must not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class QuotaSlice:
     """One reservation that waits for its request, held at least until a lease after ``renewed_at`` (monotonic)."""
 
     request_id: str
@@ -48,10 +48,10 @@ class Slice:
 class _Caller:
     allowance: Allowance
     seen_at: float
-    slices: deque[Slice] = field(default_factory=deque)
+    slices: deque[QuotaSlice] = field(default_factory=deque)
 
 
-class Slices:
+class QuotaSlices:
     """The slices of one gateway process."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Slices:
             return False
         nanos = tokens * allowance.costs.output_nanos + verdict.pages * allowance.costs.page_nanos
         caller.slices.append(
-            Slice(request_id=ask.request_id, tokens=tokens, pages=verdict.pages, nanos=nanos, renewed_at=began)
+            QuotaSlice(request_id=ask.request_id, tokens=tokens, pages=verdict.pages, nanos=nanos, renewed_at=began)
         )
         return True
 
@@ -173,7 +173,7 @@ def _who(allowance: Allowance) -> tuple[str, ...]:
     return tuple(level.quota for level in allowance.levels)
 
 
-def _granted(demand: Demand, each: Slice, block_tokens: int) -> int | None:
+def _granted(demand: Demand, each: QuotaSlice, block_tokens: int) -> int | None:
     """The max_tokens that a slice covers of what is asked for; None where that is too little."""
     costs = demand.allowance.costs
     for max_tokens in (

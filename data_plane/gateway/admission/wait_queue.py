@@ -15,11 +15,11 @@ from redis.exceptions import RedisError
 
 from core.errors import Unavailable
 from data_plane.gateway import metrics
-from data_plane.gateway.admission.assignment import Seat, take_seat
+from data_plane.gateway.admission.assignment import Assignment, assign
 from data_plane.gateway.admission.demand import Demand
-from data_plane.gateway.admission.fair_queue import Bounds, Entry, QueueFull, service
-from data_plane.gateway.admission.pool_queue import Patience, Room, Waiter
-from data_plane.gateway.admission.queue_scan import Look
+from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry, WaitQueueFull, service
+from data_plane.gateway.admission.pool_queue import PoolQueue, WaitingRequest, WaitLimits
+from data_plane.gateway.admission.queue_scan import QueueScan
 from data_plane.gateway.api.client_connection import ClientGone
 from data_plane.gateway.scheduling.fair_share import Backlog, Told, elsewhere_on
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Wish, open_pages, rank
@@ -31,18 +31,18 @@ _RETRY_JITTER: Final = 0.25  # so that those who were refused together do not co
 _OF_TENANT_MAX: Final = 8  # of one tenant's requests looked at in one turn: more may want adapters that have no slot
 
 
-class WaitingRoom:
+class WaitQueue:
     """A fair queue for each base model."""
 
     def __init__(
-        self, replicas: Replicas, costs: PlacementCosts, bounds: Bounds, patience: Patience, told: Told
+        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, patience: WaitLimits, told: Told
     ) -> None:
         self._replicas = replicas
         self._costs = costs
         self._bounds = bounds
         self._patience = patience
         self._told = told
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[str, PoolQueue] = {}
         replicas.call_after_refresh(self.wake_all)
         replicas.neighbours.connect(self._backlog, self._heard)
 
@@ -55,32 +55,32 @@ class WaitingRoom:
             return True
         return room.allows(demand, self._pages(demand), self._replicas.pages_total(demand.base_model))
 
-    def seats_at_once(self, demand: Demand) -> Iterator[Seat]:
+    def seats_at_once(self, demand: Demand) -> Iterator[Assignment]:
         """What a request may try without waiting, best first; each is counted from the moment it is taken."""
         if self.goes_first(demand):
             room, wish = self._room(demand.base_model), self._wish(demand)
             kept = room.kept_elsewhere[wish.headroom]
             for candidate in rank(self._replicas.alive(demand.base_model), wish, self._costs, tried=kept).now:
-                yield take_seat(demand, candidate, room.shares, wish, self._costs)
+                yield assign(demand, candidate, room.shares, wish, self._costs)
 
     def ranking(self, demand: Demand, *, tried: frozenset[str] = frozenset(), overdue: bool = False) -> Ranking:
         """Where a request could go now."""
         alive = self._replicas.alive(demand.base_model)
         return rank(alive, self._wish(demand, overdue=overdue), self._costs, tried=tried)
 
-    def seat(self, demand: Demand, candidate: Candidate) -> Seat:
+    def seat(self, demand: Demand, candidate: Candidate) -> Assignment:
         """Count a request on a replica from now on."""
         shares = self._room(demand.base_model).shares
-        return take_seat(demand, candidate, shares, self._wish(demand), self._costs)
+        return assign(demand, candidate, shares, self._wish(demand), self._costs)
 
-    def enter(self, demand: Demand) -> Entry[Waiter]:
+    def enter(self, demand: Demand) -> QueueEntry[WaitingRequest]:
         """Begin to wait. Raises Unavailable ``overloaded`` at once where the queue is full, or where it empties too
         slowly for this request's turn to come in time.
         """
         loop = asyncio.get_running_loop()
         room, now = self._room(demand.base_model), loop.time()
-        waiter = Waiter(demand, now + self._patience.wait_s, loop.create_future(), now)
-        entry = Entry(
+        waiter = WaitingRequest(demand, now + self._patience.wait_s, loop.create_future(), now)
+        entry = QueueEntry(
             tenant_id=demand.tenant_id, weight=demand.limits.weight, tier=demand.limits.tier,
             tokens=demand.tokens, service=service(demand.input_tokens, demand.output_tokens),
             pages=self._pages(demand), item=waiter,
@@ -91,14 +91,14 @@ class WaitingRoom:
             raise self._overloaded("late", wait_s)
         try:
             pushed_out = room.queue.push(entry)
-        except QueueFull as full:
+        except WaitQueueFull as full:
             raise self._overloaded(full.reason, wait_s) from None
         if pushed_out is not None:
             self._refuse(room, pushed_out, "pushed_out")
         self._changed(demand.base_model, room)
         return entry
 
-    async def turn(self, entry: Entry[Waiter]) -> Seat:
+    async def turn(self, entry: QueueEntry[WaitingRequest]) -> Assignment:
         """Wait until there seems to be room. Raises Unavailable ``overloaded`` when the request has waited too long."""
         waiter = entry.item
         self._seat_all(waiter.demand.base_model)
@@ -116,7 +116,7 @@ class WaitingRoom:
         metrics.queue_seconds.observe(asyncio.get_running_loop().time() - waiter.arrived)
         return seat
 
-    def put_back(self, entry: Entry[Waiter], seat: Seat) -> None:
+    def put_back(self, entry: QueueEntry[WaitingRequest], seat: Assignment) -> None:
         """The seat was taken after all: wait on, in the old place."""
         seat.leave()
         waiter = entry.item
@@ -128,7 +128,7 @@ class WaitingRoom:
         room.drain.note(-entry.tokens, asyncio.get_running_loop().time())
         self._changed(waiter.demand.base_model, room)
 
-    def hang_up(self, entry: Entry[Waiter]) -> None:
+    def hang_up(self, entry: QueueEntry[WaitingRequest]) -> None:
         """Its caller has gone: whoever waits for its turn hears ClientGone, now or when it has to wait again. One that
         gets a place notices by itself.
         """
@@ -136,7 +136,7 @@ class WaitingRoom:
         if not entry.item.seat.done():
             entry.item.seat.set_exception(ClientGone())
 
-    def leave(self, entry: Entry[Waiter]) -> None:
+    def leave(self, entry: QueueEntry[WaitingRequest]) -> None:
         """Wait no more; a seat that came at the same moment is free for another."""
         waiter = entry.item
         base_model = waiter.demand.base_model
@@ -168,10 +168,10 @@ class WaitingRoom:
         while room.queue.requests and self._seat_next(base_model, room):
             pass
 
-    def _seat_next(self, base_model: str, room: Room) -> bool:
+    def _seat_next(self, base_model: str, room: PoolQueue) -> bool:
         """Seat one request; False where nobody can be seated."""
         now, pages_total = asyncio.get_running_loop().time(), self._replicas.pages_total(base_model)
-        look = Look(self._replicas.alive(base_model), room, self._costs, now)
+        look = QueueScan(self._replicas.alive(base_model), room, self._costs, now)
         for entry in room.queue.in_order(of_tenant_max=_OF_TENANT_MAX):
             waiter = entry.item
             if waiter.seat.done():
@@ -190,15 +190,17 @@ class WaitingRoom:
         room.lacking, room.kept = None if look.is_over else look.blocked, look.kept
         return False
 
-    def _grant(self, room: Room, entry: Entry[Waiter], candidate: Candidate, wish: Wish, now: float) -> None:
+    def _grant(
+        self, room: PoolQueue, entry: QueueEntry[WaitingRequest], candidate: Candidate, wish: Wish, now: float
+    ) -> None:
         demand = entry.item.demand
-        seat = take_seat(demand, candidate, room.shares, wish, self._costs)
+        seat = assign(demand, candidate, room.shares, wish, self._costs)
         seat.charge(room.queue.remove(entry), entry.service)
         room.drain.note(entry.tokens, now)
         self._changed(demand.base_model, room)
         entry.item.seat.set_result(seat)
 
-    async def _poll(self, base_model: str, room: Room) -> None:
+    async def _poll(self, base_model: str, room: PoolQueue) -> None:
         """While anybody waits, ask Redis what is held: other gateways give pages back without a word. At the end once
         more, to tell them that nobody does.
         """
@@ -211,7 +213,7 @@ class WaitingRoom:
             self.wake(base_model)
             anybody = anybody or room.queue.requests > 0
 
-    def _changed(self, base_model: str, room: Room) -> None:
+    def _changed(self, base_model: str, room: PoolQueue) -> None:
         """Keep the clock, the poll and the gauge in step with a queue that has grown or shrunk."""
         loop = asyncio.get_running_loop()
         if room.queue.requests:
@@ -247,7 +249,7 @@ class WaitingRoom:
             pages += open_pages(candidate, self._costs) if candidate.status.id in alive else candidate.load.held_pages
         self._room(base_model).hear(told, others, pages, asyncio.get_running_loop().time())
 
-    def _refuse(self, room: Room, entry: Entry[Waiter], reason: str) -> None:
+    def _refuse(self, room: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
         now = asyncio.get_running_loop().time()
         error = self._overloaded(reason, room.drain.wait_s(room.queue.tokens_ahead(entry), now))
         if not entry.item.seat.done():
@@ -262,8 +264,8 @@ class WaitingRoom:
             retry_after_s=honest_s * (1 + random.random() * _RETRY_JITTER),  # noqa: S311 - spread, not secrecy
         )
 
-    def _room(self, base_model: str) -> Room:
+    def _room(self, base_model: str) -> PoolQueue:
         room = self._rooms.get(base_model)
         if room is None:
-            room = self._rooms[base_model] = Room(self._bounds)
+            room = self._rooms[base_model] = PoolQueue(self._bounds)
         return room

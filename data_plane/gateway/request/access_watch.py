@@ -17,7 +17,7 @@ from data_plane.gateway.state.snapshot import Snapshot, Tables
 _log = structlog.get_logger()
 
 
-class Standing:
+class AccessWatch:
     """Looks at what runs every ``every_s``; it may run on for that long."""
 
     def __init__(self, live: Mapping[str, Hold], snapshot: Snapshot, *, every_s: float) -> None:

@@ -22,7 +22,7 @@ from core.errors import Conflict, InvalidRequest, Unavailable, Unprocessable
 from data_plane.gateway import metrics
 from data_plane.gateway.api.client_connection import Client, Recording
 from data_plane.gateway.quota.lua_script import Script
-from data_plane.gateway.request.replay_charge import Toll
+from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_connection import RedisLine
@@ -58,7 +58,7 @@ _encode: Final = msgspec.msgpack.encode
 class Idempotency:
     """The keys in flight in this process, and the answers in Redis."""
 
-    def __init__(self, line: RedisLine, toll: Toll, settings: GatewaySettings) -> None:
+    def __init__(self, line: RedisLine, toll: ReplayCharge, settings: GatewaySettings) -> None:
         self._line = line
         self._toll = toll
         self._settings = settings

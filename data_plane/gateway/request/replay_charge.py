@@ -20,7 +20,7 @@ _NOWHERE: Final = "tolls"  # no replica
 _UNBOUNDED: Final = 1 << 50
 
 
-class Toll:
+class ReplayCharge:
     """Takes it."""
 
     def __init__(self, reservations: Reservations, settler: Settler, *, deadline_s: float) -> None:

@@ -135,7 +135,7 @@ class Shares:
         )
 
 
-class Stay:
+class Occupancy:
     """One request's time on one replica, from the moment it is placed there. ``adapter`` is "" for a base model."""
 
     __slots__ = ("_asking", "_load", "_prompt_tokens", "_shares", "_tenant", "adapter", "pages")
@@ -176,7 +176,7 @@ class Stay:
             self._shares.add(*self._tenant, granted_pages - self.pages)
             self.pages = granted_pages
 
-    def moved_from(self, other: "Stay") -> None:
+    def moved_from(self, other: "Occupancy") -> None:
         """Redis has exchanged the other one's pages for these."""
         if self._load is not None:
             self._load.held_pages += self.pages

@@ -11,9 +11,28 @@ from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
 from data_plane.gateway.upstream.engine_client import LocalShortage, ReplicaFailed, Upstream
-from data_plane.gateway.upstream.retry_budget import RetryBudget
 from data_plane.gateway.upstream.streaming_attempt import StreamExchange
 from data_plane.gateway.upstream.unary_attempt import WholeExchange
+
+
+class RetryBudget:
+    """A bucket of retries, which every request fills by ``percent`` of one, up to ``burst``. It begins full."""
+
+    def __init__(self, *, percent: int, burst: int) -> None:
+        self._percent = percent
+        self._max = burst * 100
+        self._hundredths = self._max
+
+    def deposit(self) -> None:
+        """A request has come."""
+        self._hundredths = min(self._max, self._hundredths + self._percent)
+
+    def withdraw(self) -> bool:
+        """Whether one retry may be made; it is counted then."""
+        if self._hundredths < 100:
+            return False
+        self._hundredths -= 100
+        return True
 
 
 class Relay:

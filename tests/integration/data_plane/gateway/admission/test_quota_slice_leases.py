@@ -10,7 +10,7 @@ import pytest
 
 from core import redis_keys
 from data_plane.gateway.admission.demand import Demand
-from data_plane.gateway.admission.quota_slices import Slices, lease_s
+from data_plane.gateway.admission.quota_slices import QuotaSlices, lease_s
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.settings import SliceSettings
 from data_plane.gateway.settlement.journal import Journal
@@ -34,7 +34,7 @@ async def place(redis_settings, tmp_path):
         settler = Settler(
             quota, journal, memory, kept, deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
         )  # fmt: skip
-        yield redis, Slices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
+        yield redis, QuotaSlices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
 
 
 def demand() -> Demand:
@@ -45,7 +45,7 @@ def demand() -> Demand:
     )  # fmt: skip
 
 
-def aged(slices: Slices, seconds: float) -> None:
+def aged(slices: QuotaSlices, seconds: float) -> None:
     """As if that much time had gone by."""
     for caller in slices._callers.values():
         caller.slices = type(caller.slices)(

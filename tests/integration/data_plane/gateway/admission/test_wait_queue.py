@@ -14,11 +14,11 @@ from core import redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.replicas import ReplicaStatus, Residency
 from core.errors import Unavailable
-from data_plane.gateway.admission.assignment import Seat
+from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.demand import Demand
-from data_plane.gateway.admission.fair_queue import Bounds
-from data_plane.gateway.admission.pool_queue import Patience
-from data_plane.gateway.admission.wait_queue import WaitingRoom
+from data_plane.gateway.admission.fair_queue import QueueBounds
+from data_plane.gateway.admission.pool_queue import WaitLimits
+from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.client_connection import ClientGone
 from data_plane.gateway.quota.allowance import PlatformLimits, allowance
 from data_plane.gateway.scheduling.fair_share import Told
@@ -30,12 +30,12 @@ from tests.fixtures.gateway.published import AMPLE
 COSTS = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
 )  # fmt: skip
-BOUNDS = Bounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5)
+BOUNDS = QueueBounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5)
 PASSED_OVER_S = 0.2
 
 
 @pytest.fixture
-async def room(redis_settings) -> AsyncIterator[WaitingRoom]:
+async def room(redis_settings) -> AsyncIterator[WaitQueue]:
     """One replica of ten pages and one slot."""
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         status = ReplicaStatus(
@@ -49,8 +49,8 @@ async def room(redis_settings) -> AsyncIterator[WaitingRoom]:
         neighbours = Neighbours("gw_1", stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
-        patience = Patience(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
-        yield WaitingRoom(replicas, COSTS, BOUNDS, patience, Told(tenants_max=64, adapters_max=64))
+        patience = WaitLimits(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
+        yield WaitQueue(replicas, COSTS, BOUNDS, patience, Told(tenants_max=64, adapters_max=64))
 
 
 def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:
@@ -63,20 +63,20 @@ def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:
     )  # fmt: skip
 
 
-def take(room: WaitingRoom, wanted: Demand) -> Seat:
+def take(room: WaitQueue, wanted: Demand) -> Assignment:
     """A seat at once, as Redis would confirm it."""
     (candidate,) = room.ranking(wanted).now
     seat = room.seat(wanted, candidate)
     return hold(seat)
 
 
-def hold(seat: Seat) -> Seat:
+def hold(seat: Assignment) -> Assignment:
     held = seat.candidate.load.held_pages + seat.stay.pages
     seat.stay.answered(held, granted_pages=seat.stay.pages)
     return seat
 
 
-def free(room: WaitingRoom, seat: Seat) -> None:
+def free(room: WaitQueue, seat: Assignment) -> None:
     seat.stay.give_back()
     room.wake("m")
 
@@ -87,7 +87,7 @@ async def a_moment() -> None:
         await asyncio.sleep(0)
 
 
-async def waits(room: WaitingRoom, wanted: Demand) -> "asyncio.Task[Seat]":
+async def waits(room: WaitQueue, wanted: Demand) -> "asyncio.Task[Assignment]":
     """A request that waits for its turn."""
     entry = room.enter(wanted)
     task = asyncio.create_task(room.turn(entry))
@@ -95,7 +95,7 @@ async def waits(room: WaitingRoom, wanted: Demand) -> "asyncio.Task[Seat]":
     return task
 
 
-async def seated(task: "asyncio.Task[Seat]") -> Seat:
+async def seated(task: "asyncio.Task[Assignment]") -> Assignment:
     async with asyncio.timeout(1):
         return hold(await task)
 

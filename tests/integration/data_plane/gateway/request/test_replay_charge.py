@@ -7,7 +7,7 @@ from core.contracts.grants import KeyGrant, TenantGrant
 from core.errors import Unavailable
 from core.ids import new_id
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.request.replay_charge import Toll
+from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.state.authenticate import Caller
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.gateway.settlement_setup import settler
@@ -18,9 +18,9 @@ async def test_a_place_whose_toll_was_answered_too_late_is_given_back(redis_sett
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
     tenant = TenantGrant(tenant_id=new_id("tn"), status="active", limits=AMPLE)
     caller = Caller(KeyGrant(key_id="key_1", tenant_id=tenant.tenant_id, scopes=()), tenant)
-    await Toll(reservations, settling, deadline_s=5).take(caller, new_id("req"))
+    await ReplayCharge(reservations, settling, deadline_s=5).take(caller, new_id("req"))
     with pytest.raises(Unavailable):
-        await Toll(reservations, settling, deadline_s=0).take(caller, new_id("req"))
+        await ReplayCharge(reservations, settling, deadline_s=0).take(caller, new_id("req"))
     await line.call("PING")
 
     def taken() -> bytes | None:

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.admission.fair_queue import Bounds, Entry, FairQueue, QueueFull, service
+from data_plane.gateway.admission.fair_queue import FairQueue, QueueBounds, QueueEntry, WaitQueueFull, service
 
-AMPLE = Bounds(requests_max=10_000, tokens_max=10**9, tenant_requests_max=10_000)
+AMPLE = QueueBounds(requests_max=10_000, tokens_max=10**9, tenant_requests_max=10_000)
 
 
 def queue(**bounds: int) -> FairQueue[str]:
     fields = {"requests_max": 10_000, "tokens_max": 10**9, "tenant_requests_max": 10_000, **bounds}
-    return FairQueue(Bounds(**fields))
+    return FairQueue(QueueBounds(**fields))
 
 
-def entry(tenant: str, tokens: int = 10, name: str = "", **fields: int) -> Entry[str]:
-    return Entry(tenant_id=tenant, tokens=tokens, item=name, **fields)
+def entry(tenant: str, tokens: int = 10, name: str = "", **fields: int) -> QueueEntry[str]:
+    return QueueEntry(tenant_id=tenant, tokens=tokens, item=name, **fields)
 
 
-def serve(turns: FairQueue[str]) -> Entry[str]:
+def serve(turns: FairQueue[str]) -> QueueEntry[str]:
     """Take whose turn it is, charged with its tokens."""
     first = next(turns.in_order(of_tenant_max=1))
     turns.remove(first).charge(first.tokens)
@@ -121,7 +121,7 @@ def test_of_each_tenant_only_its_oldest_few_are_looked_at():
 def test_one_tenant_cannot_have_more_than_its_part_of_the_queue():
     turns = queue(tenant_requests_max=3)
     fill(turns, "flood", [10] * 3)
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(WaitQueueFull) as full:
         turns.push(entry("flood"))
     assert full.value.reason == "tenant"
     assert turns.push(entry("quiet")) is None
@@ -135,7 +135,7 @@ def test_in_a_full_queue_the_newest_of_the_largest_makes_room_for_who_has_less()
     assert pushed_out.item == "flood3"
     assert turns.push(entry("quiet")).item == "flood2"
     for tenant in ("flood", "quiet"):
-        with pytest.raises(QueueFull) as full:
+        with pytest.raises(WaitQueueFull) as full:
             turns.push(entry(tenant))
         assert full.value.reason == "full"
     assert turns.requests == 4
@@ -144,7 +144,7 @@ def test_in_a_full_queue_the_newest_of_the_largest_makes_room_for_who_has_less()
 def test_a_better_tier_is_never_pushed_out_by_a_worse_one_and_a_worse_one_always():
     turns = queue(requests_max=2)
     fill(turns, "best", [10] * 2, tier=0)
-    with pytest.raises(QueueFull):
+    with pytest.raises(WaitQueueFull):
         turns.push(entry("worse", tier=1))
     turns = queue(requests_max=1)
     turns.push(entry("worse", tier=1))
@@ -155,7 +155,7 @@ def test_the_queue_is_bounded_in_tokens_as_well():
     turns = queue(tokens_max=100)
     fill(turns, "flood", [40, 40])
     assert turns.push(entry("quiet", 60)).item == "flood1"
-    with pytest.raises(QueueFull):
+    with pytest.raises(WaitQueueFull):
         turns.push(entry("other", 41))  # pushing out one of two would not make room for it
     assert [each.item for each in turns.in_order(of_tenant_max=9)] == ["flood0", ""]
     assert turns.tokens == 100

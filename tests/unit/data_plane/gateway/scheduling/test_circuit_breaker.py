@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.scheduling import circuit_breaker
 from data_plane.gateway.scheduling.circuit_breaker import Breakers
-from data_plane.gateway.upstream.retry_budget import RetryBudget
+from data_plane.gateway.upstream.relay import RetryBudget
 
 
 def replica(name: str = "rep_one", boot_id: str = "boot_1") -> ReplicaStatus:

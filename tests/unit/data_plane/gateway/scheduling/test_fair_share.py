@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.admission.fair_queue import Bounds, Entry
-from data_plane.gateway.admission.pool_queue import Room
+from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry
+from data_plane.gateway.admission.pool_queue import PoolQueue
 from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Division, divide, levels, named
 
 claims = st.builds(
@@ -109,9 +109,9 @@ def test_who_is_given_all_it_wants_counts_in_full_wherever_it_asks():
 
 
 def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere():
-    room = Room(Bounds(requests_max=9, tokens_max=9, tenant_requests_max=9))
+    room = PoolQueue(QueueBounds(requests_max=9, tokens_max=9, tenant_requests_max=9))
     here, there, elsewhere = of(one=(1, 9)), of(one=(400, 500), other=(0, 500)), of(other=(0, 500))
-    room.queue.push(Entry(tenant_id="one", tokens=1, item=None))
+    room.queue.push(QueueEntry(tenant_id="one", tokens=1, item=None))
     (account,) = room.queue.accounts()
     for polls in range(100):
         room.hear(here, [there], 100, polls / 20)

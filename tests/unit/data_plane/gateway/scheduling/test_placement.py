@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from core.contracts.replicas import ReplicaStatus, Residency
-from data_plane.gateway.admission.glance import Glance
+from data_plane.gateway.admission.queue_scan import PoolCapacity
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Resident, Wish, pages_max, rank
 from data_plane.gateway.scheduling.replica_load import Load, tag
 
@@ -120,7 +120,7 @@ def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, t
 @given(candidates=candidates_strategy, wanted=wishes, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
 def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
     costs, wanted = replace(COSTS, headroom_share=headroom_share), structs.replace(wanted, sequences=sequences)
-    glance, ranking = Glance(candidates, costs), rank(candidates, wanted, costs)
+    glance, ranking = PoolCapacity(candidates, costs), rank(candidates, wanted, costs)
     if glance.lacks_pages(wanted):
         assert not ranking.now
     if glance.lacks_slot(wanted):
@@ -129,12 +129,12 @@ def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, s
 
 def test_a_glance_sees_that_pages_or_slots_are_gone():
     full = [candidate("rep_1", held=95), candidate("rep_2", held=99, adapters=dict.fromkeys(OTHERS[:4], 1))]
-    assert Glance(full, COSTS).lacks_pages(wish())
-    assert Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80, headroom=False))
-    assert not Glance(full, COSTS).lacks_pages(wish(sequence_tokens=80))
-    assert Glance(full[1:], COSTS).lacks_slot(wish())
-    assert not Glance(full[1:], COSTS).lacks_slot(wish(OTHERS[0]))
-    assert not Glance(full, COSTS).lacks_slot(wish())
+    assert PoolCapacity(full, COSTS).lacks_pages(wish())
+    assert PoolCapacity(full, COSTS).lacks_pages(wish(sequence_tokens=80, headroom=False))
+    assert not PoolCapacity(full, COSTS).lacks_pages(wish(sequence_tokens=80))
+    assert PoolCapacity(full[1:], COSTS).lacks_slot(wish())
+    assert not PoolCapacity(full[1:], COSTS).lacks_slot(wish(OTHERS[0]))
+    assert not PoolCapacity(full, COSTS).lacks_slot(wish())
 
 
 @given(candidates=candidates_strategy, wanted=wishes, seed=st.randoms())

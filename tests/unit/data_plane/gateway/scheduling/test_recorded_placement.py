@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data_plane.gateway.admission.glance import Glance
+from data_plane.gateway.admission.queue_scan import PoolCapacity
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Wish, pages_max, rank
-from data_plane.gateway.scheduling.replica_load import Shares, Stay, tag
+from data_plane.gateway.scheduling.replica_load import Occupancy, Shares, tag
 from tests.fixtures.gateway.placement_snapshots import BASE_MODEL, Seen, read
 
 MOMENTS = {path.stem: read(path) for path in sorted((Path(__file__).parent / "snapshots").glob("*.json"))}
@@ -72,7 +72,7 @@ def test_an_adapter_that_runs_somewhere_with_room_is_not_fetched_anew(seen):
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
 def test_a_glance_says_no_only_where_placement_does(seen):
-    glance = Glance(seen.candidates(), COSTS)
+    glance = PoolCapacity(seen.candidates(), COSTS)
     for wanted in wishes(seen):
         if glance.lacks_slot(wanted) or glance.lacks_pages(wanted):
             assert not rank(seen.candidates(), wanted, COSTS).now
@@ -109,7 +109,7 @@ def test_placing_on_from_there_fills_every_replica_and_none_too_far(seen):
 
 def place(candidate: Candidate, wanted: Wish, shares: Shares) -> bool:
     pages = wanted.pages(candidate.status.block_tokens)
-    stay = Stay(
+    stay = Occupancy(
         candidate.load, shares, tenant_id="tn_1", weight=1, pages=pages, prompt_tokens=0, adapter=wanted.adapter
     )
     stay.answered(candidate.load.held_pages + pages, granted_pages=pages)

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_plane.gateway.scheduling.fair_share import Claim
-from data_plane.gateway.scheduling.replica_load import Load, Shares, Stay, tag
+from data_plane.gateway.scheduling.replica_load import Load, Occupancy, Shares, tag
 
 
-def stay(load: Load, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, adapter: str = "ad_1") -> Stay:
-    return Stay(load, shares, tenant_id=tenant, weight=1, pages=pages, prompt_tokens=100, adapter=adapter)
+def stay(load: Load, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, adapter: str = "ad_1") -> Occupancy:
+    return Occupancy(load, shares, tenant_id=tenant, weight=1, pages=pages, prompt_tokens=100, adapter=adapter)
 
 
 @given(

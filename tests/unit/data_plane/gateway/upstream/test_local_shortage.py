@@ -11,8 +11,7 @@ from data_plane.gateway.scheduling.circuit_breaker import Breakers
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt
 from data_plane.gateway.upstream.engine_client import LocalShortage, Upstream
-from data_plane.gateway.upstream.relay import Relay
-from data_plane.gateway.upstream.retry_budget import RetryBudget
+from data_plane.gateway.upstream.relay import Relay, RetryBudget
 
 SETTINGS = GatewaySettings(redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16)
 REPLICA = ReplicaStatus(
