@@ -1,11 +1,13 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-clients chaos fuzz lint types contracts check up down reference lock
+.PHONY: help setup demo test test-unit test-clients soak chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
-ALONE = $(shell grep -rlE --include='test_*.py' 'mark\.(quiet|gpu|clients)' tests)
+# Tests wait for processes more than they compute: three workers keep two cores busy.
+TEST_WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest
 
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,12 +18,18 @@ setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOR=cpu|gpu); quick 
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
 	@$(BIN)/tenora demo
 
-test: setup ## every test, a real replica among them: three files at a time, then alone what needs a quiet machine
-	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ALONE:%=--ignore=%); together=$$?; \
-	  $(BIN)/python -m pytest $(ALONE) && exit $$together
+test: setup ## what a change must pass: unit, integration and one real vLLM, with a kill of a store, a gateway and an engine
+	@$(PYTEST) -n $(TEST_WORKERS) --no-loadscope-reorder
+
+test-unit: setup ## the tests of single modules, which start no servers
+	@$(PYTEST) tests/unit
+
+soak: setup ## what takes long: statistics, real time, every kill, all examples of each property; alone what needs a quiet machine
+	@$(PYTEST) --suite soak -n 2 --no-loadscope-reorder -m 'not quiet and not e2e'; together=$$?; \
+	  $(PYTEST) --suite soak -m 'quiet or e2e' && exit $$together
 
 test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
-	@sh requirements/clients.sh && $(BIN)/python -m pytest -m clients
+	@sh requirements/clients.sh && $(PYTEST) -m clients
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)
@@ -50,13 +58,16 @@ bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
+fmt: setup ## fix what ruff can fix, and format
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
 types: setup ## mypy, strict
 	@$(BIN)/mypy
 
 contracts: setup ## who may import whom
 	@$(BIN)/lint-imports
 
-check: lint types contracts test ## what CI runs
+check: lint types contracts test soak ## lint, types, contracts, test and soak; CI runs all but soak
 
 reference: setup ## write docs/reference from the code
 	@$(BIN)/python -m tenora.docs.reference

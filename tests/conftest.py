@@ -4,6 +4,7 @@ import gc
 import secrets
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import redis as redis_client
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from hypothesis import is_hypothesis_test
 from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
 from xdist.scheduler import LoadFileScheduling
@@ -22,16 +24,34 @@ from core import db
 from core.settings import PostgresSettings, RedisSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
-
-# How long one example takes says more of the machine's other work than of the code.
-hypothesis_settings.register_profile("tenora", deadline=None)
-hypothesis_settings.load_profile("tenora")
-
+from tests.fixtures import examples  # noqa: F401 (registers the profiles)
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
-_without_gpu = pytest.StashKey[int]()
 CLIENTS = Path(__file__).parent.parent / ".clients"
-_without_clients = pytest.StashKey[int]()
+LEFT_OUT = {
+    "soak": "{} soak tests deselected: `make soak` runs them",
+    "functional": "{} functional tests deselected: `make test` runs them",
+    "gpu": "{} GPU tests deselected: this machine has no CUDA device",
+    "clients": "{} client tests deselected: `make test-clients` installs them",
+}
+_left_out = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--suite",
+        choices=["functional", "soak", "all"],
+        default="functional",
+        help="functional is `make test`, with 25 examples of each property; soak is `make soak`, the tests marked soak"
+        " or quiet and each property with all its examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the profile before the test modules are imported, which read it."""
+    quick = config.getoption("suite") == "functional"
+    hypothesis_settings.load_profile("quick" if quick else "thorough")
+    config.stash[_left_out] = {}
 
 
 class BySharedServers(LoadFileScheduling):
@@ -45,15 +65,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> BySharedServers:
     return BySharedServers(config, log)
 
 
+def _is_soak(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("soak") or item.get_closest_marker("quiet"))
+
+
+def _is_property(item: pytest.Item) -> bool:
+    """Whether Hypothesis chooses what the test tries; a test that runs a state machine itself is marked."""
+    return bool(item.get_closest_marker("hypothesis")) or is_hypothesis_test(getattr(item, "obj", None))
+
+
+def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
+    if item.get_closest_marker("gpu") and not _HAS_GPU:
+        return "gpu"
+    client = item.get_closest_marker("clients")
+    if client is not None and not (CLIENTS / client.args[0]).exists():
+        return "clients"
+    if suite == "functional" and _is_soak(item):
+        return "soak"
+    if suite == "soak" and not (_is_soak(item) or _is_property(item)):
+        return "functional"
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out what needs a GPU or a client that is not here; the summary says how many tests that were."""
-    gpu = [] if _HAS_GPU else [item for item in items if item.get_closest_marker("gpu")]
-    marked = ((item, item.get_closest_marker("clients")) for item in items)
-    clients = [item for item, mark in marked if mark is not None and not (CLIENTS / mark.args[0]).exists()]
-    config.stash[_without_gpu], config.stash[_without_clients] = len(gpu), len(clients)
-    if needy := gpu + clients:
-        config.hook.pytest_deselected(items=needy)
-        items[:] = [item for item in items if item not in needy]
+    """Take out the tests of the other suite, and those that need a GPU or a client that this machine does not have."""
+    reasons = {item: _reason_to_leave_out(item, config.getoption("suite")) for item in items}
+    config.stash[_left_out] = dict(Counter(reason for reason in reasons.values() if reason))
+    if left_out := [item for item in items if reasons[item]]:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not reasons[item]]
 
 
 def pytest_collection_finish() -> None:
@@ -65,11 +105,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of ``pytest -n`` reports to the process that prints the summary and collects nothing itself."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[_left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """All workers collect the same tests, so one worker's counts are those of the run."""
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", {}) or node.config.stash[_left_out]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if count := config.stash.get(_without_gpu, 0):
-        terminalreporter.write_line(f"{count} GPU tests deselected: this machine has no CUDA device", yellow=True)
-    if count := config.stash.get(_without_clients, 0):
-        terminalreporter.write_line(f"{count} client tests deselected: `make test-clients` installs them", yellow=True)
+    for reason, count in sorted(config.stash[_left_out].items()):
+        terminalreporter.write_line(LEFT_OUT[reason].format(count), yellow=True)
 
 
 def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):

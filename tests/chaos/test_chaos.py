@@ -11,6 +11,8 @@ from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import create_database, wait_until
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def furnished(postgres_server, migrated_template, tmp_path_factory):

@@ -19,7 +19,7 @@ from tests.e2e.conftest import MEMORY
 from tests.fixtures.engine.mixed_batches import PROMPTS, all_at_once, settle_all
 from tests.fixtures.engine.real_engine import BASE, RealEngine, events_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
 NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
 
 

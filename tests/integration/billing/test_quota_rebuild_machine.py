@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -21,6 +21,7 @@ from core.contracts.usage import REST, UsageEvent
 from data_plane.gateway.quota.consumption import used_by
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
 from data_plane.gateway.state.redis_connection import RedisLine
+from tests.fixtures.examples import examples
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import ask, granted, scripts
 from tests.integration.billing.conftest import PRICES, Stage
@@ -239,13 +240,12 @@ class RebuildMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
+@pytest.mark.hypothesis
 def test_quotas_that_were_rebuilt_are_what_was_charged_and_everything_is_charged_once(stage, redis_settings):
     RebuildMachine.stage, RebuildMachine.url = stage, redis_settings.redis_url
     run_state_machine_as_test(
         RebuildMachine,
-        settings=settings(
-            max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=examples(20, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )
 
 

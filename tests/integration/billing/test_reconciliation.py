@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 import redis as redis_client
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from billing import service
@@ -17,6 +17,7 @@ from core.contracts.replicas import EngineCounters
 from core.db import unit_of_work
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.rating import rate
+from tests.fixtures.examples import examples
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
@@ -259,7 +260,7 @@ usage = st.fixed_dictionaries(
 price = st.integers(0, 5_000_000)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(usage, min_size=1, max_size=25), st.lists(price, min_size=4, max_size=4), st.integers(0, 24))
 def test_whatever_is_used_ledger_records_and_invoices_agree(stage, uses, prices, close_after):
     """For any usage at any prices, repeated or not, closed at any moment: sums are the same, and so is re-rating."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.report import Refused
 from adapters.safetensors_header import HeaderBounds, parse_header, read_header
+from tests.fixtures.examples import examples
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base
 
 BOUNDS = HeaderBounds()
@@ -36,7 +37,7 @@ def test_what_the_library_writes_is_read_with_the_same_meaning(tmp_path, shapes)
 
 
 @given(st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_mutated_file_is_refused_or_still_describes_every_byte_once(tmp_path, data):
     content = bytearray(safetensors_bytes(adapter_tensors(tiny_base(layers=1), rank=1, modules=("v_proj",))))
     for _ in range(data.draw(st.integers(1, 4))):

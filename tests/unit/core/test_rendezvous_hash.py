@@ -3,10 +3,11 @@
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.rendezvous_hash import weighted_winner
+from tests.fixtures.examples import examples
 
 REVISIONS = ["rev_a", "rev_b", "rev_c", "rev_d"]
 SESSIONS = [f"session-{number}" for number in range(2000)]
@@ -20,7 +21,7 @@ def chosen(weights: dict[str, int], scope: str = "ad_1:prod") -> dict[str, str]:
 
 
 @given(weights=weights, scope=scopes)
-@settings(max_examples=25)
+@examples(25)
 def test_sessions_are_shared_out_by_weight(weights, scope):
     counted = list(chosen(weights, scope).values())
     for revision, weight in weights.items():
@@ -38,20 +39,20 @@ def test_a_session_stays_whatever_order_the_weights_come_in(weights, scope, sess
 
 
 @given(weights=weights, factor=st.integers(2, 9))
-@settings(max_examples=10)
+@examples(10)
 def test_only_proportions_count(weights, factor):
     assert chosen({name: weight * factor for name, weight in weights.items()}) == chosen(weights)
 
 
 @given(weights=weights, revision=st.sampled_from(REVISIONS), more=st.integers(1, 1000))
-@settings(max_examples=25)
+@examples(25)
 def test_a_weight_that_grows_only_draws_sessions_to_its_revision(weights, revision, more):
     before, after = chosen(weights), chosen({**weights, revision: weights.get(revision, 0) + more})
     assert {after[session] for session in SESSIONS if before[session] != after[session]} <= {revision}
 
 
 @given(weights=weights.filter(lambda weights: len(weights) > 1))
-@settings(max_examples=25)
+@examples(25)
 def test_a_revision_that_is_taken_out_moves_only_its_own_sessions(weights):
     gone = min(weights)
     before, after = chosen(weights), chosen({name: weight for name, weight in weights.items() if name != gone})

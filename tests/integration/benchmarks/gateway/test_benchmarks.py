@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.processes import ROOT
 
-pytestmark = pytest.mark.quiet
+pytestmark = pytest.mark.soak
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess:

@@ -10,8 +10,6 @@ from adapters.object_store.revision_store import revision_prefix
 from tests.fixtures.control_plane.worker import decided, put_all, running_worker, upload
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, declared_files, tiny_base, write_adapter
 
-pytestmark = pytest.mark.quiet
-
 READY_S = 3
 """What is promised for 10 MB, but for the canary's turn on a replica."""
 
@@ -42,6 +40,7 @@ def test_the_same_files_of_two_tenants_are_two_revisions_and_one_stored_copy(api
     ]  # fmt: skip
 
 
+@pytest.mark.quiet
 def test_ten_megabytes_are_ready_soon_after_the_last_byte(api, settings, large_base, tmp_path):
     tenant = api.tenant(adapter_bytes=20 * MIB, adapter_rank=64)
     tenant.adapter("bot", large_base)

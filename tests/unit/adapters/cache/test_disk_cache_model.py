@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
@@ -14,6 +13,7 @@ from adapters.cache.cache_folder import AdapterFolder
 from adapters.cache.disk_cache import DiskTier
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE
 from adapters.settings import CacheSettings
+from tests.fixtures.examples import examples
 from tests.fixtures.uploads.stored_revisions import make_revision, receive
 
 SIZES = (1, 40_000, 150_000, 300_000, 400_000, 700_000, 900_000, 1_200_000)
@@ -115,4 +115,4 @@ class DiskTierMachine(RuleBasedStateMachine):
 
 
 TestDiskTier = DiskTierMachine.TestCase
-TestDiskTier.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestDiskTier.settings = examples(20, stateful_step_count=20)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from vllm.config.lora import LoRAConfig
 from vllm.lora.peft_helper import PEFTHelper
@@ -20,6 +20,7 @@ from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.corpus import BY_ID, GOOD
 from tests.corpus.uploads.item import BASE, CONFIG, OTHER_BASES, PLAN, Item, good_files
 from tests.corpus.uploads.meter import Meter, running_meter
+from tests.fixtures.examples import examples
 from tests.fixtures.uploads.peft_adapters import adapter_config
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=PLAN["adapter_rank"], bytes_max=PLAN["adapter_bytes"])
@@ -160,7 +161,7 @@ ABSENT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=1)
 
 
 @given(changes=CHANGES, absent=ABSENT)
-@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_config_vllm_refuses_is_refused_here_too(tmp_path, changes, absent):
     config = {name: value for name, value in (adapter_config(BASE) | changes).items() if name not in absent}
     (tmp_path / CONFIG).write_text(json.dumps(config))

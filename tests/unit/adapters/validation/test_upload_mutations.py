@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import safetensors.torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from vllm.config.lora import LoRAConfig
 from vllm.lora.peft_helper import PEFTHelper
@@ -27,6 +27,7 @@ from adapters.settings import UploadSettings
 from adapters.validation.normalize import REVISION_FILES
 from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.item import BASE, CONFIG, Q0, WEIGHTS, good_files, weights_file
+from tests.fixtures.examples import examples
 from tests.fuzz.same_tensors import assert_same_tensors
 
 REQUEST = msgspec.json.encode(
@@ -104,14 +105,14 @@ def load_again(work: Path, verdict: Verdict) -> None:
     changes=st.lists(FIELD_CHANGES, min_size=1, max_size=2),
     gone=st.sets(st.sampled_from(sorted(CONFIG_FIELDS)), max_size=1),
 )
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_config_with_other_values(work, changes, gone):
     config = {field: value for field, value in (CONFIG_FIELDS | dict(changes)).items() if field not in gone}
     judge(work, json.dumps(config).encode(), GOOD[WEIGHTS])
 
 
 @given(tensor=st.sampled_from(sorted(set(HEADER) - {"__metadata__"})), data=st.data())
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_header_with_other_entries(work, tensor, data):
     entry = dict(HEADER[tensor])
     field = data.draw(st.sampled_from(["shape", "data_offsets", "dtype", "name", "more", "__metadata__"]))
@@ -128,7 +129,7 @@ def test_a_header_with_other_entries(work, tensor, data):
 
 
 @given(edits=EDITS, cut=st.none() | st.integers(0, len(GOOD[WEIGHTS])), where=st.sampled_from(["header", "anywhere"]))
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_weights_with_other_bytes(work, edits, cut, where):
     content = bytearray(GOOD[WEIGHTS])
     for position, value in edits:
@@ -137,7 +138,7 @@ def test_weights_with_other_bytes(work, edits, cut, where):
 
 
 @given(edits=EDITS, cut=st.none() | st.integers(0, len(GOOD[CONFIG])))
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_config_with_other_bytes(work, edits, cut):
     content = bytearray(GOOD[CONFIG])
     for position, value in edits:

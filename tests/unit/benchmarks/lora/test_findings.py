@@ -5,7 +5,7 @@ import itertools
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load import Answer, Load, quantile
@@ -13,6 +13,7 @@ from benchmarks.lora.findings import judged, summary
 from benchmarks.lora.replica import Served
 from benchmarks.lora.tax import CONCURRENCIES, Shape, ratios
 from benchmarks.trace import Arrival, TraceShape, draw, jain
+from tests.fixtures.examples import examples
 
 SHAPE = TraceShape(
     adapters=50, popularity="zipf", skew=1.0, rate_per_s=100, cv=1.0, duration_s=60, prompt_tokens=(8, 48),
@@ -23,7 +24,7 @@ SHAPE = TraceShape(
 @given(
     st.sampled_from(["zipf", "power"]), st.sampled_from([0.3, 1.0]), st.sampled_from([1.0, 4.0]), st.integers(1, 1000)
 )
-@settings(max_examples=30)
+@examples(30)
 def test_a_trace_stays_within_its_shape_and_repeats(popularity, skew, cv, adapters):
     shape = dataclasses.replace(SHAPE, popularity=popularity, skew=skew, cv=cv, adapters=adapters)
     trace = draw(shape)

@@ -8,7 +8,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +25,7 @@ from core.ids import new_id
 from data_plane.gateway.quota.allowance import Allowance, PlatformLimits
 from data_plane.gateway.quota.consumption import Used
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
+from tests.fixtures.examples import examples
 from tests.fixtures.quota.levels import ask, connected, event, granted, scripts, stored
 from tests.fixtures.quota.model import HELD, USED, Held, Model
 
@@ -323,13 +324,12 @@ class QuotaMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
+@pytest.mark.hypothesis
 def test_no_order_of_events_oversells_leaks_or_settles_twice(redis_settings):
     QuotaMachine.url = redis_settings.redis_url
     run_state_machine_as_test(
         QuotaMachine,
-        settings=settings(
-            max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=examples(150, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )
 
 

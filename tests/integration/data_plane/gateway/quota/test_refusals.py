@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -15,6 +15,7 @@ from core.contracts.grants import KeyLimits, Prices
 from data_plane.gateway.quota.allowance import Allowance, Level, PlatformLimits
 from data_plane.gateway.quota.rate_limit_response import Verdict
 from data_plane.gateway.quota.reservation import Ask, Reservations
+from tests.fixtures.examples import examples
 from tests.fixtures.quota.levels import BLOCK, ask, connected, granted, scripts, settle, stored
 from tests.fixtures.quota.model import Model
 
@@ -98,7 +99,7 @@ def narrowed(level: Level, limit: str, found: dict[str, int], need: dict[str, in
     return msgspec.structs.replace(level, **{limit: free[limit]})
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
 @pytest.mark.parametrize(("name", "limit"), CASES)
 def test_whatever_limit_of_whichever_level_refuses_a_request_nothing_is_taken_anywhere(
@@ -128,7 +129,7 @@ def test_whatever_limit_of_whichever_level_refuses_a_request_nothing_is_taken_an
     asyncio.run(refuse())
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
 def test_a_replica_without_room_leaves_every_level_as_it_was(redis_settings, before, wanted):
     async def refuse() -> None:

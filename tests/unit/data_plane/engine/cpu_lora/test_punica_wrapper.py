@@ -5,8 +5,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.fixtures.examples import examples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own imports warn
@@ -122,7 +124,7 @@ def check(layer, wrapper, slot_of_token, random, *, is_prefill=False):
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_each_token_gets_its_own_adapter_and_no_other(shape, slot_of_token, ranks, is_prefill, seed):
     layer, wrapper, random = random_layer(shape, seed, ranks)
     check(layer, wrapper, slot_of_token, random, is_prefill=is_prefill)
@@ -202,7 +204,7 @@ def test_one_tenants_infinity_stays_in_its_own_rows():
 
 
 @given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=30), st.booleans(), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_other_types_take_the_plain_path_and_agree(slot_of_token, is_prefill, seed):
     random = torch.Generator().manual_seed(seed)
     layer = LoraLayer(*SHAPES["fused"], dtype=torch.float32)
@@ -218,7 +220,7 @@ def test_other_types_take_the_plain_path_and_agree(slot_of_token, is_prefill, se
 
 
 @given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=20), st.booleans(), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_embeddings_and_logits_agree_too(slot_of_token, is_prefill, seed):
     random = torch.Generator().manual_seed(seed)
     wrapper = wrapper_for()
