@@ -163,7 +163,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Answer, where no other answer has begun, and hang up. A request that runs is told that its caller is gone."""
         if self.transport.is_closing():
             return
-        metrics.refusals.labels(error.code).inc()
+        metrics.REFUSALS.labels(error.code).inc()
         if (cycle := self.cycle) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -196,7 +196,7 @@ def _lines(headers: Headers) -> bytes:
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers instead of the application while there are too many connections."""
     client = client_of(cast("HTTPScope", scope), receive, send, new_id("req"))
-    metrics.refusals.labels("overloaded").inc()
+    metrics.REFUSALS.labels("overloaded").inc()
     await client.fail(
         Unavailable("This gateway has too many connections now; try again.", code="overloaded", retry_after_s=1)
     )

@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the gateway. Labels never carry a tenant, a key or a caller's string."""
+"""Every Prometheus metric of the gateway. Labels never carry a tenant, a key or any other string of a caller."""
 
 from typing import Final
 
@@ -6,73 +6,112 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-requests = Counter("tenora_gateway_requests", "Answered requests.", ("route", "status"))
-refusals = Counter("tenora_gateway_refusals", "Requests answered with an error, by its code.", ("code",))
-outcomes = Counter("tenora_gateway_outcomes", "How relayed requests ended.", ("outcome",))
-tokens = Counter("tenora_gateway_tokens", "Tokens settled.", ("kind",))
-running = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
-waiting = Gauge("tenora_gateway_waiting_requests", "Requests that wait for room on a replica now.")
-queue_seconds = Histogram("tenora_gateway_queue_seconds", "How long requests waited that got room.", buckets=_SECONDS)
-queue_refusals = Counter(
+REQUESTS = Counter("tenora_gateway_requests", "Answered requests, by route and HTTP status.", ("route", "status"))
+REFUSALS = Counter("tenora_gateway_refusals", "Requests answered with an error, by error code.", ("code",))
+OUTCOMES = Counter("tenora_gateway_outcomes", "Requests that reached a replica, by how they ended.", ("outcome",))
+TOKENS = Counter("tenora_gateway_tokens", "Tokens settled, by kind: input, cached or output.", ("kind",))
+RUNNING_REQUESTS = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
+WAITING_REQUESTS = Gauge("tenora_gateway_waiting_requests", "Requests in the wait queue now.")
+QUEUE_SECONDS = Histogram(
+    "tenora_gateway_queue_seconds", "Time in the wait queue of requests that were then admitted.", buckets=_SECONDS
+)
+QUEUE_REFUSALS = Counter(
     "tenora_gateway_queue_refusals",
-    "Requests refused for overload: full, tenant (its share of the queue), late (it empties too slowly), pushed_out "
-    "(for a tenant with less there) or aged.",
+    "Requests refused for overload, by reason: full (the queue is full), tenant (the tenant's share of the queue is "
+    "full), late (the queue drains too slowly), pushed_out (replaced by a tenant with fewer waiting requests) or aged "
+    "(waited too long).",
     ("reason",),
 )
-gave_way = Counter(
-    "tenora_gateway_gave_way", "Waiting requests that left their turn to tenants who wait behind another gateway."
+QUEUE_YIELDS = Counter(
+    "tenora_gateway_queue_yields",
+    "Waiting requests that gave up their turn to tenants that wait at another gateway.",
 )
-reserve_seconds = Histogram("tenora_gateway_reserve_seconds", "Time of one reservation.", buckets=_SECONDS)
-first_byte_seconds = Histogram(
-    "tenora_gateway_first_byte_seconds", "Arrival of a request to its first byte out.", buckets=_SECONDS
+RESERVE_SECONDS = Histogram(
+    "tenora_gateway_reserve_seconds", "Time to reserve quota and KV pages for one request in Redis.", buckets=_SECONDS
 )
-request_seconds = Histogram("tenora_gateway_request_seconds", "Arrival of a request to its end.", buckets=_SECONDS)
-replica_failures = Counter("tenora_gateway_replica_failures", "Attempts that failed before the first byte.")
-cut_off = Counter("tenora_gateway_cut_off", "Requests ended for a revoked key or a suspended tenant.")
-retries_refused = Counter("tenora_gateway_retries_refused", "Second attempts not made, for lack of budget.")
-breakers_open = Gauge("tenora_gateway_breakers_open", "Replicas that are left alone after failures in a row.")
-replicas_silent = Counter(
-    "tenora_gateway_replicas_silent", "Whole answers given up because their engine counted no token any more."
+FIRST_BYTE_SECONDS = Histogram(
+    "tenora_gateway_first_byte_seconds",
+    "Time from a request's arrival to the first byte of its answer.",
+    buckets=_SECONDS,
 )
-prompt_count_differences = Counter(
-    "tenora_gateway_prompt_count_differences", "Prompts the engine counted otherwise than we did."
+REQUEST_SECONDS = Histogram(
+    "tenora_gateway_request_seconds", "Time from a request's arrival to its end.", buckets=_SECONDS
 )
-incomplete_counts = Counter("tenora_gateway_incomplete_counts", "Requests whose replica never reported a final count.")
-settlement_backlog = Gauge("tenora_gateway_settlement_backlog", "Settlements waiting for Redis.")
-settlements_kept = Gauge(
-    "tenora_gateway_settlements_kept", "Settlements that Redis has and billing has not recorded, or not long ago."
+REPLICA_FAILURES = Counter(
+    "tenora_gateway_replica_failures", "Attempts on a replica that failed before the first byte."
 )
-settlements_lost = Counter(
-    "tenora_gateway_settlements_lost", "Settlements dropped at the backlog's bound; logged in full."
+ACCESS_REVOKED_REQUESTS = Counter(
+    "tenora_gateway_access_revoked_requests",
+    "Running requests ended because their key was revoked or their tenant suspended.",
 )
-journal_failures = Counter("tenora_gateway_journal_failures", "Writes that the journal's disk did not take.")
-journal_replays = Counter("tenora_gateway_journal_replays", "Settlements taken over from dead processes.")
-journal_stale = Counter(
-    "tenora_gateway_journal_stale", "Settlements repeated so late that billing alone was told of them."
+RETRIES_REFUSED = Counter(
+    "tenora_gateway_retries_refused", "Second attempts not made because the retry budget was used up."
 )
-checkpoints = Counter("tenora_gateway_checkpoints", "Checkpoints of running usage written.")
-orphans = Counter("tenora_gateway_orphans", "Requests swept whose gateway was gone.")
-slices_spent = Counter("tenora_gateway_slices_spent", "Requests admitted by a share of quota taken beforehand.")
-leases_missing = Counter("tenora_gateway_leases_missing", "Leases that had run out when they were to be renewed.")
-holds_restored = Counter("tenora_gateway_holds_restored", "Running requests whose holds Redis had lost, and has again.")
-adapter_requests = Counter(
-    "tenora_gateway_adapter_requests", "Requests of adapters, by the tier in which the adapter lay.", ("tier",)
+OPEN_CIRCUITS = Gauge(
+    "tenora_gateway_open_circuits", "Replicas that get no requests because their circuit breaker is open."
 )
-adapter_first_token_seconds = Histogram(
+STALLED_ANSWERS = Counter(
+    "tenora_gateway_stalled_answers", "Non-streamed answers abandoned because their engine stopped counting tokens."
+)
+PROMPT_COUNT_DIFFERENCES = Counter(
+    "tenora_gateway_prompt_count_differences",
+    "Prompts for which the engine and the gateway counted different numbers of tokens.",
+)
+INCOMPLETE_COUNTS = Counter(
+    "tenora_gateway_incomplete_counts", "Requests whose replica never reported a final token count."
+)
+SETTLEMENT_BACKLOG = Gauge("tenora_gateway_settlement_backlog", "Settlements that wait for Redis.")
+REPLAY_BUFFER_SETTLEMENTS = Gauge(
+    "tenora_gateway_replay_buffer_settlements",
+    "Settlements kept for a replay because Redis may still lose them: billing has not recorded them, or only just.",
+)
+SETTLEMENTS_LOST = Counter(
+    "tenora_gateway_settlements_lost", "Settlements dropped because the backlog was full. Each is logged in full."
+)
+JOURNAL_FAILURES = Counter("tenora_gateway_journal_failures", "Writes to the journal that its disk refused.")
+JOURNAL_REPLAYS = Counter("tenora_gateway_journal_replays", "Settlements replayed from the journals of dead processes.")
+JOURNAL_EXPIRED_REPLAYS = Counter(
+    "tenora_gateway_journal_expired_replays",
+    "Settlements replayed after their marker in Redis may have expired: only billing receives them, not quotas.",
+)
+CHECKPOINTS = Counter("tenora_gateway_checkpoints", "Checkpoints of running requests' usage written to Redis.")
+SWEPT_REQUESTS = Counter(
+    "tenora_gateway_swept_requests", "Requests of dead gateways that this gateway's sweeper has settled."
+)
+QUOTA_SLICE_REQUESTS = Counter(
+    "tenora_gateway_quota_slice_requests", "Requests admitted from a quota slice while Redis did not answer."
+)
+LEASES_MISSING = Counter(
+    "tenora_gateway_leases_missing", "Leases that had already expired when the gateway came to renew them."
+)
+RESERVATIONS_RESTORED = Counter(
+    "tenora_gateway_reservations_restored", "Reservations of running requests that Redis had lost and has again."
+)
+ADAPTER_REQUESTS = Counter(
+    "tenora_gateway_adapter_requests",
+    "Requests to adapters, by the tier where the adapter was: slot, memory, disk or store.",
+    ("tier",),
+)
+ADAPTER_FIRST_TOKEN_SECONDS = Histogram(
     "tenora_gateway_adapter_first_token_seconds",
-    "From an adapter's request to its first token, by the tier in which the adapter lay.",
+    "Time from a request to an adapter until its first token, by the tier where the adapter was.",
     ("tier",),
     buckets=_SECONDS,
 )
-schema_seconds = Histogram("tenora_gateway_schema_seconds", "Time of compiling one new schema.", buckets=_SECONDS)
-schema_compilers_lost = Counter(
-    "tenora_gateway_schema_compilers_lost", "Schema compilers ended because a schema took too much."
+SCHEMA_SECONDS = Histogram("tenora_gateway_schema_seconds", "Time to compile one new JSON Schema.", buckets=_SECONDS)
+SCHEMA_COMPILERS_LOST = Counter(
+    "tenora_gateway_schema_compilers_lost",
+    "Schema compiler processes ended because a schema needed too much time or memory.",
 )
-idempotent_replays = Counter("tenora_gateway_idempotent_replays", "Answers given again for an Idempotency-Key.")
-idempotent_answers_lost = Counter(
-    "tenora_gateway_idempotent_answers_lost", "Answers that Redis did not keep for their Idempotency-Key."
+IDEMPOTENT_REPLAYS = Counter(
+    "tenora_gateway_idempotent_replays", "Stored answers returned again for the same Idempotency-Key."
 )
-listing_hints = Counter("tenora_gateway_listing_hints", "Adapters hinted to replicas after a listing of models.")
-snapshot_generation = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
-beats = Counter("tenora_gateway_beats", "Heartbeats written.")
-snapshot_loads = Counter("tenora_gateway_snapshot_loads", "Times the whole snapshot was read.")
+IDEMPOTENT_ANSWERS_LOST = Counter(
+    "tenora_gateway_idempotent_answers_lost", "Answers that Redis did not store for their Idempotency-Key."
+)
+LISTING_HINTS = Counter(
+    "tenora_gateway_listing_hints", "Prefetch hints sent to replicas after a caller listed its models."
+)
+SNAPSHOT_GENERATION = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
+HEARTBEATS = Counter("tenora_gateway_heartbeats", "Heartbeats of this process written to Redis.")
+SNAPSHOT_LOADS = Counter("tenora_gateway_snapshot_loads", "Times that the whole snapshot was read.")

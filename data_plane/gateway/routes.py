@@ -94,7 +94,7 @@ class Routes:
                 raise  # the server cuts the connection: the caller must not take this for the end
             await _fail(client, InternalError("Something went wrong here; it has been logged under the request id."))
         finally:
-            metrics.requests.labels(label, str(client.status)).inc()
+            metrics.REQUESTS.labels(label, str(client.status)).inc()
 
     def _find(self, client: Client) -> tuple[str, Serve]:
         """The label for metrics, and who answers."""
@@ -173,5 +173,5 @@ async def _answer(client: Client, value: object, *, status: int = 200) -> None:
 
 
 async def _fail(client: Client, error: AppError) -> None:
-    metrics.refusals.labels(error.code).inc()
+    metrics.REFUSALS.labels(error.code).inc()
     await client.fail(error)

@@ -194,7 +194,7 @@ class Admission:
                 ) from error
             raise
         finally:
-            metrics.reserve_seconds.observe(time.monotonic() - began)
+            metrics.RESERVE_SECONDS.observe(time.monotonic() - began)
 
     def _nowhere(self, demand: Demand) -> InvalidRequest | Unavailable:
         ready = [

@@ -100,7 +100,7 @@ class QueueScan:
             self._passed.append((waiter, wish))  # by a smaller one, for which there is enough left
             if not waiter.gave_way:
                 waiter.gave_way = True
-                metrics.gave_way.inc()
+                metrics.QUEUE_YIELDS.inc()
         else:
             all_kept = not (lacks_slot or ranking.able) and bool(self._claimed[wish.headroom])
             self._pass_over(tenant_id, waiter, wish, ranking, lacks_pages=lacks_pages or all_kept)

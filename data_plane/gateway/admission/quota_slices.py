@@ -84,7 +84,7 @@ class QuotaSlices:
             granted = _granted(demand, each, block_tokens)
             if granted is not None and each.renewed_at >= oldest:
                 caller.slices.remove(each)
-                metrics.slices_spent.inc()
+                metrics.QUOTA_SLICE_REQUESTS.inc()
                 return Verdict(
                     "", "", 0, 0, 0, granted, granted, each.pages, -1, -1, 0, -1, -1, 0, 0, slice_id=each.request_id
                 )  # fmt: skip

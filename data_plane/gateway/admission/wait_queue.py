@@ -113,7 +113,7 @@ class WaitQueue:
         except BaseException:
             self.leave(entry)
             raise
-        metrics.queue_seconds.observe(asyncio.get_running_loop().time() - waiter.arrived)
+        metrics.QUEUE_SECONDS.observe(asyncio.get_running_loop().time() - waiter.arrived)
         return seat
 
     def put_back(self, entry: QueueEntry[WaitingRequest], seat: Assignment) -> None:
@@ -223,7 +223,7 @@ class WaitQueue:
         else:
             room.kept = {}
             room.drain.end(loop.time())
-        metrics.waiting.set(sum(each.queue.requests for each in self._rooms.values()))
+        metrics.WAITING_REQUESTS.set(sum(each.queue.requests for each in self._rooms.values()))
 
     def _wish(self, demand: Demand, *, overdue: bool = False) -> Wish:
         room, pages_total = self._room(demand.base_model), self._replicas.pages_total(demand.base_model)
@@ -256,7 +256,7 @@ class WaitQueue:
             entry.item.seat.set_exception(error)
 
     def _overloaded(self, reason: str, wait_s: float | None) -> Unavailable:
-        metrics.queue_refusals.labels(reason).inc()
+        metrics.QUEUE_REFUSALS.labels(reason).inc()
         honest_s = min(max(wait_s or 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
         return Unavailable(
             "All replicas of this model are busy.",

@@ -139,7 +139,7 @@ class Grammars:
                 except (asyncio.IncompleteReadError, OSError):
                     await self._lose()
                 else:
-                    metrics.schema_seconds.observe(time.monotonic() - began)
+                    metrics.SCHEMA_SECONDS.observe(time.monotonic() - began)
                     return verdict
         except AppError:
             raise
@@ -201,7 +201,7 @@ class Grammars:
     async def _lose(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            metrics.schema_compilers_lost.inc()
+            metrics.SCHEMA_COMPILERS_LOST.inc()
             await child.end()
 
 

@@ -44,7 +44,7 @@ class AccessWatch:
             self._seen = seen
         for hold in list(self._live.values()):
             if hold.running is not None and (error := self._objection(hold.running.caller, tables)) is not None:
-                metrics.cut_off.inc()
+                metrics.ACCESS_REVOKED_REQUESTS.inc()
                 _log.info("request is cut off", request_id=hold.request_id, code=error.code)
                 hold.running.cut_off(error)
 

@@ -85,7 +85,7 @@ class Serving:
             try:
                 self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
             except ReplicaFailed as error:
-                metrics.replica_failures.inc()
+                metrics.REPLICA_FAILURES.inc()
                 moved = None
                 if len(tried) < self._settings.replica_attempts_max and self._may_retry(error, tried):
                     moved = await self._admission.move(self._demand, self._place, tried)
@@ -105,7 +105,7 @@ class Serving:
             return True
         allowed = self._relay.retries.withdraw()
         if not allowed:
-            metrics.retries_refused.inc()
+            metrics.RETRIES_REFUSED.inc()
         return allowed
 
     @property
@@ -204,7 +204,7 @@ class Serving:
 
     def _first_byte(self) -> None:
         now = time.monotonic()
-        metrics.first_byte_seconds.observe(now - self._arrived)
+        metrics.FIRST_BYTE_SECONDS.observe(now - self._arrived)
         self._place.seat.stay.prefilled()
         if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
             self._first_token_ms = round((now - self._prepared.read_at) * 1000)

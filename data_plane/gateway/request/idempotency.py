@@ -83,7 +83,7 @@ class Idempotency:
         answer = await self._claim(claim)
         if answer is not None:
             await self._toll.take(caller, request_id)
-            metrics.idempotent_replays.inc()
+            metrics.IDEMPOTENT_REPLAYS.inc()
             recorded = Recording(0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body)))
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])
             yield False
@@ -171,7 +171,7 @@ class Idempotency:
         claim.answered = True
         record = Record(claim.record.request_id, claim.record.request_sha256, answer)
         if not await self._change(claim, "keep", _encode(record)):
-            metrics.idempotent_answers_lost.inc()
+            metrics.IDEMPOTENT_ANSWERS_LOST.inc()
 
     async def _change(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
         """False where Redis did not do it. The key is then left to its lease."""

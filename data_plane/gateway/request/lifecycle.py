@@ -106,7 +106,7 @@ class Lifecycle:
                 service.close()
         if target.adapter is not None:
             self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
-        metrics.request_seconds.observe(time.monotonic() - arrived)
+        metrics.REQUEST_SECONDS.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 
     async def _end(self, client: Client, call: Call, relayed: Relayed, service: Serving) -> None:

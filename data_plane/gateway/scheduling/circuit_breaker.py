@@ -75,7 +75,7 @@ class Breakers:
         circuit = self._circuits.pop(replica.id, None)
         if circuit is not None and circuit.opened:
             _log.info("replica is used again", replica=replica.id)
-        metrics.breakers_open.set(self._open())
+        metrics.OPEN_CIRCUITS.set(self._open())
 
     def failed(self, replica: ReplicaStatus) -> None:
         """It could not be reached, broke off, or stood still."""
@@ -91,7 +91,7 @@ class Breakers:
         circuit.opened += 1
         pause_s = min(self._open_s * 2.0 ** (circuit.opened - 1), self._open_max_s)
         circuit.blocked_until, circuit.healthy, circuit.trial_until = now + pause_s, False, 0.0
-        metrics.breakers_open.set(self._open())
+        metrics.OPEN_CIRCUITS.set(self._open())
         _log.warning("replica is left alone", replica=replica.id, failures=circuit.failures, pause_s=pause_s)
 
     def adapter_failed(self, replica: ReplicaStatus, adapter: str, *, spared_s: float) -> None:

@@ -59,7 +59,7 @@ class ListingHints:
                         approximate=True,
                     )
                 await pipe.execute()
-            metrics.listing_hints.inc(len(hints))
+            metrics.LISTING_HINTS.inc(len(hints))
         except (RedisError, OSError) as error:
             _log.info("hints of a listing were not sent", error=repr(error))
 

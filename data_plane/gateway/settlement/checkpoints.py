@@ -76,9 +76,9 @@ class Checkpoints:
             if checkpoint is not None:
                 hold.checkpoint_at = now
                 hold.checkpoint_tokens = checkpoint.event.input_tokens + checkpoint.event.output_tokens
-                metrics.checkpoints.inc()
+                metrics.CHECKPOINTS.inc()
         if renewed.missing:
-            metrics.leases_missing.inc(renewed.missing)
+            metrics.LEASES_MISSING.inc(renewed.missing)
             _log.info(
                 "leases were gone when they were to be renewed: settled meanwhile, run out, or forgotten by Redis",
                 missing=renewed.missing,
@@ -95,12 +95,12 @@ class Checkpoints:
             return
         if await self._reservations.restore(hold.request_id, hold.taken, replica_id=hold.replica_id):
             hold.checkpoint_at, hold.checkpoint_tokens = 0.0, 0
-            metrics.holds_restored.inc()
+            metrics.RESERVATIONS_RESTORED.inc()
 
     def _cut_off(self, hold: Hold | None) -> None:
         """End a request whose lease ran out: what it held may be another's by now."""
         if hold is not None and hold.running is not None:
-            metrics.cut_off.inc()
+            metrics.ACCESS_REVOKED_REQUESTS.inc()
             _log.warning("request is cut off: its lease ran out", request_id=hold.request_id)
             hold.running.cut_off(
                 Unavailable(

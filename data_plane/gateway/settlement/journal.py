@@ -57,7 +57,7 @@ def read(raw: bytes) -> Iterator[Line]:
         try:
             yield _DECODER.decode(payload)
         except msgspec.MsgspecError as error:
-            metrics.settlements_lost.inc()
+            metrics.SETTLEMENTS_LOST.inc()
             _log.critical(
                 "a journal's record cannot be read", record=payload.decode(errors="replace"), error=str(error)
             )
@@ -259,7 +259,7 @@ class Journal:
                 after.open_ids.add(request_id)
 
     def _failed(self, error: OSError) -> None:
-        metrics.journal_failures.inc()
+        metrics.JOURNAL_FAILURES.inc()
         if not self._failing:
             _log.critical("the journal cannot be written; settlements depend on Redis alone", error=repr(error))
         self._failing = True

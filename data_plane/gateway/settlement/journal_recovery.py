@@ -72,7 +72,7 @@ class Takeover:
             journalled = self._own.append(settlement) or journalled
             if not await self._settler.take_over(settlement):
                 refused.append(settlement)
-            metrics.journal_replays.inc()
+            metrics.JOURNAL_REPLAYS.inc()
         if journalled is not None:
             await asyncio.wait((journalled,))
         ours = [settlement for settlement in refused if self._own.holds(settlement.request_id)]

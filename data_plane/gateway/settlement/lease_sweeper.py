@@ -58,6 +58,6 @@ class Sweeper:
         for tenant in tenants:
             swept += await self._reservations.sweep(tenant.decode())
         if swept:
-            metrics.orphans.inc(swept)
+            metrics.SWEPT_REQUESTS.inc(swept)
             _log.warning("settled requests whose gateway is gone", requests=swept)
         return swept

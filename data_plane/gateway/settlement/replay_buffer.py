@@ -51,7 +51,7 @@ class Kept:
             forgotten += 1
             if forgotten % _AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)
-        metrics.settlements_kept.set(len(self._kept))
+        metrics.REPLAY_BUFFER_SETTLEMENTS.set(len(self._kept))
 
     def take(self) -> list[Settlement]:
         """All of them, to be settled again. The journal goes on holding them."""

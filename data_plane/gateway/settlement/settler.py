@@ -117,12 +117,12 @@ class Settler:
     def hold(self, hold: Hold) -> None:
         """Keep a new reservation alive until it is settled."""
         self._live[hold.request_id] = hold
-        metrics.running.set(len(self._live))
+        metrics.RUNNING_REQUESTS.set(len(self._live))
 
     def let_go(self, hold: Hold) -> None:
         """Renew what cannot be settled no more: its lease runs out, and its last checkpoint is charged."""
         self._live.pop(hold.request_id, None)
-        metrics.running.set(len(self._live))
+        metrics.RUNNING_REQUESTS.set(len(self._live))
 
     async def settle(self, settlement: Settlement) -> None:
         """Settle now if Redis answers in time, else later; later also where the caller of this is cancelled."""
@@ -137,7 +137,7 @@ class Settler:
             raise
         finally:
             self._live.pop(settlement.request_id, None)
-            metrics.running.set(len(self._live))
+            metrics.RUNNING_REQUESTS.set(len(self._live))
 
     def settle_later(self, settlement: Settlement) -> None:
         """Put a settlement into the backlog, and keep what its request holds until then. At the backlog's bound it is
@@ -152,7 +152,7 @@ class Settler:
         if hold := self._live.get(settlement.request_id):
             hold.running = None
             self._waiting[settlement.request_id] = hold
-        metrics.settlement_backlog.set(len(self._backlog))
+        metrics.SETTLEMENT_BACKLOG.set(len(self._backlog))
 
     async def follow_backlog(self) -> None:
         """Retry what is in the backlog, oldest first, for ever."""
@@ -188,7 +188,7 @@ class Settler:
                     error = await attempt(waiting[0])
                     if error is None:
                         self._waiting.pop(waiting.popleft().request_id, None)
-                        metrics.settlement_backlog.set(len(self._backlog))
+                        metrics.SETTLEMENT_BACKLOG.set(len(self._backlog))
                         continue
                     waiting.rotate(-1)
                     if not isinstance(error, ResponseError):
@@ -250,7 +250,7 @@ class Settler:
         except (RedisError, OSError) as error:
             _log.warning("a bill waits for Redis", request_id=event.request_id, error=repr(error))
             return error
-        metrics.journal_stale.inc()
+        metrics.JOURNAL_EXPIRED_REPLAYS.inc()
         self._kept.add(settlement, entry)
         return None
 
@@ -271,6 +271,6 @@ class Settler:
         if self._journal.holds(settlement.request_id):
             _log.error("settlement is left to the journal", request_id=settlement.request_id, why=what)
             return
-        metrics.settlements_lost.inc()
+        metrics.SETTLEMENTS_LOST.inc()
         settled = None if settlement.event is None else msgspec.to_builtins(settlement.event)
         _log.critical(what, request_id=settlement.request_id, settlement=settled)

@@ -63,13 +63,13 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
 
 def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: Counts) -> None:
     """Count the event in the metrics, and whether the engine counted the prompt as we did."""
-    metrics.outcomes.labels(event.outcome).inc()
-    metrics.tokens.labels("input").inc(event.input_tokens)
-    metrics.tokens.labels("cached").inc(event.cached_tokens)
-    metrics.tokens.labels("output").inc(event.output_tokens)
+    metrics.OUTCOMES.labels(event.outcome).inc()
+    metrics.TOKENS.labels("input").inc(event.input_tokens)
+    metrics.TOKENS.labels("cached").inc(event.cached_tokens)
+    metrics.TOKENS.labels("output").inc(event.output_tokens)
     if event.adapter_tier is not None:
-        metrics.adapter_requests.labels(event.adapter_tier).inc()
+        metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
         if event.first_token_ms is not None:
-            metrics.adapter_first_token_seconds.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
+            metrics.ADAPTER_FIRST_TOKEN_SECONDS.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
     if counted.outputs and counted.prompt_tokens != expected_prompt_tokens:
-        metrics.prompt_count_differences.inc()
+        metrics.PROMPT_COUNT_DIFFERENCES.inc()

@@ -93,7 +93,7 @@ class Beat:
         # Where the old status expired meanwhile, somebody may have seen none and not have waited.
         if time.monotonic() < self._serves_until or _has(status, published):
             self._serves_until = began + self._lease_s
-        metrics.beats.inc()
+        metrics.HEARTBEATS.inc()
 
     async def stop(self) -> None:
         """Serve nothing from now on, and say so, so that nobody waits for this process."""

@@ -126,7 +126,7 @@ class Snapshot:
         self.epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
         self._tell()
         self._on_load()
-        metrics.snapshot_loads.inc()
+        metrics.SNAPSHOT_LOADS.inc()
         _log.info("snapshot loaded", epoch=self.epoch, generation=self.generation, keys=len(tables.keys))
         return True
 
@@ -159,7 +159,7 @@ class Snapshot:
         self._tell()
 
     def _tell(self) -> None:
-        metrics.snapshot_generation.set(self.generation)
+        metrics.SNAPSHOT_GENERATION.set(self.generation)
         self.advanced.set()
 
     def _apply(self, change: SnapshotChange) -> None:

@@ -155,7 +155,7 @@ class Exchange(ABC):
         except asyncio.CancelledError:
             self.cut = _stopping()
         except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
-            metrics.incomplete_counts.inc()
+            metrics.INCOMPLETE_COUNTS.inc()
             _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
         finally:
             aborting.cancel()

@@ -58,7 +58,7 @@ class WholeExchange(Exchange):
             await asyncio.sleep(self._signs.poll_s)
             if self._signs.silent_s(self._attempt.replica) >= self._limits.replica_silent_s:
                 break
-        metrics.replicas_silent.inc()
+        metrics.STALLED_ANSWERS.inc()
         self._time_out()
 
     @property

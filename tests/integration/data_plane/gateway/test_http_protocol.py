@@ -125,7 +125,7 @@ def test_a_replica_is_not_blamed_when_no_connection_is_left(stack, tenant, narro
         assert (refused.value.status_code, refused.value.code) == (503, "overloaded")
         assert refused.value.response.headers["retry-after"] == "1"
     assert len(stack.witness.received()) == before
-    assert narrow.metric("tenora_gateway_breakers_open") == 0
+    assert narrow.metric("tenora_gateway_open_circuits") == 0
     stream.close()
     assert_settled(tenant, "client_gone")  # the abort got through
     assert chat(client, max_tokens=5).choices
@@ -142,7 +142,7 @@ def test_an_answer_too_large_to_pass_on_is_billed_and_not_tried_again(stack, ten
     event, _ = assert_settled(tenant, "done")
     assert event.output_tokens == 400 * n
     assert len(stack.witness.received()) == before + 1
-    assert narrow.metric("tenora_gateway_breakers_open") == 0
+    assert narrow.metric("tenora_gateway_open_circuits") == 0
     assert chat(client, max_tokens=5).choices
 
 

@@ -51,7 +51,7 @@ async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_bil
     old = settlement("tn_old", ago_s=7200)
     async with journal(tmp_path, "jr_old") as dying:
         dying.append(old)
-    before = metrics.journal_stale._value.get()
+    before = metrics.JOURNAL_EXPIRED_REPLAYS._value.get()
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         await back.look_back()
@@ -63,7 +63,7 @@ async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_bil
         await line.close()
     assert billed(redis) == [old.request_id]
     assert not redis.exists(redis_keys.tenant_quota("tn_old"))
-    assert metrics.journal_stale._value.get() == before + 2
+    assert metrics.JOURNAL_EXPIRED_REPLAYS._value.get() == before + 2
 
 
 async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_stop_the_next(

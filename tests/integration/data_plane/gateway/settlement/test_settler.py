@@ -244,5 +244,5 @@ async def test_who_is_let_go_is_renewed_no_more(nowhere):
     away.hold(hold)
     away.let_go(hold)
     assert not away.held()
-    assert metrics.running._value.get() == 0
+    assert metrics.RUNNING_REQUESTS._value.get() == 0
     await away.drain(0.1)

@@ -102,7 +102,7 @@ def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_
 
         calling = threading.Thread(target=call)
         calling.start()
-        wait_until(lambda: hasty.metric("tenora_gateway_breakers_open") == 1, what="the breaker to open")
+        wait_until(lambda: hasty.metric("tenora_gateway_open_circuits") == 1, what="the breaker to open")
         assert not ended.is_set()
         stack.witness.faults()
         calling.join()

@@ -11,7 +11,7 @@ from benchmarks.load import quantile
 from tests.fixtures.gateway.simulated_gateways import Stage
 from tests.fixtures.virtual_time import run_in_virtual_time
 
-GAVE_WAY = "tenora_gateway_gave_way_total"
+GAVE_WAY = "tenora_gateway_queue_yields_total"
 PAGES = 256  # 64 requests of four pages
 SECONDS = 20.0
 

@@ -113,12 +113,12 @@ async def test_segments_whose_requests_are_done_are_deleted_and_none_is_left_at_
 
 
 async def test_at_its_bound_it_takes_no_more_and_says_so(tmp_path):
-    before = metrics.journal_failures._value.get()
+    before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path, bytes_max=4096) as journaling:
         taken = [one for one in (settlement() for _ in range(50)) if journaling.append(one) is not None]
         await journaling.flush()
         assert 0 < len(taken) < 50
-        assert metrics.journal_failures._value.get() == before + 50 - len(taken)
+        assert metrics.JOURNAL_FAILURES._value.get() == before + 50 - len(taken)
         assert sum(path.stat().st_size for path in segments(tmp_path, "jr_1")) <= 4096
         for one in taken:
             journaling.done(one.request_id)
@@ -227,10 +227,10 @@ async def test_a_sibling_that_looks_for_the_dead_does_not_keep_a_process_from_it
 
 async def test_who_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_module, "lock", lambda _: None)
-    before = metrics.journal_failures._value.get()
+    before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path) as journaling:
         assert journaling.append(settlement()) is None
-    assert metrics.journal_failures._value.get() == before + 1
+    assert metrics.JOURNAL_FAILURES._value.get() == before + 1
 
 
 async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_be_made(tmp_path, monkeypatch):
