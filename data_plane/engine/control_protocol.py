@@ -71,7 +71,7 @@ class Refusing(msgspec.Struct, frozen=True):
     adapters: int
 
 
-class SlotTruth(msgspec.Struct, frozen=True):
+class SlotContents(msgspec.Struct, frozen=True):
     """One slot of the engine: which adapter is in it, and whether its weights are all zero."""
 
     index: int
@@ -80,20 +80,20 @@ class SlotTruth(msgspec.Struct, frozen=True):
     zeroed: bool
 
 
-class MemoryTruth(msgspec.Struct, frozen=True):
+class MemoryContents(msgspec.Struct, frozen=True):
     """One adapter in the engine's host memory. ``name`` is None where the engine has forgotten whose it is."""
 
     lora_int_id: int
     name: str | None
 
 
-class EngineTruth(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInventory(msgspec.Struct, frozen=True, kw_only=True):
     """Where adapters lie, as the engine itself says. ``disk`` has digests, ``revoked`` adapter ids, the others engine
     names. The worker knows ``slots``, ``memory`` and ``staged``, the door the rest.
     """
 
-    slots: tuple[SlotTruth, ...]
-    memory: tuple[MemoryTruth, ...]
+    slots: tuple[SlotContents, ...]
+    memory: tuple[MemoryContents, ...]
     names: tuple[str, ...] = ()
     staged: tuple[str, ...] = ()
     disk: tuple[str, ...] = ()

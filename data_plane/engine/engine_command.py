@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adapters.base_model_spec import LINEAR_KINDS
 from data_plane.engine.plugin import ACTIVATION
-from data_plane.engine.settings import DoorSettings, ReplicaSettings
+from data_plane.engine.settings import MiddlewareSettings, ReplicaSettings
 
 
 def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
@@ -29,14 +29,14 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
         str(settings.engine_rank_max),
     ]
     argv += ["--max-cpu-loras", str(settings.memory_adapters)]
-    argv += ["--worker-extension-cls", "data_plane.engine.worker.lora_manager.WorkerCalls"]
+    argv += ["--worker-extension-cls", "data_plane.engine.worker.lora_manager.WorkerExtension"]
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
     argv += ["--tool-strict-level", "parameter"]  # else a forced call of a tool without `strict` may have any arguments
     # Gateways compile schemas with this one before an engine sees them: another would be one nobody has tried them on.
     argv += ["--structured-outputs-config", '{"backend": "xgrammar"}']
-    argv += ["--middleware", "data_plane.engine.middleware.middleware.EngineDoor"]
+    argv += ["--middleware", "data_plane.engine.middleware.middleware.EngineMiddleware"]
     if device == "cpu":
         argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
     return argv
@@ -44,7 +44,7 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
 
 def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
     """What the plugin, the door and the worker read again, each in a process of its own."""
-    chosen = settings.model_dump(mode="json", include=set(DoorSettings.model_fields) - {"engine_key"})
+    chosen = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - {"engine_key"})
     return {f"TENORA_{name}".upper(): str(value) for name, value in chosen.items()}
 
 

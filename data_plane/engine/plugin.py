@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from core.settings import S3Settings
-from data_plane.engine.settings import TierSettings
+from data_plane.engine.settings import SharedEngineSettings
 
 SUPPORTED_VLLM: Final = ("0.32.0",)
 """Versions whose internals the plugin was written for and tested on. Others are refused, never guessed at."""
@@ -51,7 +51,7 @@ def register() -> None:
         from adapters import vllm_resolver
         from adapters.settings import CacheSettings, StoreSettings
 
-        prepare_run_dir(TierSettings())
+        prepare_run_dir(SharedEngineSettings())
         vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
         from data_plane.engine.worker import lora_manager
@@ -63,7 +63,7 @@ def register() -> None:
         punica_wrapper.install()
 
 
-def prepare_run_dir(settings: TierSettings) -> None:
+def prepare_run_dir(settings: SharedEngineSettings) -> None:
     """An empty run folder for this engine, closed to other users: whoever can reach its socket can load adapters."""
     shutil.rmtree(settings.run_dir, ignore_errors=True)
     settings.run_dir.mkdir(mode=0o700, parents=True)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 RESIDENCY_FILE: Final = "residency.json"
-SOCKET_FILE: Final = "tiers.sock"
+SOCKET_FILE: Final = "worker.sock"
 LOADS_MAX: Final = 256
 
 LoadKind = Literal["memory", "slot"]

@@ -7,38 +7,46 @@ from pydantic import Field
 from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
 
 
-class AdapterLifeSettings(Fragment):
+class AdapterTaskSettings(Fragment):
     """What the agent does for adapters beside serving them: revocations, canaries, prefetching, pins."""
 
-    residency_every_s: float = Field(default=0.25, gt=0, le=10, description="Between two looks at where adapters lie.")
-    door_timeout_s: float = Field(
+    residency_scan_interval_s: float = Field(
+        default=0.25, gt=0, le=10, description="Between two looks at where adapters lie."
+    )
+    engine_control_timeout_s: float = Field(
         default=10, gt=0, le=120, description="How long the engine's door may take to answer."
     )
-    task_backoff_max_s: float = Field(
+    background_task_backoff_max_s: float = Field(
         default=5, gt=0, le=300, description="Longest pause before a failed side task of the agent is repeated."
     )
-    revocation_poll_s: float = Field(default=1, gt=0, le=10, description="Between two looks at what was revoked.")
-    revocation_drain_s: float = Field(
+    revocation_scan_interval_s: float = Field(
+        default=1, gt=0, le=10, description="Between two looks at what was revoked."
+    )
+    revocation_drain_timeout_s: float = Field(
         default=30, ge=0, le=600, description="How long requests of a revoked adapter may go on before they are ended."
     )
-    revocations_at_once: int = Field(default=4, ge=1, le=64, description="Revoked adapters unloaded at the same time.")
+    revocation_unloads_max: int = Field(
+        default=4, ge=1, le=64, description="Revoked adapters unloaded at the same time."
+    )
     revocation_retry_max_s: float = Field(
         default=15, gt=0, le=600, description="Longest pause before an adapter that is still there is unloaded again."
     )
-    revocation_boot_s: float = Field(
+    revocation_start_timeout_s: float = Field(
         default=30, ge=0, le=600,
         description="How long a starting replica waits for revoked adapters to leave its disk.",
     )  # fmt: skip
     revocation_receipt_ttl_s: int = Field(
         default=1_209_600, ge=3600, description="How long a receipt waits in Redis to be collected."
     )
-    canary_load_s: float = Field(
+    canary_load_timeout_s: float = Field(
         default=20,
         gt=0,
         le=600,
         description="Longest loading of a canary's adapter; then its job is left to be asked again.",
     )
-    canary_answer_s: float = Field(default=30, gt=0, le=600, description="Longest single answer in a canary run.")
+    canary_answer_timeout_s: float = Field(
+        default=30, gt=0, le=600, description="Longest single answer in a canary run."
+    )
     canary_answer_tokens: int = Field(default=16, ge=4, le=128, description="Tokens of a canary's sample answer.")
     canary_rounds_max: int = Field(
         default=3, ge=1, le=10, description="Comparisons with the base when other requests' noise hides the difference."
@@ -47,28 +55,28 @@ class AdapterLifeSettings(Fragment):
         default=64, ge=1, le=10_000, description="Adapters waiting to be prefetched; the oldest is dropped for a newer."
     )
     prefetch_pause_s: float = Field(default=0.2, ge=0, le=60, description="Pause after each prefetched adapter.")
-    prefetch_again_s: float = Field(
+    prefetch_retry_after_s: float = Field(
         default=30, ge=0, le=3600, description="What was prefetched, or could not be, is not tried again for so long."
     )
     prefetch_timeout_s: float = Field(default=60, gt=0, le=600, description="Longest prefetch of one adapter.")
-    prefetch_idle_s: float = Field(
+    prefetch_evict_idle_s: float = Field(
         default=300, ge=0, description="An adapter used within this time is never evicted from memory by a prefetch."
     )
-    prefetch_useful_s: float = Field(
+    prefetch_useful_within_s: float = Field(
         default=600, gt=0, description="A prefetched adapter that is not used within this time was prefetched in vain."
     )
-    forecast_every_s: float = Field(
+    forecast_interval_s: float = Field(
         default=2, gt=0, le=60, description="Between two forecasts of what is asked for next."
     )
     forecast_horizon_s: float = Field(default=10, gt=0, le=600, description="How far ahead a forecast prefetches.")
-    forecast_visit_s: float = Field(
+    forecast_visit_gap_s: float = Field(
         default=60, gt=0, description="Uses of an adapter closer together than this are one visit."
     )
-    forecast_names_max: int = Field(default=10_000, ge=1, description="Adapters whose uses are remembered.")
-    pins_poll_s: float = Field(default=5, gt=0, le=60, description="Between two looks at what plans pin.")
+    forecast_adapters_max: int = Field(default=10_000, ge=1, description="Adapters whose uses are remembered.")
+    pins_scan_interval_s: float = Field(default=5, gt=0, le=60, description="Between two looks at what plans pin.")
 
 
-class TierSettings(Fragment):
+class SharedEngineSettings(Fragment):
     """What the agent, the door and the worker of one replica agree on; the agent hands it to its engine."""
 
     replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Name of this replica.")
@@ -94,38 +102,38 @@ class TierSettings(Fragment):
         return max(self.engine_slots, self.engine_memory_adapters)
 
 
-class DoorSettings(TierSettings, EngineKeySettings):
+class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
     """How the engine's door brings adapters in and takes them out."""
 
     base_model: str = Field(default="smollm2-135m-instruct", description="Id of the base model it serves.")
-    door_load_deadline_s: float = Field(
+    adapter_load_deadline_s: float = Field(
         default=20,
         gt=0,
         le=600,
         description="Longest wait of a request for its adapter; then `adapter_loading`, and the loading goes on.",
     )
-    door_loads_max: int = Field(
+    adapter_loads_max: int = Field(
         default=64, ge=1, le=10_000, description="Adapters that one engine brings in at the same time."
     )
-    door_tenant_loads_max: int = Field(
+    adapter_loads_per_tenant_max: int = Field(
         default=16, ge=1, le=10_000, description="Adapters of one tenant that one engine brings in at the same time."
     )
-    door_body_bytes_max: int = Field(
+    engine_body_bytes_max: int = Field(
         default=8 << 20, ge=1024, description="Body of a request without `x-tenora-adapter`, read to find its model."
     )
-    door_abort_s: float = Field(
+    unload_abort_timeout_s: float = Field(
         default=10, gt=0, le=120, description="How long aborted requests may take to end before an unload goes on."
     )
-    door_forget_every_s: float = Field(
+    idle_adapter_sweep_interval_s: float = Field(
         default=5, gt=0, le=600, description="Between two looks at which adapters the front end may forget."
     )
-    door_names_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned adapters.")
-    door_revoked_max: int = Field(
+    pinned_adapters_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned adapters.")
+    revoked_adapters_max: int = Field(
         default=100_000, ge=1, le=100_000, description="Adapters that an engine refuses; of more, those revoked last."
     )
 
 
-class ReplicaSettings(AdapterLifeSettings, DoorSettings, RedisSettings, TelemetrySettings):
+class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, TelemetrySettings):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 
     model_path: Path = Field(description="Folder of the base model's checkpoint.")

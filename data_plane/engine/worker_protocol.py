@@ -15,7 +15,7 @@ from data_plane.engine.residency import SOCKET_FILE
 LINE_BYTES_MAX: Final = 4 << 20  # the set of refused adapters is sent whole
 
 
-class TierCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of held or
     pinned names or, as ``names`` too, of refused adapter ids.
     """
@@ -27,7 +27,7 @@ class TierCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     names: tuple[str, ...] = ()
 
 
-class TierReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``tier`` answers ``hold``, ``loaded`` answers ``load``, ``missing`` answers ``pin``; ``error`` says why not."""
 
     id: int

@@ -21,7 +21,7 @@ from core.contracts.revocations import Revocation
 from core.contracts.routes import AdapterRoute
 from core.contracts.snapshots import GatewayStatus, SnapshotKind
 from core.settings import EngineKeySettings, Fragment, PostgresSettings, RedisSettings
-from data_plane.engine.control_protocol import EngineTruth
+from data_plane.engine.control_protocol import EngineInventory
 from tenora.doctor.compare import Look, ReplicaLook
 from tenora.settings import StackSettings
 from tenora.stack.daemon import is_up
@@ -132,7 +132,7 @@ def _aliases(session: Session) -> dict[tuple[str, str], bool]:
     return {pair: owners.get(pair[1]) == adapter_id for pair, adapter_id in found.items()}
 
 
-def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineTruth | str:
+def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineInventory | str:
     """What the engine itself holds, or in words why it cannot be asked."""
     try:
         response = httpx.get(
@@ -140,6 +140,6 @@ def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineTruth | str:
         )
         if response.status_code != 200:
             return f"answered {response.status_code}: {response.text[:200]}"
-        return msgspec.json.decode(response.content, type=EngineTruth)
+        return msgspec.json.decode(response.content, type=EngineInventory)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         return f"{type(error).__name__}: {error}"

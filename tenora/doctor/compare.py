@@ -10,7 +10,7 @@ from core.contracts.replicas import ReplicaStatus, Residency
 from core.contracts.revocations import Revocation
 from core.contracts.routes import AdapterRoute
 from core.contracts.snapshots import GatewayStatus
-from data_plane.engine.control_protocol import EngineTruth
+from data_plane.engine.control_protocol import EngineInventory
 
 _AGENT_FIX = "restart the replica; its agent publishes all of it anew"
 _PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything anew"
@@ -32,7 +32,7 @@ class ReplicaLook:
 
     status: ReplicaStatus
     residency: Residency | None
-    truth: EngineTruth | str
+    truth: EngineInventory | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

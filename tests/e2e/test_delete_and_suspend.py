@@ -15,7 +15,7 @@ import pytest
 
 from adapters.base_model_spec import describe
 from core.contracts.replicas import ReplicaStatus
-from data_plane.engine.control_protocol import EngineTruth
+from data_plane.engine.control_protocol import EngineInventory
 from tenora.demo.control import ControlPlane
 from tenora.doctor.collect import engine_truth
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
@@ -85,7 +85,7 @@ def truths(platform):
     stack = running_stack(platform.settings)
     engine_key = stack.environment()["TENORA_ENGINE_KEY"]
 
-    def ask() -> dict[str, EngineTruth]:
+    def ask() -> dict[str, EngineInventory]:
         statuses = msgspec.convert(stack.replicas(), type=list[ReplicaStatus])
         answers = {status.id: engine_truth(status, engine_key) for status in statuses}
         assert answers
@@ -126,7 +126,7 @@ class Stream:
         self.ended_at = time.monotonic()
 
 
-def left_of(name: str, truth: EngineTruth) -> list[str]:
+def left_of(name: str, truth: EngineInventory) -> list[str]:
     """The tiers in which an engine still has the adapter."""
     places = {
         "slots": name in truth.in_slots,

@@ -16,14 +16,13 @@ import structlog
 from redis.exceptions import RedisError
 
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.adapter_tasks import SideWork
-from data_plane.engine.agent.control_client import DoorRefused
-from data_plane.engine.agent.engine_client import Engine, EngineMetrics, ProbeTokens
+from data_plane.engine.agent.adapter_tasks import AdapterTasks
+from data_plane.engine.agent.control_client import ControlRequestFailed
+from data_plane.engine.agent.engine_client import EngineMetrics, LocalEngine, ProbeTokens
 from data_plane.engine.agent.engine_process import EngineProcess
-from data_plane.engine.agent.engine_state import Condition
-from data_plane.engine.agent.progress import Progress
-from data_plane.engine.agent.snapshot_reader import NothingPublished
-from data_plane.engine.agent.status_publisher import Publisher
+from data_plane.engine.agent.engine_state import EngineProgress, EngineState
+from data_plane.engine.agent.snapshot_reader import SnapshotMissing
+from data_plane.engine.agent.status_publisher import StatusPublisher
 from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
@@ -36,10 +35,10 @@ class Agent:
     def __init__(
         self,
         settings: ReplicaSettings,
-        engine: Engine,
-        publisher: Publisher,
-        side_work: SideWork,
-        condition: Condition,
+        engine: LocalEngine,
+        publisher: StatusPublisher,
+        side_work: AdapterTasks,
+        condition: EngineState,
         probes: ProbeTokens,
         *,
         start: Callable[[], EngineProcess],
@@ -51,7 +50,7 @@ class Agent:
         self._side_work = side_work
         self._condition = condition
         self._start = start
-        self._progress = Progress()
+        self._progress = EngineProgress()
         self._probe_failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._drain_wanted = False
@@ -101,7 +100,7 @@ class Agent:
         while not self._condition.stopping.is_set() and self._alive():
             try:
                 await self._side_work.honour_revocations()
-            except (NothingPublished, DoorRefused, RedisError, OSError, aiohttp.ClientError) as error:
+            except (SnapshotMissing, ControlRequestFailed, RedisError, OSError, aiohttp.ClientError) as error:
                 if repr(error) != said:
                     said = repr(error)
                     log.warning("what is revoked is not known yet; not ready until it is", error=said)
@@ -131,7 +130,7 @@ class Agent:
             if not self._probing.done():
                 return False
             self._probing.result()  # raises what nobody foresaw
-        quiet_s = time.monotonic() - self._progress.at
+        quiet_s = time.monotonic() - self._progress.last_at_s
         return not answered or self._condition.state == "unhealthy" or quiet_s >= self._settings.probe_every_s
 
     async def _judge(self) -> None:
@@ -151,7 +150,7 @@ class Agent:
         try:
             prompt_tokens, generated_tokens = await self._engine.generate_one_token()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-            if isinstance(error, TimeoutError) and self._progress.at > began:
+            if isinstance(error, TimeoutError) and self._progress.last_at_s > began:
                 result = "busy"
             else:
                 self._probe_failures += 1
@@ -161,7 +160,7 @@ class Agent:
         else:
             result = "ok"
             self._probes.add(prompt_tokens, generated_tokens)
-            self._progress.generated()
+            self._progress.record_probe()
         self._probe_failures = 0
         metrics.PROBES.labels(result).inc()
         return True
@@ -180,7 +179,7 @@ class Agent:
             log.warning("scrape failed", error=repr(error))
             return None
         self._condition.waiting_requests = engine.waiting
-        self._progress.saw(engine)
+        self._progress.record_scrape(engine)
         drain_wanted = await self._publisher.publish(
             self._condition.state, engine, self._probes, self._side_work.residency
         )

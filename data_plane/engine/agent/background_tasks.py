@@ -21,7 +21,7 @@ _EXPECTED = (AppError, RedisError, OSError, aiohttp.ClientError)  # said in a li
 Step = Callable[[], Awaitable[None]]
 
 
-class SideTasks:
+class BackgroundTasks:
     """Repeats steps until ``close``. After a failed step the pause doubles up to ``backoff_max_s``."""
 
     def __init__(self, *, backoff_max_s: float) -> None:

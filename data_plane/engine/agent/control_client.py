@@ -12,7 +12,7 @@ import msgspec
 
 from core.errors import BadGateway
 from data_plane.engine.control_protocol import (
-    EngineTruth,
+    EngineInventory,
     PinsBody,
     PrefetchBody,
     Prefetched,
@@ -36,7 +36,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     error: _ErrorDetail | str = ""
 
 
-class DoorRefused(BadGateway):
+class ControlRequestFailed(BadGateway):
     """The engine answered, and not with what was asked for. ``answered`` is its HTTP status."""
 
     default_code = "engine_refused"
@@ -46,8 +46,10 @@ class DoorRefused(BadGateway):
         self.answered = answered
 
 
-class Door:
-    """One engine's ``/tenora/v1`` routes. Every call raises DoorRefused, aiohttp.ClientError or TimeoutError."""
+class ControlClient:
+    """HTTP client of one engine's ``/tenora/v1`` routes. Every call raises ControlRequestFailed, aiohttp.ClientError or
+    TimeoutError.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, engine_key: str, *, timeout_s: float) -> None:
         self._session = session
@@ -55,9 +57,9 @@ class Door:
         self._headers = {"Authorization": f"Bearer {engine_key}", "Content-Type": "application/json"}
         self._timeout_s = timeout_s
 
-    async def residency(self) -> EngineTruth:
+    async def residency(self) -> EngineInventory:
         """The truth, asked of the engine's worker."""
-        return await self._ask("GET", "/residency", None, EngineTruth)
+        return await self._ask("GET", "/residency", None, EngineInventory)
 
     async def prefetch(
         self, name: str, tier: Literal["disk", "memory"], *, tenant: str | None, timeout_s: float
@@ -94,7 +96,7 @@ class Door:
         try:
             return msgspec.json.decode(raw, type=shape)
         except msgspec.MsgspecError as error:
-            raise DoorRefused(
+            raise ControlRequestFailed(
                 f"{method} {_ROOT}{path}: the engine's answer cannot be read: {error}",
                 answered=200,
                 code=None,
@@ -102,13 +104,13 @@ class Door:
             ) from error
 
 
-def _refused(what: str, status: int, raw: bytes, retry_after: str | None) -> DoorRefused:
+def _refused(what: str, status: int, raw: bytes, retry_after: str | None) -> ControlRequestFailed:
     try:
         detail = msgspec.json.decode(raw, type=_ErrorBody).error
     except msgspec.MsgspecError:
         detail = raw[:_SAID_CHARS].decode(errors="replace")
     code, said = (None, detail) if isinstance(detail, str) else (detail.code, detail.message)
-    return DoorRefused(
+    return ControlRequestFailed(
         f"{what}: the engine answered {status}: {said[:_SAID_CHARS]}",
         answered=status,
         code=code if isinstance(code, str) else None,

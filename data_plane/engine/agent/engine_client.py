@@ -60,7 +60,7 @@ def parse_metrics(text: str) -> EngineMetrics:
     )
 
 
-class Engine:
+class LocalEngine:
     """One engine's HTTP API, as its agent uses it. Every call raises aiohttp.ClientError or TimeoutError on failure."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: ReplicaSettings) -> None:

@@ -41,10 +41,10 @@ PREFETCHES: Final = Counter(
 PREFETCHES_SKIPPED: Final = Counter(
     "tenora_replica_prefetches_skipped_total",
     "Prefetches not done, by why.",
-    ["why"],
+    ["reason"],
 )
 PREFETCH_JUDGED: Final = Counter(
-    "tenora_replica_prefetches_judged_total", "Prefetched adapters that were used in time, and those that were not.",
+    "tenora_replica_prefetch_outcomes_total", "Prefetched adapters that were used in time, and those that were not.",
     ["verdict"],
 )  # fmt: skip
 PREFETCH_SECONDS: Final = Histogram(
@@ -55,7 +55,8 @@ PINS_DROPPED: Final = Gauge("tenora_replica_pins_dropped", "Pins beyond half of 
 
 REVOKED: Final = Gauge("tenora_replica_revoked_adapters", "Adapters the engine has been told to refuse.")
 REVOKED_BEYOND: Final = Gauge(
-    "tenora_replica_revoked_beyond_bound_adapters", "Revoked adapters beyond TENORA_DOOR_REVOKED_MAX, the oldest ones."
+    "tenora_replica_revoked_over_limit_adapters",
+    "Revoked adapters beyond TENORA_REVOKED_ADAPTERS_MAX, the oldest ones.",
 )
 REVOCATIONS: Final = Counter(
     "tenora_replica_revocations_total", "Revocations by what came of an attempt: removed, left, failed.", ["result"]

@@ -10,25 +10,25 @@ from redis.asyncio import Redis
 
 from core.contracts.routes import Pin
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.control_client import Door
-from data_plane.engine.agent.pool import Pool, in_pool_of
+from data_plane.engine.agent.control_client import ControlClient
+from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
-from data_plane.engine.agent.snapshot_reader import PublishedHash
+from data_plane.engine.agent.snapshot_reader import SnapshotReader
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
 _SHARE_OF_MEMORY: Final = 2  # one half: the other serves everybody else
 
 
-class Pins:
+class PinnedAdapters:
     """``step`` is repeated. At most half of host memory is pinned; of more, those first by name are kept."""
 
     def __init__(
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        door: Door,
-        pool: Pool,
+        door: ControlClient,
+        pool: ReplicaPool,
         prefetcher: Prefetcher,
         *,
         residency: Callable[[], EngineResidency | None],
@@ -40,12 +40,12 @@ class Pins:
         self._prefetcher = prefetcher
         self._residency = residency
         self._refused = refused
-        self._published = PublishedHash(redis, "pins", Pin)
+        self._published = SnapshotReader(redis, "pins", Pin)
         self._pins: dict[str, Pin] = {}
         self._acknowledged: list[str] = []
 
     async def step(self) -> None:
-        """Learn the pins, tell the door what differs, ask for what is not in memory. Raises NothingPublished,
+        """Learn the pins, tell the door what differs, ask for what is not in memory. Raises SnapshotMissing,
         redis.RedisError, or what the door raises.
         """
         published = await self._published.changed()

@@ -23,7 +23,7 @@ def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaSt
     return class_for(rank_class, (replica.rank_max, *(other.rank_max for other in live))) == replica.rank_max
 
 
-class Pool:
+class ReplicaPool:
     """The live replicas of a base model as ``me`` sees them, read again once the last list is older than ``fresh_s``
     or is from before this replica was in it.
     """

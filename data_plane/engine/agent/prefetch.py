@@ -11,7 +11,7 @@ import aiohttp
 import structlog
 
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.control_client import Door, DoorRefused
+from data_plane.engine.agent.control_client import ControlClient, ControlRequestFailed
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
@@ -28,7 +28,7 @@ class Prefetcher:
     def __init__(
         self,
         settings: ReplicaSettings,
-        door: Door,
+        door: ControlClient,
         *,
         residency: Callable[[], EngineResidency | None],
         last_use: Callable[[str], float | None],
@@ -49,7 +49,7 @@ class Prefetcher:
         """Prefetch this adapter of a tenant (None for unknown) when there is time. A full queue forgets its oldest;
         what was tried a moment ago, and is not announced by a flip, is not tried again.
         """
-        again_s = self._settings.prefetch_again_s
+        again_s = self._settings.prefetch_retry_after_s
         recent = reason != "flip" and time.monotonic() - self._tried.get(name, -again_s) < again_s
         if recent or name in self._queue or self._refused(name):
             return
@@ -79,7 +79,7 @@ class Prefetcher:
                 tenant=tenant,
                 timeout_s=self._settings.prefetch_timeout_s,
             )
-        except (DoorRefused, aiohttp.ClientError, TimeoutError) as error:
+        except (ControlRequestFailed, aiohttp.ClientError, TimeoutError) as error:
             metrics.PREFETCHES_SKIPPED.labels("failed").inc()
             _log.info("adapter could not be prefetched", adapter=name, reason=reason, error=repr(error))
             return
@@ -87,18 +87,18 @@ class Prefetcher:
         metrics.PREFETCH_SECONDS.observe(time.monotonic() - began)
         if reason != "pin":  # those are kept for what the plan says, not for a guess
             self._unjudged[name] = time.time()
-            while len(self._unjudged) > self._settings.forecast_names_max:
+            while len(self._unjudged) > self._settings.forecast_adapters_max:
                 self._unjudged.popitem(last=False)
 
     def _note_try(self, name: str) -> None:
         self._tried[name] = time.monotonic()
         self._tried.move_to_end(name)
-        while len(self._tried) > self._settings.forecast_names_max:
+        while len(self._tried) > self._settings.forecast_adapters_max:
             self._tried.popitem(last=False)
 
     def _was_idle(self, name: str) -> bool:
         used_at = self._last_use(name)
-        return used_at is None or time.time() - used_at >= self._settings.prefetch_idle_s
+        return used_at is None or time.time() - used_at >= self._settings.prefetch_evict_idle_s
 
     def _judge(self) -> None:
         """Count which prefetched adapters were used in time."""
@@ -106,7 +106,7 @@ class Prefetcher:
             used_at = self._last_use(name)
             if used_at is not None and used_at >= at:
                 verdict = "useful"
-            elif time.time() - at > self._settings.prefetch_useful_s:
+            elif time.time() - at > self._settings.prefetch_useful_within_s:
                 verdict = "wasted"
             else:
                 continue

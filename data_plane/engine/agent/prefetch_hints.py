@@ -15,9 +15,9 @@ from core.adapter_names import adapter_of
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import PrefetchHint
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.pool import Pool, in_pool_of
+from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
-from data_plane.engine.agent.usage_forecast import UseHistory
+from data_plane.engine.agent.usage_forecast import UsageHistory
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
@@ -42,16 +42,16 @@ def is_mine(name: str, rank_class: int, *, me: str, live: list[ReplicaStatus], h
     return rendezvous_hash.winner(name, pool) == me
 
 
-class Hints:
+class PrefetchHints:
     """Two steps to be repeated: ``follow`` the stream, and ``forecast``."""
 
     def __init__(
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        pool: Pool,
+        pool: ReplicaPool,
         prefetcher: Prefetcher,
-        uses: UseHistory,
+        uses: UsageHistory,
         *,
         residency: Callable[[], EngineResidency | None],
     ) -> None:
@@ -90,7 +90,7 @@ class Hints:
             "+inf",
             withscores=True,
             start=0,
-            num=self._settings.forecast_names_max,
+            num=self._settings.forecast_adapters_max,
         )
         for name, at_ms in cast("list[tuple[bytes, float]]", used):
             self._uses.note(name.decode(), at_ms / 1000)

@@ -22,9 +22,9 @@ from core.adapter_names import adapter_of, digest_of
 from core.clock import now_ms
 from core.contracts.revocations import Revocation, RevocationReceipt
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.control_client import Door
-from data_plane.engine.agent.snapshot_reader import PublishedHash
-from data_plane.engine.control_protocol import EngineTruth, Unloaded
+from data_plane.engine.agent.control_client import ControlClient
+from data_plane.engine.agent.snapshot_reader import SnapshotReader
+from data_plane.engine.control_protocol import EngineInventory, Unloaded
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
@@ -34,12 +34,12 @@ _RETRY_FIRST_S: Final = 0.5
 class Revocations:
     """The revoked adapters of one base model, on one engine. ``step`` is repeated; ``close`` ends what is running."""
 
-    def __init__(self, settings: ReplicaSettings, redis: Redis, door: Door, boot_id: str) -> None:
+    def __init__(self, settings: ReplicaSettings, redis: Redis, door: ControlClient, boot_id: str) -> None:
         self._settings = settings
         self._redis = redis
         self._door = door
         self._boot_id = boot_id
-        self._published = PublishedHash(redis, "revocations", Revocation)
+        self._published = SnapshotReader(redis, "revocations", Revocation)
         self._epoch = ""
         self._revoked: dict[str, Revocation] = {}
         self._adapters: frozenset[str] = frozenset()  # those that are revoked
@@ -47,14 +47,14 @@ class Revocations:
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._receipts: dict[str, RevocationReceipt] = {}  # of what is gone
         self._untold: set[str] = set()
-        self._turns = asyncio.Semaphore(settings.revocations_at_once)
+        self._turns = asyncio.Semaphore(settings.revocation_unloads_max)
 
     def refuses(self, name: str) -> bool:
         """Whether this engine name must not be served, loaded or prefetched."""
         return adapter_of(name) in self._adapters
 
     async def step(self) -> None:
-        """Learn what is revoked, have the door refuse it, and see to its removal. Raises NothingPublished,
+        """Learn what is revoked, have the door refuse it, and see to its removal. Raises SnapshotMissing,
         redis.RedisError, or what the door raises.
         """
         try:
@@ -68,7 +68,7 @@ class Revocations:
         """One step, and a bounded wait for what it began: nobody uses the engine yet, so only its disk has anything."""
         await self.step()
         if self._removing:
-            await asyncio.wait(self._removing.values(), timeout=self._settings.revocation_boot_s)
+            await asyncio.wait(self._removing.values(), timeout=self._settings.revocation_start_timeout_s)
 
     async def close(self) -> None:
         """Stop removing; what is not gone has no receipt and is taken up by the next engine."""
@@ -96,7 +96,7 @@ class Revocations:
         """Tell the door what differs. Of more than it takes, those revoked last: the others left every tier long ago,
         and no gateway has a route to them.
         """
-        most = self._settings.door_revoked_max
+        most = self._settings.revoked_adapters_max
         newest = sorted(self._revoked.values(), key=lambda each: each.id, reverse=True)
         told = frozenset(islice(dict.fromkeys(each.adapter_id for each in newest), most))
         if told == self._acknowledged:
@@ -151,7 +151,7 @@ class Revocations:
         who may be served stay: the same weights under another name are that one's own.
         """
         with contextlib.suppress(RedisError, OSError):  # a word on the way, not the receipt
-            await self._tell(self._receipt(revocation, "draining", [], Left()))
+            await self._tell(self._receipt(revocation, "draining", [], RemainingCopies()))
         foreign = set()
         for name in revocation.engine_names:
             said = await self._unload(name)
@@ -165,12 +165,16 @@ class Revocations:
         return self._receipt(revocation, "removed", unloaded, left)
 
     async def _unload(self, name: str) -> Unloaded:
-        drain_s = self._settings.revocation_drain_s
-        timeout_s = drain_s + self._settings.door_abort_s + self._settings.door_timeout_s
+        drain_s = self._settings.revocation_drain_timeout_s
+        timeout_s = drain_s + self._settings.unload_abort_timeout_s + self._settings.engine_control_timeout_s
         return await self._door.unload(name, drain_s=drain_s, timeout_s=timeout_s)
 
     def _receipt(
-        self, revocation: Revocation, state: Literal["draining", "removed"], unloaded: list[Unloaded], left: "Left"
+        self,
+        revocation: Revocation,
+        state: Literal["draining", "removed"],
+        unloaded: list[Unloaded],
+        left: "RemainingCopies",
     ) -> RevocationReceipt:
         return RevocationReceipt(
             revocation_id=revocation.id,
@@ -200,7 +204,7 @@ class Revocations:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingCopies:
     """What the engine still has of a revoked adapter."""
 
     in_slots: tuple[str, ...] = ()
@@ -208,7 +212,7 @@ class Left:
     on_disk: tuple[str, ...] = ()
 
 
-def left_of(revocation: Revocation, truth: EngineTruth) -> Left:
+def left_of(revocation: Revocation, truth: EngineInventory) -> RemainingCopies:
     """What is left of it by the engine's own account. A slot that belongs to nobody and is not zero counts: whose
     weights those are cannot be told.
     """
@@ -216,7 +220,7 @@ def left_of(revocation: Revocation, truth: EngineTruth) -> Left:
     digests = {digest_of(name) for name in names}
     stray = {f"slot {slot.index}" for slot in truth.slots if slot.name is None and not slot.zeroed}
     nameless = {f"adapter {each.lora_int_id}" for each in truth.memory if each.name is None}
-    return Left(
+    return RemainingCopies(
         in_slots=tuple(sorted({slot.name for slot in truth.slots if slot.name in names} | stray)),
         in_memory=tuple(sorted(names & truth.in_memory) + sorted(nameless)),
         on_disk=tuple(sorted(digests & set(truth.disk))),

@@ -7,12 +7,12 @@ import aiohttp
 from redis.asyncio import Redis
 
 from core.ids import new_id
-from data_plane.engine.agent.adapter_tasks import SideWork
+from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.agent import Agent
-from data_plane.engine.agent.engine_client import Engine, ProbeTokens
+from data_plane.engine.agent.engine_client import LocalEngine, ProbeTokens
 from data_plane.engine.agent.engine_process import EngineProcess
-from data_plane.engine.agent.engine_state import Condition
-from data_plane.engine.agent.status_publisher import Publisher
+from data_plane.engine.agent.engine_state import EngineState
+from data_plane.engine.agent.status_publisher import StatusPublisher
 from data_plane.engine.engine_command import engine_argv, engine_env
 from data_plane.engine.plugin import installed_engine
 from data_plane.engine.settings import ReplicaSettings
@@ -26,18 +26,18 @@ async def run_replica(settings: ReplicaSettings) -> int:
         environment = engine_env(settings, device, dict(os.environ))
         return EngineProcess(engine_argv(settings, device), environment, device=device)
 
-    return await run_beside(settings, start_engine)
+    return await run_with_engine(settings, start_engine)
 
 
-async def run_beside(settings: ReplicaSettings, start: Callable[[], EngineProcess]) -> int:
+async def run_with_engine(settings: ReplicaSettings, start: Callable[[], EngineProcess]) -> int:
     """The same with an engine that ``start`` starts."""
-    boot_id, condition, probes = new_id("boot"), Condition(), ProbeTokens()
+    boot_id, condition, probes = new_id("boot"), EngineState(), ProbeTokens()
     async with aiohttp.ClientSession() as session:
         redis = Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=5)
         try:
-            engine = Engine(session, settings)
-            publisher = Publisher(settings, redis, url=engine.url, boot_id=boot_id)
-            side_work = SideWork(settings, redis, session, condition, probes, boot_id=boot_id)
+            engine = LocalEngine(session, settings)
+            publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id)
+            side_work = AdapterTasks(settings, redis, session, condition, probes, boot_id=boot_id)
             return await Agent(settings, engine, publisher, side_work, condition, probes, start=start).run()
         finally:
             await redis.aclose()

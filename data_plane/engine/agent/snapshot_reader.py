@@ -17,13 +17,13 @@ _log = structlog.get_logger()
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class NothingPublished(Unavailable):
+class SnapshotMissing(Unavailable):
     """Redis holds no snapshot: nothing was ever published, or it was lost and will soon be published again."""
 
     default_code = "nothing_published"
 
 
-class PublishedHash(Generic[T]):
+class SnapshotReader(Generic[T]):
     """Reads ``keys.snapshot(kind)``. While nothing is published anywhere, a look costs one small read."""
 
     def __init__(self, redis: Redis, kind: SnapshotKind, shape: type[T]) -> None:
@@ -35,7 +35,7 @@ class PublishedHash(Generic[T]):
 
     async def changed(self) -> dict[str, T] | None:
         """Every entity by its field, or None where nothing was published since the last call. ``epoch`` changes when
-        Redis had lost something and all was published anew. Raises NothingPublished, redis.RedisError.
+        Redis had lost something and all was published anew. Raises SnapshotMissing, redis.RedisError.
         """
         if await self._read_position(self._redis) == self._position:
             return None
@@ -60,5 +60,5 @@ class PublishedHash(Generic[T]):
 def _position(meta: object) -> tuple[bytes | None, ...]:
     position = tuple(cast("list[bytes | None]", meta))
     if None in position:
-        raise NothingPublished("no snapshot is published")
+        raise SnapshotMissing("no snapshot is published")
     return position

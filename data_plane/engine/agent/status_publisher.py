@@ -19,7 +19,7 @@ from data_plane.engine.settings import ReplicaSettings
 _log = structlog.get_logger()
 
 
-class Publisher:
+class StatusPublisher:
     """Writes one replica's keys. ``url`` is the engine's address for gateways."""
 
     def __init__(self, settings: ReplicaSettings, redis: Redis, *, url: str, boot_id: str) -> None:

@@ -59,7 +59,7 @@ def _moving_average(gaps: Sequence[float]) -> float:
     return average
 
 
-class UseHistory:
+class UsageHistory:
     """Times at which adapters were used. At most ``names_max`` are known; the least recently used is forgotten first.
 
     Uses less than ``visit_gap_s`` apart are one visit: what is asked for all the time needs no forecast.

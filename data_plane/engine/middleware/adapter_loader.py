@@ -19,11 +19,11 @@ import structlog
 from adapters.cache.errors import AdapterLoading
 from core.contracts.replicas import Tier
 from core.errors import Unavailable
-from data_plane.engine.middleware.disk_leases import DiskHolds
-from data_plane.engine.middleware.revoked_adapters import Refused
-from data_plane.engine.middleware.worker_client import TierClient
+from data_plane.engine.middleware.disk_leases import DiskLeases
+from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
+from data_plane.engine.middleware.worker_client import WorkerClient
 from data_plane.engine.residency import ResidencyReader
-from data_plane.engine.settings import DoorSettings
+from data_plane.engine.settings import MiddlewareSettings
 
 _log = structlog.get_logger()
 _LOAD_ATTEMPTS = 2  # the second after the disk cache has looked at every byte and mended what it found
@@ -36,14 +36,14 @@ class AdapterUnusable(Unavailable):
 
 
 @dataclass(frozen=True)
-class Warmth:
+class LoadOutcome:
     """Where an adapter lay when a request came, and how long the request waited for it."""
 
     tier: Tier
     load_ms: int
 
 
-class _Holding:
+class _AdapterUse:
     """One adapter in use. ``turn`` lets one request bring it in while the others of the same adapter wait; ``held``
     is a place taken in host memory, ``ready`` that the adapter lies there.
     """
@@ -55,15 +55,15 @@ class _Holding:
         self.ready = False
 
 
-class Warmer:
+class AdapterLoader:
     """Who holds what in host memory. One event loop."""
 
     def __init__(
         self,
-        settings: DoorSettings,
-        refused: Refused,
-        disk: DiskHolds,
-        worker: TierClient,
+        settings: MiddlewareSettings,
+        refused: RevokedAdapters,
+        disk: DiskLeases,
+        worker: WorkerClient,
         residency: ResidencyReader,
     ) -> None:
         self._settings = settings
@@ -71,7 +71,7 @@ class Warmer:
         self._disk = disk
         self._worker = worker
         self._residency = residency
-        self._holdings: dict[str, _Holding] = {}
+        self._holdings: dict[str, _AdapterUse] = {}
         self._room = asyncio.Semaphore(settings.memory_adapters)
         self._on_the_way: Counter[str] = Counter()  # by tenant
 
@@ -81,7 +81,7 @@ class Warmer:
         return frozenset(self._holdings)
 
     @asynccontextmanager
-    async def warm(self, name: str, tenant: str | None) -> AsyncIterator[Warmth]:
+    async def warm(self, name: str, tenant: str | None) -> AsyncIterator[LoadOutcome]:
         """The adapter is in host memory within the block, and stays there.
 
         Raises ``AdapterLoading`` when that takes longer than a request waits or too many are on their way, ``NotFound``
@@ -99,24 +99,24 @@ class Warmer:
         if (holding := self._holdings.get(name)) is not None:
             holding.ready = False
 
-    def _enter(self, name: str) -> _Holding:
-        holding = self._holdings.setdefault(name, _Holding())
+    def _enter(self, name: str) -> _AdapterUse:
+        holding = self._holdings.setdefault(name, _AdapterUse())
         holding.users += 1
         return holding
 
-    def _leave(self, name: str, holding: _Holding) -> None:
+    def _leave(self, name: str, holding: _AdapterUse) -> None:
         holding.users -= 1
         if holding.users == 0:
             del self._holdings[name]
             if holding.held:
                 self._let_go(name, holding)
 
-    async def _acquire(self, name: str, tenant: str | None, holding: _Holding) -> Warmth:
+    async def _acquire(self, name: str, tenant: str | None, holding: _AdapterUse) -> LoadOutcome:
         started = time.monotonic()
         if holding.ready:
-            return Warmth(self._tier_of_held(name), 0)
+            return LoadOutcome(self._tier_of_held(name), 0)
         try:
-            async with asyncio.timeout(self._settings.door_load_deadline_s) as patience:
+            async with asyncio.timeout(self._settings.adapter_load_deadline_s) as patience:
                 async with holding.turn:
                     tier = self._tier_of_held(name) if holding.ready else await self._bring(name, tenant, holding)
                     holding.ready = True
@@ -126,9 +126,9 @@ class Warmer:
             raise AdapterLoading(
                 "the adapter is being brought in behind others; ask again", eta_s=1, retry_after_s=1
             ) from error
-        return Warmth(tier, round((time.monotonic() - started) * 1000))
+        return LoadOutcome(tier, round((time.monotonic() - started) * 1000))
 
-    async def _bring(self, name: str, tenant: str | None, holding: _Holding) -> Tier:
+    async def _bring(self, name: str, tenant: str | None, holding: _AdapterUse) -> Tier:
         with ExitStack() as place:
             counts = not self._is_resident(name)
             if counts:
@@ -143,10 +143,10 @@ class Warmer:
     @contextmanager
     def _place(self, name: str, tenant: str | None) -> Iterator[None]:
         """One of the adapters that are brought in at the same time."""
-        owner, most = name if tenant is None else tenant, self._settings.door_tenant_loads_max
+        owner, most = name if tenant is None else tenant, self._settings.adapter_loads_per_tenant_max
         if self._on_the_way[owner] >= most:
             raise AdapterLoading(f"{most} adapters of this tenant are being brought in", eta_s=1, retry_after_s=1)
-        if self._on_the_way.total() >= self._settings.door_loads_max:
+        if self._on_the_way.total() >= self._settings.adapter_loads_max:
             raise AdapterLoading("this engine is bringing in too many adapters at once", eta_s=1, retry_after_s=1)
         self._on_the_way[owner] += 1
         try:
@@ -156,7 +156,7 @@ class Warmer:
             if not self._on_the_way[owner]:
                 del self._on_the_way[owner]
 
-    async def _bring_from_below(self, name: str, tenant: str | None, holding: _Holding) -> Tier:
+    async def _bring_from_below(self, name: str, tenant: str | None, holding: _AdapterUse) -> Tier:
         tier: Tier = "disk" if await self._disk.has(name) else "store"
         for attempt in range(_LOAD_ATTEMPTS):
             folder = await self._disk.fetch(name, tenant)
@@ -169,7 +169,7 @@ class Warmer:
             self._disk.suspect(folder)
         raise AdapterUnusable(f"adapter {name} cannot be loaded by the engine; see its log", retry_after_s=5)
 
-    async def _load(self, name: str, folder: Path, holding: _Holding) -> bool:
+    async def _load(self, name: str, folder: Path, holding: _AdapterUse) -> bool:
         loaded = False
         try:
             loaded = (await self._worker.load(name, folder)).loaded
@@ -178,7 +178,7 @@ class Warmer:
                 self._let_go(name, holding)
         return loaded
 
-    async def _hold(self, name: str, holding: _Holding) -> Tier | None:
+    async def _hold(self, name: str, holding: _AdapterUse) -> Tier | None:
         if not holding.held:
             await self._room.acquire()
             holding.held = True
@@ -188,7 +188,7 @@ class Warmer:
             self._let_go(name, holding)
             raise
 
-    def _let_go(self, name: str, holding: _Holding) -> None:
+    def _let_go(self, name: str, holding: _AdapterUse) -> None:
         holding.held = False
         self._room.release()
         self._worker.release(name)

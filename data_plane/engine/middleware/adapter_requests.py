@@ -14,17 +14,27 @@ import structlog
 from adapters.cache.adapter_cache import DiskCache
 from core.adapter_names import is_engine_name
 from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
-from data_plane.engine.control_protocol import EngineTruth
-from data_plane.engine.middleware.adapter_loader import Warmer
-from data_plane.engine.middleware.asgi import App, ClientGone, Message, Receive, Scope, Send, body, header, refuse
-from data_plane.engine.middleware.disk_leases import DiskHolds
-from data_plane.engine.middleware.in_flight import InFlight
-from data_plane.engine.middleware.load_report import ReportedSend, Stalls
-from data_plane.engine.middleware.revoked_adapters import Refused
-from data_plane.engine.middleware.vllm_frontend import FrontEnd
-from data_plane.engine.middleware.worker_client import TierClient
+from data_plane.engine.control_protocol import EngineInventory
+from data_plane.engine.middleware.adapter_loader import AdapterLoader
+from data_plane.engine.middleware.asgi import (
+    App,
+    CallerDisconnected,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    body,
+    header,
+    refuse,
+)
+from data_plane.engine.middleware.disk_leases import DiskLeases
+from data_plane.engine.middleware.in_flight import InFlightRequests
+from data_plane.engine.middleware.load_report import ReportingSend, StallReports
+from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
+from data_plane.engine.middleware.worker_client import WorkerClient
 from data_plane.engine.residency import ResidencyReader
-from data_plane.engine.settings import DoorSettings
+from data_plane.engine.settings import MiddlewareSettings
 
 _log: Final = structlog.get_logger()
 _ADAPTER_HEADER: Final = b"x-tenora-adapter"
@@ -40,18 +50,18 @@ class AdapterFailed(Unavailable):
     default_code = "adapter_failed"
 
 
-class AdapterDoor:
+class AdapterRequests:
     """What the door knows of adapters. Built in the API server, used on its one event loop."""
 
-    def __init__(self, settings: DoorSettings, cache: DiskCache) -> None:
+    def __init__(self, settings: MiddlewareSettings, cache: DiskCache) -> None:
         self.settings = settings
-        self.refused = Refused()
-        self.disk = DiskHolds(cache, self.refused, settings.base_model, settings.door_load_deadline_s)
+        self.refused = RevokedAdapters()
+        self.disk = DiskLeases(cache, self.refused, settings.base_model, settings.adapter_load_deadline_s)
         self.residency = ResidencyReader(settings.run_dir)
-        self.worker = TierClient(settings.run_dir)
-        self.warmer = Warmer(settings, self.refused, self.disk, self.worker, self.residency)
-        self.in_flight = InFlight()
-        self._stalls = Stalls(self.residency)
+        self.worker = WorkerClient(settings.run_dir)
+        self.warmer = AdapterLoader(settings, self.refused, self.disk, self.worker, self.residency)
+        self.in_flight = InFlightRequests()
+        self._stalls = StallReports(self.residency)
         self._healing: dict[str, asyncio.Task[None]] = {}
 
     async def generate(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +74,7 @@ class AdapterDoor:
                 await self._generate(name, app, scope, receive, send)
         except AppError as error:
             await refuse(send, error)
-        except ClientGone:
+        except CallerDisconnected:
             return
 
     async def _generate(self, name: str, app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,15 +84,15 @@ class AdapterDoor:
         with self.in_flight.request(name, _engine_id(scope)):  # nothing awaited in between: an unload counts it or not
             async with self.warmer.warm(name, header(scope, _TENANT_HEADER)) as warmth:
                 self.refused.check(name)
-                front_end = FrontEnd(scope["app"].state)
-                reported = ReportedSend(send, name, warmth, self._stalls, lambda: self._heal(name, front_end))
+                front_end = VllmFrontend(scope["app"].state)
+                reported = ReportingSend(send, name, warmth, self._stalls, lambda: self._heal(name, front_end))
                 await app(scope, receive, reported)
         if reported.started and reported.failed:
             await reported.end_early()
         elif reported.failed:
             raise AdapterFailed("the adapter was lost on its way into the engine; ask again", retry_after_s=1)
 
-    async def take_out(self, name: str, front_end: FrontEnd, *, idle: bool) -> EngineTruth:
+    async def take_out(self, name: str, front_end: VllmFrontend, *, idle: bool) -> EngineInventory:
         """Empty slots and host memory of an adapter. While a request of it runs on (not ``idle``) vLLM keeps its name,
         since under a second number it would be two adapters to the worker; and what a step has cached while its slot
         was empty is dropped.
@@ -104,22 +114,22 @@ class AdapterDoor:
             if not is_engine_name(name):
                 raise InvalidRequest("x-tenora-adapter must be <adapter id>@<digest>", param="x-tenora-adapter")
             return name, receive
-        content = await body(receive, self.settings.door_body_bytes_max)
+        content = await body(receive, self.settings.engine_body_bytes_max)
         if content is None:
-            raise TooLarge(f"the body is larger than {self.settings.door_body_bytes_max} bytes")
+            raise TooLarge(f"the body is larger than {self.settings.engine_body_bytes_max} bytes")
         return _model_of(content), _replay(content, receive)
 
-    def _heal(self, name: str, front_end: FrontEnd) -> None:
+    def _heal(self, name: str, front_end: VllmFrontend) -> None:
         if name not in self._healing:
             self._healing[name] = task = asyncio.create_task(self._forget_failure(name, front_end))
             task.add_done_callback(lambda _: self._healing.pop(name, None))
 
-    async def _forget_failure(self, name: str, front_end: FrontEnd) -> None:
+    async def _forget_failure(self, name: str, front_end: VllmFrontend) -> None:
         """A fresh start: no request, no empty slot, and no cached prefix of what was never the adapter's."""
         _log.error("adapter failed in a step; ending its requests", adapter=name)
         try:
             await front_end.abort(self.in_flight.ids(name))
-            idle = await self.in_flight.wait_idle(name, self.settings.door_abort_s)
+            idle = await self.in_flight.wait_idle(name, self.settings.unload_abort_timeout_s)
             await self.take_out(name, front_end, idle=idle)
         except Exception:  # noqa: BLE001 - vLLM has errors of its own; the next request finds it failed still
             _log.exception("adapter could not be taken out after it failed", adapter=name)

@@ -14,7 +14,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class ClientGone(Exception):
+class CallerDisconnected(Exception):
     """The caller hung up before its request was complete."""
 
 
@@ -27,12 +27,12 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 async def body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The whole body; None when it is larger than ``bytes_max``. Raises ``ClientGone``."""
+    """The whole body; None when it is larger than ``bytes_max``. Raises ``CallerDisconnected``."""
     chunks, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise CallerDisconnected
         chunks.append(bytes(message.get("body", b"")))
         size += len(chunks[-1])
         if size > bytes_max:

@@ -14,7 +14,7 @@ from core.contracts.replicas import Tier
 from core.errors import AppError, InvalidRequest, TooLarge, Unprocessable
 from core.ids import is_id
 from data_plane.engine.control_protocol import (
-    EngineTruth,
+    EngineInventory,
     Pinned,
     PinsBody,
     PrefetchBody,
@@ -24,11 +24,11 @@ from data_plane.engine.control_protocol import (
     UnloadBody,
     Unloaded,
 )
-from data_plane.engine.middleware.adapter_requests import AdapterDoor
-from data_plane.engine.middleware.asgi import ClientGone, Receive, Scope, Send, answer, body, refuse
-from data_plane.engine.middleware.idle_adapter_sweep import Forgetting
+from data_plane.engine.middleware.adapter_requests import AdapterRequests
+from data_plane.engine.middleware.asgi import CallerDisconnected, Receive, Scope, Send, answer, body, refuse
+from data_plane.engine.middleware.idle_adapter_sweep import IdleAdapterSweep
 from data_plane.engine.middleware.unload import refuse_adapters, unload
-from data_plane.engine.middleware.vllm_frontend import FrontEnd
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 
 _ROOT: Final = "/tenora/v1"
 _NAME_BYTES: Final = 128
@@ -37,13 +37,13 @@ _DRAIN_MAX_S: Final = 3600.0
 Shape = TypeVar("Shape")
 
 
-class DoorRoutes:
+class ControlRoutes:
     """Answers ``/tenora/v1``. The front end comes with the first request, since vLLM makes it after its middleware."""
 
-    def __init__(self, door: AdapterDoor) -> None:
+    def __init__(self, door: AdapterRequests) -> None:
         self._door = door
         self._forgetting: asyncio.Task[None] | None = None
-        self._routes: dict[tuple[str, str], Callable[[FrontEnd, bytes], Awaitable[Any]]] = {
+        self._routes: dict[tuple[str, str], Callable[[VllmFrontend, bytes], Awaitable[Any]]] = {
             ("GET", f"{_ROOT}/residency"): self._residency,
             ("POST", f"{_ROOT}/prefetch"): self._prefetch,
             ("POST", f"{_ROOT}/unload"): self._unload,
@@ -54,24 +54,24 @@ class DoorRoutes:
     def begin(self, state: Any) -> None:
         """Start what runs beside the requests, once."""
         if self._forgetting is None:
-            self._forgetting = asyncio.create_task(Forgetting(self._door, FrontEnd(state)).run())
+            self._forgetting = asyncio.create_task(IdleAdapterSweep(self._door, VllmFrontend(state)).run())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request of a route in ``ROUTES``; its key has been checked."""
         try:
             settings = self._door.settings
-            bytes_max = max(settings.door_names_max * _NAME_BYTES, settings.door_revoked_max * _ADAPTER_BYTES)
+            bytes_max = max(settings.pinned_adapters_max * _NAME_BYTES, settings.revoked_adapters_max * _ADAPTER_BYTES)
             if (content := await body(receive, bytes_max)) is None:
                 raise TooLarge(f"the body is larger than {bytes_max} bytes")
             handle = self._routes[scope["method"], scope["path"]]
-            said = await handle(FrontEnd(scope["app"].state), content)
+            said = await handle(VllmFrontend(scope["app"].state), content)
             await answer(send, 200, msgspec.to_builtins(said))
-        except ClientGone:
+        except CallerDisconnected:
             return
         except AppError as error:
             await refuse(send, error)
 
-    async def _residency(self, front_end: FrontEnd, _: bytes) -> EngineTruth:
+    async def _residency(self, front_end: VllmFrontend, _: bytes) -> EngineInventory:
         return msgspec.structs.replace(
             await front_end.truth(),
             names=tuple(sorted(front_end.names)),
@@ -79,7 +79,7 @@ class DoorRoutes:
             revoked=tuple(sorted(self._door.refused.adapters)),
         )
 
-    async def _prefetch(self, front_end: FrontEnd, content: bytes) -> Prefetched:
+    async def _prefetch(self, front_end: VllmFrontend, content: bytes) -> Prefetched:
         wanted = _decode(content, PrefetchBody)
         _check_names(wanted.name)
         self._door.refused.check(wanted.name)
@@ -105,15 +105,15 @@ class DoorRoutes:
             return None
         return "slot" if name in table.slots else "memory" if name in table.in_memory else None
 
-    async def _unload(self, front_end: FrontEnd, content: bytes) -> Unloaded:
+    async def _unload(self, front_end: VllmFrontend, content: bytes) -> Unloaded:
         wanted = _decode(content, UnloadBody)
         _check_names(wanted.name)
         if not 0 <= wanted.drain_s <= _DRAIN_MAX_S:
             raise InvalidRequest(f"drain_s must be between 0 and {_DRAIN_MAX_S:g}", param="drain_s")
         return await unload(self._door, front_end, wanted.name, wanted.drain_s)
 
-    async def _revoked(self, _: FrontEnd, content: bytes) -> Refusing:
-        adapters, most = _decode(content, RevokedBody).adapters, self._door.settings.door_revoked_max
+    async def _revoked(self, _: VllmFrontend, content: bytes) -> Refusing:
+        adapters, most = _decode(content, RevokedBody).adapters, self._door.settings.revoked_adapters_max
         if len(adapters) > most:
             raise TooLarge(f"{len(adapters)} adapters; {most} are the most")
         for each in adapters:
@@ -122,10 +122,10 @@ class DoorRoutes:
         await refuse_adapters(self._door, frozenset(adapters))
         return Refusing(len(self._door.refused.adapters))
 
-    async def _pins(self, _: FrontEnd, content: bytes) -> Pinned:
+    async def _pins(self, _: VllmFrontend, content: bytes) -> Pinned:
         names = _decode(content, PinsBody).names
-        if len(names) > self._door.settings.door_names_max:
-            raise TooLarge(f"{len(names)} names; {self._door.settings.door_names_max} are the most")
+        if len(names) > self._door.settings.pinned_adapters_max:
+            raise TooLarge(f"{len(names)} names; {self._door.settings.pinned_adapters_max} are the most")
         _check_names(*names)
         if len(names) > (most := self._door.settings.memory_adapters // 2):
             raise Unprocessable(f"{len(names)} pins; half of host memory, {most} adapters, may be pinned")

@@ -13,7 +13,7 @@ from adapters.cache.errors import CacheFailed, disk_errors
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, read_manifest
 from core.adapter_names import digest_of
 from core.errors import NotFound
-from data_plane.engine.middleware.revoked_adapters import Refused
+from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
 
 
 class OtherBaseModel(NotFound):
@@ -22,10 +22,10 @@ class OtherBaseModel(NotFound):
     default_code = "adapter_of_other_base_model"
 
 
-class DiskHolds:
+class DiskLeases:
     """One event loop. Every name that was fetched holds its digest until ``release``."""
 
-    def __init__(self, cache: DiskCache, refused: Refused, base_model: str, deadline_s: float) -> None:
+    def __init__(self, cache: DiskCache, refused: RevokedAdapters, base_model: str, deadline_s: float) -> None:
         self._cache = cache
         self._refused = refused
         self._base_model = base_model

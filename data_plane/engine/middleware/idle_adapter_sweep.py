@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 
 import structlog
 
-from data_plane.engine.middleware.adapter_requests import AdapterDoor
-from data_plane.engine.middleware.vllm_frontend import FrontEnd
+from data_plane.engine.middleware.adapter_requests import AdapterRequests
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 from data_plane.engine.residency import EngineResidency
 
 _log = structlog.get_logger()
@@ -21,10 +21,10 @@ def idle_names(known: Iterable[str], table: EngineResidency, in_use: AbstractSet
     return set(known) - table.in_memory - set(table.slots) - in_use
 
 
-class Forgetting:
+class IdleAdapterSweep:
     """Looks every few seconds."""
 
-    def __init__(self, door: AdapterDoor, front_end: FrontEnd) -> None:
+    def __init__(self, door: AdapterRequests, front_end: VllmFrontend) -> None:
         self._door = door
         self._front_end = front_end
 
@@ -43,7 +43,7 @@ class Forgetting:
     async def run(self) -> None:
         """For as long as the engine lives."""
         while True:
-            await asyncio.sleep(self._door.settings.door_forget_every_s)
+            await asyncio.sleep(self._door.settings.idle_adapter_sweep_interval_s)
             try:
                 self.look()
             except OSError as error:  # the next look may find the folders again

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 
-class InFlight:
+class InFlightRequests:
     """What runs by engine name, with the ids under which vLLM can abort the requests among it."""
 
     def __init__(self) -> None:

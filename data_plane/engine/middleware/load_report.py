@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
-from data_plane.engine.middleware.adapter_loader import Warmth
+from data_plane.engine.middleware.adapter_loader import LoadOutcome
 from data_plane.engine.middleware.asgi import Message, Send
 from data_plane.engine.residency import ResidencyReader
 
 _LAST_EVENT: Final = b"data: [DONE]"
 
 
-class Stalls:
+class StallReports:
     """Each stall is told once: by the first request of its adapter that ends after it."""
 
     def __init__(self, residency: ResidencyReader) -> None:
@@ -39,13 +39,15 @@ class Stalls:
         return table is not None and name in table.failed
 
 
-class ReportedSend:
+class ReportingSend:
     """An ASGI ``send`` that adds the report, and lets nothing out once the adapter has failed in a step.
 
     The start of an answer is kept until there is a body, so that a failure before it is still an error with a status.
     """
 
-    def __init__(self, send: Send, name: str, warmth: Warmth, stalls: Stalls, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, send: Send, name: str, warmth: LoadOutcome, stalls: StallReports, on_failure: Callable[[], None]
+    ) -> None:
         self._send = send
         self._on_failure = on_failure
         self._name = name

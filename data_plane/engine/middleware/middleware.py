@@ -13,9 +13,9 @@ import json
 from typing import Final
 
 from data_plane.engine.middleware import control_routes
-from data_plane.engine.middleware.adapter_requests import AdapterDoor
-from data_plane.engine.middleware.asgi import App, ClientGone, Receive, Scope, Send, answer, body, header
-from data_plane.engine.settings import DoorSettings
+from data_plane.engine.middleware.adapter_requests import AdapterRequests
+from data_plane.engine.middleware.asgi import App, CallerDisconnected, Receive, Scope, Send, answer, body, header
+from data_plane.engine.settings import MiddlewareSettings
 
 ABORT_PATH: Final = "/inference/v1/abort_requests"
 OPEN_ROUTES: Final = frozenset({("GET", "/health"), ("GET", "/metrics")})
@@ -26,17 +26,17 @@ _ABORT_IDS_MAX: Final = 64
 _BEARER: Final = "Bearer "
 
 
-class EngineDoor:
+class EngineMiddleware:
     """Outermost middleware of vLLM's API server; loaded by its ``--middleware`` option, in which case it uses the disk
     cache of the resolver that the plugin has registered.
     """
 
-    def __init__(self, app: App, adapters: AdapterDoor | None = None) -> None:
+    def __init__(self, app: App, adapters: AdapterRequests | None = None) -> None:
         self._app = app
-        settings = DoorSettings()
+        settings = MiddlewareSettings()
         self._key = _digest(settings.engine_key.get_secret_value())
         self._adapters = adapters or _registered_adapters(settings)
-        self._routes = control_routes.DoorRoutes(self._adapters)
+        self._routes = control_routes.ControlRoutes(self._adapters)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = (scope.get("method", ""), scope.get("path", ""))
@@ -69,7 +69,7 @@ async def _abort(scope: Scope, receive: Receive, send: Send) -> None:
     """``{"request_ids": [...]}`` with the ids that responses carry. Unknown and finished ids are ignored."""
     try:
         request_ids = _request_ids(await body(receive, _ABORT_BODY_MAX_BYTES) or b"")
-    except ClientGone:
+    except CallerDisconnected:
         return
     if request_ids is None:
         await answer(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
@@ -78,10 +78,10 @@ async def _abort(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200, {})
 
 
-def _registered_adapters(settings: DoorSettings) -> AdapterDoor:
+def _registered_adapters(settings: MiddlewareSettings) -> AdapterRequests:
     from adapters import vllm_resolver  # imports vLLM, which is there already when vLLM makes its door
 
-    return AdapterDoor(settings, vllm_resolver.registered_cache())
+    return AdapterRequests(settings, vllm_resolver.registered_cache())
 
 
 def _request_ids(content: bytes) -> list[str] | None:

@@ -13,7 +13,7 @@ class AdapterRevoked(NotFound):
     default_code = "adapter_revoked"
 
 
-class Refused:
+class RevokedAdapters:
     """A set of adapter ids that is replaced as a whole. One event loop."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ import structlog
 from core.adapter_names import adapter_of, digest_of
 from core.errors import Conflict
 from data_plane.engine.control_protocol import Unloaded
-from data_plane.engine.middleware.adapter_requests import AdapterDoor
-from data_plane.engine.middleware.vllm_frontend import FrontEnd
+from data_plane.engine.middleware.adapter_requests import AdapterRequests
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 
 _log: Final = structlog.get_logger()
 
@@ -21,7 +21,7 @@ class RevocationLifted(Conflict):
     default_code = "revocation_lifted"
 
 
-async def unload(door: AdapterDoor, front_end: FrontEnd, name: str, drain_s: float) -> Unloaded:
+async def unload(door: AdapterRequests, front_end: VllmFrontend, name: str, drain_s: float) -> Unloaded:
     """Remove ``name`` from this replica. Its adapter stays refused until the whole set of refused ones is told anew.
 
     Raises ``RevocationLifted`` when that happens during a wait: requests that came since then are let live.
@@ -35,7 +35,7 @@ async def unload(door: AdapterDoor, front_end: FrontEnd, name: str, drain_s: flo
         _log.warning("ending requests of a revoked adapter", adapter=name, requests=len(running))
         if running:  # otherwise a prefetch, which ends by itself
             await front_end.abort(running)
-        idle = await door.in_flight.wait_idle(name, door.settings.door_abort_s)
+        idle = await door.in_flight.wait_idle(name, door.settings.unload_abort_timeout_s)
         _check_revoked(door, name)
         if not idle:
             _log.error("requests of a revoked adapter do not end", adapter=name)
@@ -52,12 +52,12 @@ async def unload(door: AdapterDoor, front_end: FrontEnd, name: str, drain_s: flo
     )
 
 
-async def refuse_adapters(door: AdapterDoor, adapters: frozenset[str]) -> None:
+async def refuse_adapters(door: AdapterRequests, adapters: frozenset[str]) -> None:
     """Replace the set of adapters that neither the door nor the worker serves."""
     door.refused.adapters = adapters
     await door.worker.refuse(tuple(sorted(adapters)))
 
 
-def _check_revoked(door: AdapterDoor, name: str) -> None:
+def _check_revoked(door: AdapterRequests, name: str) -> None:
     if name not in door.refused:
         raise RevocationLifted(f"adapter {name} is served again; nothing more of it is ended")

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from data_plane.engine.control_protocol import EngineTruth
+from data_plane.engine.control_protocol import EngineInventory
 
 
-class FrontEnd:
+class VllmFrontend:
     """``state`` is that of vLLM's FastAPI application."""
 
     def __init__(self, state: Any) -> None:
@@ -38,15 +38,15 @@ class FrontEnd:
         if (lock := self._models.lora_resolver_lock.get(name)) is not None and not lock.locked():
             del self._models.lora_resolver_lock[name]
 
-    async def truth(self) -> EngineTruth:
+    async def truth(self) -> EngineInventory:
         """Asked of the worker between two steps."""
-        (answer,) = await self._client.collective_rpc("tenora_truth")
-        return msgspec.convert(answer, EngineTruth)
+        (answer,) = await self._client.collective_rpc("tenora_inventory")
+        return msgspec.convert(answer, EngineInventory)
 
-    async def unload(self, name: str) -> EngineTruth:
+    async def unload(self, name: str) -> EngineInventory:
         """Take an adapter out of slots and host memory, overwrite free slots, and look again."""
         (answer,) = await self._client.collective_rpc("tenora_unload", args=(name,))
-        return msgspec.convert(answer, EngineTruth)
+        return msgspec.convert(answer, EngineInventory)
 
     async def abort(self, request_ids: frozenset[str]) -> None:
         """End requests now; their streams end in the ordinary way, with their final counts."""

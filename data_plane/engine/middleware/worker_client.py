@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from core.errors import Unavailable
-from data_plane.engine.worker_protocol import LINE_BYTES_MAX, TierCall, TierReply, socket_address
+from data_plane.engine.worker_protocol import LINE_BYTES_MAX, WorkerCall, WorkerReply, socket_address
 
 Op = Literal["hold", "load", "pin", "refuse"]
 
@@ -23,14 +23,14 @@ class WorkerUnreachable(Unavailable):
     default_code = "engine_worker_unreachable"
 
 
-class TierClient:
+class WorkerClient:
     """One connection, shared by everyone on one event loop."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._numbers = itertools.count(1)
         self._held: set[str] = set()
-        self._waiting: dict[int, asyncio.Future[TierReply]] = {}
+        self._waiting: dict[int, asyncio.Future[WorkerReply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -40,7 +40,7 @@ class TierClient:
         self._held.add(name)
         return (await self._call("hold", name=name)).tier
 
-    async def load(self, name: str, folder: Path) -> TierReply:
+    async def load(self, name: str, folder: Path) -> WorkerReply:
         """Bring a held adapter from its folder into host memory; the reply says whether that worked."""
         return await self._call("load", name=name, path=str(folder))
 
@@ -58,7 +58,7 @@ class TierClient:
         """
         self._held.discard(name)
         if self._writer is not None:
-            self._write(self._writer, TierCall(id=next(self._numbers), op="release", name=name))
+            self._write(self._writer, WorkerCall(id=next(self._numbers), op="release", name=name))
 
     async def close(self) -> None:
         """Hang up."""
@@ -66,10 +66,10 @@ class TierClient:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
 
-    async def _call(self, op: Op, *, name: str = "", path: str = "", names: tuple[str, ...] = ()) -> TierReply:
+    async def _call(self, op: Op, *, name: str = "", path: str = "", names: tuple[str, ...] = ()) -> WorkerReply:
         writer = await self._connected()
-        call = TierCall(id=next(self._numbers), op=op, name=name, path=path, names=names)
-        reply: asyncio.Future[TierReply] = asyncio.get_running_loop().create_future()
+        call = WorkerCall(id=next(self._numbers), op=op, name=name, path=path, names=names)
+        reply: asyncio.Future[WorkerReply] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = reply
         try:
             self._write(writer, call)
@@ -77,7 +77,7 @@ class TierClient:
         finally:
             self._waiting.pop(call.id, None)
 
-    def _write(self, writer: asyncio.StreamWriter, call: TierCall) -> None:
+    def _write(self, writer: asyncio.StreamWriter, call: WorkerCall) -> None:
         writer.write(msgspec.json.encode(call) + b"\n")  # small, and answered before more is sent
 
     async def _connected(self) -> asyncio.StreamWriter:
@@ -92,14 +92,14 @@ class TierClient:
                     ) from error
                 self._listener = asyncio.create_task(self._listen(reader, self._writer))
                 # What was released while the line was broken would be kept for ever otherwise.
-                held = TierCall(id=next(self._numbers), op="hold_only", names=tuple(self._held))
+                held = WorkerCall(id=next(self._numbers), op="hold_only", names=tuple(self._held))
                 self._write(self._writer, held)
             return self._writer
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                reply = msgspec.json.decode(line, type=TierReply)
+                reply = msgspec.json.decode(line, type=WorkerReply)
                 if (waiting := self._waiting.get(reply.id)) is not None and not waiting.done():
                     waiting.set_result(reply)
         except (OSError, ValueError):  # broken off, or not a line of ours: the line is of no more use either way

@@ -21,8 +21,8 @@ import structlog
 import torch
 
 from data_plane.engine.residency import RESIDENCY_FILE, SOCKET_FILE
-from data_plane.engine.worker.residency_table import TierTable
-from data_plane.engine.worker_protocol import LINE_BYTES_MAX, TierCall, TierReply, socket_address
+from data_plane.engine.worker.residency_table import ResidencyTable
+from data_plane.engine.worker_protocol import LINE_BYTES_MAX, WorkerCall, WorkerReply, socket_address
 
 _log: Final = structlog.get_logger()
 _LOOK_AGAIN_S: Final = 60.0
@@ -30,10 +30,10 @@ _WRITE_INTERVAL_S: Final = 0.02
 Load = Callable[[str, str], bool]
 
 
-class TierServer:
+class LoaderServer:
     """Answers one door at a time; the next may connect when it is gone."""
 
-    def __init__(self, table: TierTable[Any], run_dir: Path, load: Load, *, loaders: int) -> None:
+    def __init__(self, table: ResidencyTable[Any], run_dir: Path, load: Load, *, loaders: int) -> None:
         self._table = table
         self._run_dir = run_dir
         self._load = load
@@ -65,36 +65,36 @@ class TierServer:
                 answer = _Answers(connection)
                 try:
                     while line := lines.readline(LINE_BYTES_MAX):
-                        self._handle(msgspec.json.decode(line, type=TierCall), answer)
+                        self._handle(msgspec.json.decode(line, type=WorkerCall), answer)
                 except (OSError, msgspec.DecodeError) as error:
                     _log.error("the door's connection broke", reason=repr(error))
 
-    def _handle(self, call: TierCall, answer: "_Answers") -> None:
+    def _handle(self, call: WorkerCall, answer: "_Answers") -> None:
         table = self._table
         match call.op:
             case "hold":
-                answer(TierReply(id=call.id, tier=table.hold(call.name)))
+                answer(WorkerReply(id=call.id, tier=table.hold(call.name)))
             case "hold_only":
                 table.hold_only(call.names)
-                answer(TierReply(id=call.id))
+                answer(WorkerReply(id=call.id))
             case "release":
                 table.release(call.name)
-                answer(TierReply(id=call.id))
+                answer(WorkerReply(id=call.id))
             case "pin":
-                answer(TierReply(id=call.id, missing=tuple(table.pin(call.names))))
+                answer(WorkerReply(id=call.id, missing=tuple(table.pin(call.names))))
             case "refuse":
                 table.refuse(call.names)
-                answer(TierReply(id=call.id))
+                answer(WorkerReply(id=call.id))
             case "load":
                 self._loaders.submit(self._load_and_answer, call, answer)
 
-    def _load_and_answer(self, call: TierCall, answer: "_Answers") -> None:
+    def _load_and_answer(self, call: WorkerCall, answer: "_Answers") -> None:
         try:
             wanted = self._table.wants(call.name)  # whoever asked may have given up in the queue
-            reply = TierReply(id=call.id, loaded=wanted and self._load(call.name, call.path))
+            reply = WorkerReply(id=call.id, loaded=wanted and self._load(call.name, call.path))
         except Exception as error:  # noqa: BLE001 - vLLM raises many kinds, and each concerns this adapter alone
             _log.warning("adapter could not be read", adapter=call.name, reason=repr(error))
-            reply = TierReply(id=call.id, error=f"{type(error).__name__}: {error}"[:500])
+            reply = WorkerReply(id=call.id, error=f"{type(error).__name__}: {error}"[:500])
         answer(reply)
 
     def _write_changes(self) -> None:
@@ -119,7 +119,7 @@ class _Answers:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def __call__(self, reply: TierReply) -> None:
+    def __call__(self, reply: WorkerReply) -> None:
         try:
             with self._lock:
                 self._connection.sendall(msgspec.json.encode(reply) + b"\n")

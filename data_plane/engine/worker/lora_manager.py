@@ -22,31 +22,31 @@ from vllm.v1.worker import lora_model_runner_mixin
 
 from core.adapter_names import digest_of
 from data_plane.engine.cpu_lora.tables import with_ranks_apart
-from data_plane.engine.settings import TierSettings
-from data_plane.engine.worker.loader_server import TierServer
+from data_plane.engine.settings import SharedEngineSettings
+from data_plane.engine.worker.loader_server import LoaderServer
 from data_plane.engine.worker.private_copy import private_copy
-from data_plane.engine.worker.residency_table import TierTable
-from data_plane.engine.worker.slot_manager import TieredModelManager
+from data_plane.engine.worker.residency_table import ResidencyTable
+from data_plane.engine.worker.slot_manager import SlotManager
 
 _log: Final = structlog.get_logger()
 _NO_NUMBER: Final = 1  # the front end's comes with the request that uses the weights
 
 
-class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships no types
+class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships no types
     """What a worker does when requests name adapters. All of it runs in the worker's one step thread, except
     ``load``, which the loader's threads call.
     """
 
-    _manager_cls = TieredModelManager
+    _manager_cls = SlotManager
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        settings = TierSettings()
+        settings = SharedEngineSettings()
         self._scratch = settings.run_dir
         self._names: dict[int, str] = {}
         self._known_zeroed: set[int] = set()  # free slots that were looked at since their last use
-        self._table: TierTable[Any] = TierTable(slots=self.lora_config.max_loras)
-        self._server = TierServer(self._table, settings.run_dir, self.load, loaders=settings.engine_loader_threads)
+        self._table: ResidencyTable[Any] = ResidencyTable(slots=self.lora_config.max_loras)
+        self._server = LoaderServer(self._table, settings.run_dir, self.load, loaders=settings.engine_loader_threads)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> Any:
         """Called once, when the base model has been loaded: from here on there are slots to load into."""
@@ -215,7 +215,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
             memory_evictions=memory_evictions,
         )
 
-    # Asked by the front end between two steps, through ``WorkerCalls``.
+    # Asked by the front end between two steps, through ``WorkerExtension``.
 
     def truth(self) -> dict[str, Any]:
         """What vLLM's own tables and tensors hold: ``slots``, ``memory`` and ``staged``."""
@@ -242,18 +242,18 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vL
         return self.truth()
 
 
-class WorkerCalls:
+class WorkerExtension:
     """Methods that the front end's ``collective_rpc`` finds on the worker (``--worker-extension-cls``)."""
 
     model_runner: Any
 
-    def tenora_truth(self) -> dict[str, Any]:
-        """``TieredWorkerManager.truth``."""
+    def tenora_inventory(self) -> dict[str, Any]:
+        """``LoraManager.truth``."""
         truth: dict[str, Any] = self.model_runner.lora_manager.truth()
         return truth
 
     def tenora_unload(self, name: str) -> dict[str, Any]:
-        """``TieredWorkerManager.unload``."""
+        """``LoraManager.unload``."""
         truth: dict[str, Any] = self.model_runner.lora_manager.unload(name)
         return truth
 
@@ -264,4 +264,4 @@ def _ms_since(started: float) -> float:
 
 def install() -> None:
     """Make vLLM's model runners use these managers."""
-    lora_model_runner_mixin.LRUCacheWorkerLoRAManager = TieredWorkerManager
+    lora_model_runner_mixin.LRUCacheWorkerLoRAManager = LoraManager

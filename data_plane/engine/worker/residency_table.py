@@ -42,7 +42,7 @@ def choose_victim(
     return None
 
 
-class TierTable(Generic[Weights]):
+class ResidencyTable(Generic[Weights]):
     """Thread-safe: every method takes the lock for a few dictionary operations and no longer."""
 
     def __init__(self, *, slots: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
 
-class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM ships no types
+class SlotManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM ships no types
     """Registers weights that were merged beforehand without merging them again, and can look into slots."""
 
     def _add_adapter(self, lora: Any) -> None:

@@ -19,8 +19,14 @@ from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.canary.run import PROMPTS, AnswerFailed, CanaryRun
-from data_plane.engine.agent.canary.verdict import BEYOND_DOUBT, Answer, difference, is_nothing, is_plain
-from data_plane.engine.agent.control_client import Door, DoorRefused
+from data_plane.engine.agent.canary.verdict import (
+    DIFFERENCE_CERTAIN,
+    CanaryAnswer,
+    difference,
+    is_negligible,
+    is_significant,
+)
+from data_plane.engine.agent.control_client import ControlClient, ControlRequestFailed
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
@@ -31,7 +37,7 @@ _RUNNING_EXPIRES_S: Final = 3600  # longer than it takes to start another replic
 _LATER: Final = (429, 502, 503, 504)  # the door's way to say that the adapter is not to blame
 
 _NO_VERDICT: Final = (
-    DoorRefused,
+    ControlRequestFailed,
     AnswerFailed,
     aiohttp.ClientError,
     TimeoutError,
@@ -44,7 +50,7 @@ _NO_VERDICT: Final = (
 Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"]
 
 
-class Canaries:
+class CanaryJobs:
     """``step`` waits for a job for a moment and does it. ``takes_jobs`` says whether the engine should have more work,
     ``refused`` whether it must not run a name.
     """
@@ -53,7 +59,7 @@ class Canaries:
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        door: Door,
+        door: ControlClient,
         run: CanaryRun,
         *,
         boot_id: str,
@@ -143,8 +149,10 @@ class Canaries:
             raise AnswerFailed(200, "the base model itself gives no finite numbers")
         began = time.monotonic()
         try:
-            await self._door.prefetch(job.engine_name, "memory", tenant=None, timeout_s=self._settings.canary_load_s)
-        except DoorRefused as error:
+            await self._door.prefetch(
+                job.engine_name, "memory", tenant=None, timeout_s=self._settings.canary_load_timeout_s
+            )
+        except ControlRequestFailed as error:
             if error.answered in _LATER:
                 raise
             return self._result(
@@ -170,16 +178,18 @@ class Canaries:
             )  # fmt: skip
         return await self._compare(job, base, adapter, load_ms)
 
-    async def _compare(self, job: CanaryJob, base: list[Answer], adapter: list[Answer], load_ms: int) -> CanaryResult:
+    async def _compare(
+        self, job: CanaryJob, base: list[CanaryAnswer], adapter: list[CanaryAnswer], load_ms: int
+    ) -> CanaryResult:
         """Tell a difference from noise. The base is asked once more only where the difference is not beyond doubt, and
         all three again while other requests' noise could hide it.
         """
         found = difference(base, adapter)
         for attempt in range(1, self._settings.canary_rounds_max + 1):
-            noise = 0.0 if found >= BEYOND_DOUBT else difference(base, await self._ask_base())
-            if is_plain(found, noise):
+            noise = 0.0 if found >= DIFFERENCE_CERTAIN else difference(base, await self._ask_base())
+            if is_significant(found, noise):
                 return self._result(job, base, adapter, None, "", found=found, load_ms=load_ms)
-            if is_nothing(found) or attempt == self._settings.canary_rounds_max:
+            if is_negligible(found) or attempt == self._settings.canary_rounds_max:
                 break
             base, adapter = await self._ask_base(), await self._ask_adapter(job)
             found = difference(base, adapter)
@@ -189,19 +199,19 @@ class Canaries:
         )
         return self._result(job, base, adapter, "canary_no_effect", message, found=found, load_ms=load_ms)
 
-    async def _ask_base(self) -> list[Answer]:
+    async def _ask_base(self) -> list[CanaryAnswer]:
         return await self._run.answers(
             self._settings.base_model, adapter=False, answer_tokens=self._settings.canary_answer_tokens
         )
 
-    async def _ask_adapter(self, job: CanaryJob) -> list[Answer]:
+    async def _ask_adapter(self, job: CanaryJob) -> list[CanaryAnswer]:
         return await self._run.answers(job.engine_name, adapter=True, answer_tokens=self._settings.canary_answer_tokens)
 
     def _result(
         self,
         job: CanaryJob,
-        base: list[Answer] | None,
-        adapter: list[Answer] | None,
+        base: list[CanaryAnswer] | None,
+        adapter: list[CanaryAnswer] | None,
         code: Code | None,
         message: str,
         *,

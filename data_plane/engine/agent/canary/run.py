@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from core.ids import new_id
-from data_plane.engine.agent.canary.verdict import Answer, Step
+from data_plane.engine.agent.canary.verdict import CanaryAnswer, TokenLogprobs
 from data_plane.engine.agent.engine_client import ProbeTokens
 
 PROMPTS: Final = (
@@ -56,7 +56,7 @@ class CanaryRun:
         self._timeout = aiohttp.ClientTimeout(total=answer_s)
         self.first_token_ms = 0
 
-    async def answers(self, model: str, *, adapter: bool, answer_tokens: int) -> list[Answer]:
+    async def answers(self, model: str, *, adapter: bool, answer_tokens: int) -> list[CanaryAnswer]:
         """The greedy answers to PROMPTS, one after the other so that both models are asked under the same conditions,
         and under a salt of their own so that neither finds a cached prefix. Raises AnswerFailed, aiohttp.ClientError,
         TimeoutError.
@@ -79,7 +79,7 @@ class CanaryRun:
             found.append(await self._answer(body, model if adapter else None, began if position == 0 else None))
         return found
 
-    async def _answer(self, body: dict[str, Any], adapter: str | None, began: float | None) -> Answer:
+    async def _answer(self, body: dict[str, Any], adapter: str | None, began: float | None) -> CanaryAnswer:
         headers = {
             "Authorization": self._authorization,
             "Content-Type": "application/json",
@@ -87,7 +87,7 @@ class CanaryRun:
         }
         if adapter is not None:
             headers["x-tenora-adapter"] = adapter
-        running, steps = _Running(), list[Step]()
+        running, steps = _Running(), list[TokenLogprobs]()
         try:
             async with self._session.post(
                 f"{self._url}/v1/chat/completions",
@@ -106,7 +106,7 @@ class CanaryRun:
             prompt_tokens, output_tokens = running.usage
             if output_tokens:
                 self._tokens.add(prompt_tokens, output_tokens)
-        return Answer(running.text, tuple(steps))
+        return CanaryAnswer(running.text, tuple(steps))
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -120,7 +120,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
         yield event
 
 
-def _read(event: dict[str, Any], running: _Running) -> list[Step]:
+def _read(event: dict[str, Any], running: _Running) -> list[TokenLogprobs]:
     """Take over one chunk. A number that JSON cannot carry comes as null and is read as not a number."""
     if usage := event.get("usage"):
         running.usage = (int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
@@ -129,7 +129,7 @@ def _read(event: dict[str, Any], running: _Running) -> list[Step]:
         running.text += (choice.get("delta") or {}).get("content") or ""
         for entry in (choice.get("logprobs") or {}).get("content") or ():
             ranked = {each["token"]: _number(each.get("logprob")) for each in entry.get("top_logprobs") or ()}
-            steps.append(Step(entry["token"], {entry["token"]: _number(entry.get("logprob")), **ranked}))
+            steps.append(TokenLogprobs(entry["token"], {entry["token"]: _number(entry.get("logprob")), **ranked}))
     return steps
 
 

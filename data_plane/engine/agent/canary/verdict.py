@@ -16,14 +16,14 @@ DIFFERENCE_MIN: Final = 1e-3
 NOISE_FACTOR: Final = 3.0
 """An adapter's difference must be so many times that of the base against itself."""
 
-BEYOND_DOUBT: Final = 0.5
+DIFFERENCE_CERTAIN: Final = 0.5
 """In nats. No noise comes near it, so the base need not be asked again to know how loud the noise is."""
 
 _NO_LOGPROB: Final = -9999.0  # vLLM's stand-in for minus infinity (vllm/entrypoints/openai/chat_completion, 0.32)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TokenLogprobs:
     """One generated token, and the log-probabilities of the likeliest ones, itself among them."""
 
     token: str
@@ -31,11 +31,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CanaryAnswer:
     """What one model said to one prompt."""
 
     text: str
-    steps: tuple[Step, ...]
+    steps: tuple[TokenLogprobs, ...]
 
     @property
     def is_finite(self) -> bool:
@@ -47,7 +47,7 @@ class Answer:
         )
 
 
-def difference(one: Sequence[Answer], other: Sequence[Answer]) -> float:
+def difference(one: Sequence[CanaryAnswer], other: Sequence[CanaryAnswer]) -> float:
     """The largest difference of a token's log-probability, in nats, while the answers to a prompt agree and at the
     token where they part. A token that only one side ranks counts by how far it is above the other's last rank.
     """
@@ -70,11 +70,11 @@ def _step_difference(one: dict[str, float], other: dict[str, float]) -> float:
     return max(shared + above, default=0.0)
 
 
-def is_plain(found: float, noise: float) -> bool:
+def is_significant(found: float, noise: float) -> bool:
     """Whether a difference is more than the noise, so that the adapter certainly does something."""
     return found > max(DIFFERENCE_MIN, NOISE_FACTOR * noise)
 
 
-def is_nothing(found: float) -> bool:
+def is_negligible(found: float) -> bool:
     """Whether a difference is so small that no noise can have hidden a real one."""
     return found <= DIFFERENCE_MIN

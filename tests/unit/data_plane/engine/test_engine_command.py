@@ -18,7 +18,7 @@ def test_the_key_is_in_the_environment_and_not_on_the_command_line():
 
 def test_the_door_and_the_lora_module_list_are_always_asked_for():
     argv = engine_argv(SETTINGS, "cpu")
-    assert argv[argv.index("--middleware") + 1] == "data_plane.engine.middleware.middleware.EngineDoor"
+    assert argv[argv.index("--middleware") + 1] == "data_plane.engine.middleware.middleware.EngineMiddleware"
     modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

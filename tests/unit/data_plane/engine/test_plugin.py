@@ -34,7 +34,7 @@ def replica(monkeypatch):
     monkeypatch.setenv(plugin.ACTIVATION, "gpu")
     monkeypatch.setenv(plugin.BASE_MODEL, "tiny")
     monkeypatch.setattr(plugin, "prepare_run_dir", lambda settings: reached.append("run dir"))
-    monkeypatch.setattr(plugin, "TierSettings", lambda: None)
+    monkeypatch.setattr(plugin, "SharedEngineSettings", lambda: None)
     monkeypatch.setattr(plugin, "S3Settings", lambda: None)
     monkeypatch.setattr("adapters.settings.StoreSettings", lambda: None)
     monkeypatch.setattr("adapters.settings.CacheSettings", lambda: None)

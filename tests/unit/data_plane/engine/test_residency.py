@@ -7,7 +7,7 @@ import pytest
 
 from data_plane.engine import residency
 from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader, read_residency
-from data_plane.engine.worker.residency_table import TierTable
+from data_plane.engine.worker.residency_table import ResidencyTable
 
 
 def write(folder, tiers):
@@ -25,7 +25,7 @@ def test_no_table_is_none(tmp_path, content):
 
 
 def test_what_was_written_is_read(tmp_path):
-    tiers: TierTable[str] = TierTable(slots=2)
+    tiers: ResidencyTable[str] = ResidencyTable(slots=2)
     tiers.now_holds(slots=("a", None), memory=("b", "a"))
     tiers.hold("c")
     tiers.stage("c", "weights")
@@ -37,7 +37,7 @@ def test_what_was_written_is_read(tmp_path):
 
 
 def test_a_table_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
-    tiers: TierTable[str] = TierTable(slots=1)
+    tiers: ResidencyTable[str] = ResidencyTable(slots=1)
     write(tmp_path, tiers)
     reads = []
     monkeypatch.setattr(residency, "read_residency", lambda folder: reads.append(1) or read_residency(folder))
@@ -56,7 +56,7 @@ def test_a_table_is_noticed_whose_times_size_and_inode_could_be_those_of_the_las
     """File systems give a freed inode to the next file, and write times come in ticks of some milliseconds."""
     reader = ResidencyReader(tmp_path)
     for turn in range(50):
-        tiers: TierTable[str] = TierTable(slots=1)
+        tiers: ResidencyTable[str] = ResidencyTable(slots=1)
         tiers.now_holds(slots=(f"ad_{turn:02}",), memory=())
         for _ in range(2):  # the second replaces the first, whose inode is free then
             write(tmp_path, tiers)

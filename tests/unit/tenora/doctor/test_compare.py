@@ -7,7 +7,7 @@ from core.contracts.replicas import ReplicaStatus, Residency
 from core.contracts.revocations import Revocation
 from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.contracts.snapshots import GatewayStatus
-from data_plane.engine.control_protocol import EngineTruth, MemoryTruth, SlotTruth
+from data_plane.engine.control_protocol import EngineInventory, MemoryContents, SlotContents
 from tenora.doctor.command import lasting
 from tenora.doctor.compare import Look, ReplicaLook, findings
 
@@ -17,8 +17,8 @@ ROUTE = AdapterRoute(
     revisions={"rev_1": RevisionRoute(id="rev_1", digest=DIGEST, rank=8, rank_class=16)},
 )  # fmt: skip
 REVOKED = Revocation(id="rvk_1", adapter_id="ad_9", base_model="m", engine_names=("ad_9@" + "9" * 64,))
-TRUTH = EngineTruth(
-    slots=(SlotTruth(0, 1, NAME, False), SlotTruth(1, None, None, True)), memory=(MemoryTruth(1, NAME),),
+TRUTH = EngineInventory(
+    slots=(SlotContents(0, 1, NAME, False), SlotContents(1, None, None, True)), memory=(MemoryContents(1, NAME),),
     names=(NAME,), disk=(DIGEST,), revoked=(REVOKED.adapter_id,),
 )  # fmt: skip
 STATUS = ReplicaStatus(
@@ -55,7 +55,7 @@ def test_where_all_agree_there_is_nothing_to_say():
     assert findings(HEALTHY) == []
 
 
-STRAY = (SlotTruth(0, 1, NAME, False), SlotTruth(1, None, None, False))
+STRAY = (SlotContents(0, 1, NAME, False), SlotContents(1, None, None, False))
 GONE = "ad_9@" + "9" * 64
 
 

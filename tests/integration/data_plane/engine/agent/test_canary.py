@@ -11,7 +11,9 @@ from tests.fixtures.engine.agent_harness import engine_name, room_of
 
 @pytest.fixture(scope="module")
 def module_room(redis_server, tmp_path_factory):
-    with room_of(redis_server, tmp_path_factory.mktemp("agent"), canary_load_s=2, canary_answer_s=1.5) as room:
+    with room_of(
+        redis_server, tmp_path_factory.mktemp("agent"), canary_load_timeout_s=2, canary_answer_timeout_s=1.5
+    ) as room:
         yield room
 
 

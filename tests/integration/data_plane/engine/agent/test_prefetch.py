@@ -20,8 +20,8 @@ MEMORY, IDLE_S = 6, 5
 def module_room(redis_server, tmp_path_factory):
     with room_of(
         redis_server, tmp_path_factory.mktemp("agent"), engine={"slots": 2, "memory-adapters": MEMORY},
-        engine_slots=2, engine_memory_adapters=MEMORY, prefetch_idle_s=IDLE_S, prefetch_again_s=0.5,
-        prefetch_useful_s=3, forecast_visit_s=0.5, forecast_horizon_s=1.5,
+        engine_slots=2, engine_memory_adapters=MEMORY, prefetch_evict_idle_s=IDLE_S, prefetch_retry_after_s=0.5,
+        prefetch_useful_within_s=3, forecast_visit_gap_s=0.5, forecast_horizon_s=1.5,
     ) as room:  # fmt: skip
         yield room
 
@@ -36,11 +36,11 @@ def room(module_room):
 
 
 def skipped(room, why: str) -> float:
-    return room.agent.metric("tenora_replica_prefetches_skipped_total", f'{{why="{why}"}}')
+    return room.agent.metric("tenora_replica_prefetches_skipped_total", f'{{reason="{why}"}}')
 
 
 def judged(room, verdict: str) -> float:
-    return room.agent.metric("tenora_replica_prefetches_judged_total", f'{{verdict="{verdict}"}}')
+    return room.agent.metric("tenora_replica_prefetch_outcomes_total", f'{{verdict="{verdict}"}}')
 
 
 def used(room, name: str, at_s: float | None = None) -> None:

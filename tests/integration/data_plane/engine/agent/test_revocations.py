@@ -19,7 +19,7 @@ def module_room(redis_server, tmp_path_factory):
     engine = {"slots": 2, "memory-adapters": 6, "disk-load-s": 0.01, "slot-load-s": 0.01}
     with room_of(
         redis_server, tmp_path_factory.mktemp("agent"), engine=engine,
-        engine_slots=2, engine_memory_adapters=6, prefetch_idle_s=60, revocation_drain_s=3,
+        engine_slots=2, engine_memory_adapters=6, prefetch_evict_idle_s=60, revocation_drain_timeout_s=3,
     ) as room:  # fmt: skip
         yield room
 

@@ -48,7 +48,7 @@ def test_more_revocations_than_an_engine_can_refuse_stop_neither_the_replica_nor
     client, redis_server, tmp_path
 ):
     names = [engine_name() for _ in range(4)]
-    with processes.agent(tmp_path, redis_server, REPLICA, door_revoked_max=2) as agent:
+    with processes.agent(tmp_path, redis_server, REPLICA, revoked_adapters_max=2) as agent:
         room = Room(client, Publisher(client, processes.PEPPER), agent)
         made = []
         for name in names[:3]:
@@ -56,12 +56,12 @@ def test_more_revocations_than_an_engine_can_refuse_stop_neither_the_replica_nor
             time.sleep(0.01)  # ids sort by the millisecond
         wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
         wait_until(lambda: all(room.removed(each) for each in made), what="every receipt")
-        assert agent.metric("tenora_replica_revoked_beyond_bound_adapters") == 1
+        assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 1
         assert {made[1].adapter_id, made[2].adapter_id} <= set(room.truth()["revoked"])
         last = room.revoke(names[3])
         wait_until(lambda: room.removed(last), what="the last one's receipt")
         assert {made[2].adapter_id, last.adapter_id} <= set(room.truth()["revoked"])
-        assert agent.metric("tenora_replica_revoked_beyond_bound_adapters") == 2
+        assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 2
 
 
 def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_counted(client, redis_server, tmp_path):

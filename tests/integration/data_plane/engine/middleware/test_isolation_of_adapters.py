@@ -9,9 +9,9 @@ import pytest
 from adapters.object_store.revision_store import revision_prefix
 from core.adapter_names import adapter_of, digest_of
 from core.ids import new_id
-from data_plane.engine.settings import DoorSettings
+from data_plane.engine.settings import MiddlewareSettings
 from tests.conftest import wait_until
-from tests.fixtures.engine.middleware_harness import KEY, DoorInTests, disk_cache
+from tests.fixtures.engine.middleware_harness import KEY, MiddlewareHarness, disk_cache
 from tests.fixtures.faults.s3 import Fault, faulty_s3
 from tests.fixtures.uploads.stored_revisions import make_revision, objects_of
 
@@ -38,9 +38,9 @@ async def make_door(faulty, tmp_path, monkeypatch):
     def make(**settings):
         cache = disk_cache(tmp_path / "cache", faulty.settings)
         chosen = {
-            "engine_slots": 1, "engine_memory_adapters": 4, "base_model": "tiny-instruct", "door_load_deadline_s": 3,
+            "engine_slots": 1, "engine_memory_adapters": 4, "base_model": "tiny-instruct", "adapter_load_deadline_s": 3,
         }  # fmt: skip
-        door = DoorInTests(DoorSettings(engine_run_dir=tmp_path / "run", **chosen | settings), cache)
+        door = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run", **chosen | settings), cache)
         made.append((door, cache))
         return door
 
@@ -62,7 +62,7 @@ async def until(condition, what):
 
 
 async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(make_door, faulty, names):
-    door = make_door(door_loads_max=5, door_tenant_loads_max=3)
+    door = make_door(adapter_loads_max=5, adapter_loads_per_tenant_max=3)
     resident, cold, greedy = names[0], names[1], names[2:]
     assert (await door.chat(resident, x_tenora_tenant="tn_b")).status == 200
     stall(faulty, greedy)
@@ -84,7 +84,7 @@ async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(
 
 
 async def test_what_nobody_waits_for_any_more_is_not_loaded(make_door, names):
-    door = make_door(door_load_deadline_s=2)
+    door = make_door(adapter_load_deadline_s=2)
     door.worker.gate.clear()
     answers = await asyncio.gather(*(door.chat(name) for name in names[:3]))
     assert {answer.code for answer in answers} == {"adapter_loading"}
@@ -94,7 +94,7 @@ async def test_what_nobody_waits_for_any_more_is_not_loaded(make_door, names):
 
 
 async def test_prefetches_take_turns_by_tenant(make_door, faulty, names):
-    door = make_door(door_tenant_loads_max=1)
+    door = make_door(adapter_loads_per_tenant_max=1)
     stall(faulty, names[:1])
 
     async def prefetch(name, tenant):
@@ -109,7 +109,7 @@ async def test_prefetches_take_turns_by_tenant(make_door, faulty, names):
 
 @pytest.mark.parametrize("tier", ["disk", "memory"])
 async def test_a_prefetch_brings_nothing_back_that_is_revoked_meanwhile(make_door, faulty, names, tmp_path, tier):
-    door, name = make_door(door_abort_s=0.2), names[0]
+    door, name = make_door(unload_abort_timeout_s=0.2), names[0]
     stall(faulty, [name])
     prefetch = asyncio.create_task(door.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": tier}))
     await until(lambda: faulty.requests, "the download")
@@ -148,7 +148,7 @@ async def test_a_revocation_refuses_every_revision_of_its_adapter(make_door, nam
 
 
 async def test_more_revoked_adapters_than_there_may_be_are_413_and_as_many_are_taken(make_door):
-    door = make_door(door_revoked_max=20_000)
+    door = make_door(revoked_adapters_max=20_000)
     adapters = [new_id("ad") for _ in range(20_001)]
     assert (await door.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters})).status == 413
     assert (await door.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters[1:]})).json == {"adapters": 20_000}
@@ -173,7 +173,7 @@ async def test_a_revocation_that_is_lifted_during_its_drain_ends_no_request(make
 @pytest.mark.parametrize("by", ["an unload", "a failure"])
 async def test_a_name_keeps_its_number_while_a_request_of_it_will_not_end(make_door, names, by):
     """Two numbers for one name in one step would end the engine."""
-    door, name = make_door(door_abort_s=0.2), names[0]
+    door, name = make_door(unload_abort_timeout_s=0.2), names[0]
     door.generation.hold, door.client.deaf = True, True
     stuck = asyncio.create_task(door.chat(name, x_request_id="stuck"))
     await door.generation.until_started(1)

@@ -13,10 +13,10 @@ from adapters.object_store.revision_store import AdapterStore
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings
 from core.ids import new_id
-from data_plane.engine.middleware.idle_adapter_sweep import Forgetting
-from data_plane.engine.middleware.vllm_frontend import FrontEnd
-from data_plane.engine.settings import DoorSettings
-from tests.fixtures.engine.middleware_harness import KEY, NOWHERE, DoorInTests, disk_cache
+from data_plane.engine.middleware.idle_adapter_sweep import IdleAdapterSweep
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
+from data_plane.engine.settings import MiddlewareSettings
+from tests.fixtures.engine.middleware_harness import KEY, NOWHERE, MiddlewareHarness, disk_cache
 from tests.fixtures.uploads.stored_revisions import make_revision
 
 
@@ -50,7 +50,7 @@ async def make_door(bucket, tmp_path, monkeypatch):
     def make(s3=bucket, **settings):
         cache = disk_cache(tmp_path / "cache", s3)
         chosen = {"engine_slots": 1, "engine_memory_adapters": 2, "base_model": "tiny-instruct"} | settings
-        door = DoorInTests(DoorSettings(engine_run_dir=tmp_path / f"run-{len(made)}", **chosen), cache)
+        door = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / f"run-{len(made)}", **chosen), cache)
         made.append((door, cache))
         return door
 
@@ -100,7 +100,7 @@ async def test_a_request_without_the_header_is_warmed_by_its_body(make_door, ada
 
 
 async def test_an_adapter_that_takes_too_long_is_503_and_serves_the_next_request(make_door, adapters):
-    door, name = make_door(door_load_deadline_s=0.3), adapters()
+    door, name = make_door(adapter_load_deadline_s=0.3), adapters()
     door.worker.gate.clear()
     answer = await door.chat(name)
     assert (answer.status, answer.code) == (503, "adapter_loading")
@@ -111,14 +111,14 @@ async def test_an_adapter_that_takes_too_long_is_503_and_serves_the_next_request
 
 
 async def test_more_adapters_than_memory_holds_wait_and_none_is_read_in_a_step(make_door, adapters):
-    door, names = make_door(door_load_deadline_s=10), [adapters(seed) for seed in range(6)]
+    door, names = make_door(adapter_load_deadline_s=10), [adapters(seed) for seed in range(6)]
     answers = await asyncio.gather(*(door.chat(name) for name in names * 5))
     assert {answer.status for answer in answers} == {200}
     assert len(door.worker.in_memory) <= 2
 
 
 async def test_memory_full_of_running_adapters_is_503_for_one_more_and_not_for_those_that_run(make_door, adapters):
-    door, names = make_door(door_load_deadline_s=0.4), [adapters(seed) for seed in range(3)]
+    door, names = make_door(adapter_load_deadline_s=0.4), [adapters(seed) for seed in range(3)]
     door.generation.hold = True
     running = [
         asyncio.create_task(door.chat_until_loaded(name, x_request_id=f"r{i}")) for i, name in enumerate(names[:2])
@@ -134,7 +134,7 @@ async def test_memory_full_of_running_adapters_is_503_for_one_more_and_not_for_t
 
 
 async def test_too_many_adapters_on_their_way_are_refused_at_once(make_door, adapters):
-    door, names = make_door(door_loads_max=1), [adapters(seed) for seed in range(2)]
+    door, names = make_door(adapter_loads_max=1), [adapters(seed) for seed in range(2)]
     door.worker.gate.clear()
     first = asyncio.create_task(door.chat(names[0]))
     await asyncio.sleep(0.2)
@@ -144,7 +144,7 @@ async def test_too_many_adapters_on_their_way_are_refused_at_once(make_door, ada
 
 
 async def test_a_caller_who_gives_up_leaves_its_place_to_others(make_door, adapters):
-    door, names = make_door(engine_memory_adapters=1, door_load_deadline_s=5), [adapters(seed) for seed in range(2)]
+    door, names = make_door(engine_memory_adapters=1, adapter_load_deadline_s=5), [adapters(seed) for seed in range(2)]
     door.worker.gate.clear()
     gone = asyncio.create_task(door.chat(names[0]))
     await asyncio.sleep(0.3)
@@ -276,7 +276,7 @@ async def test_what_is_in_no_tier_is_forgotten_and_what_is_used_is_not(make_door
     door, names = make_door(), [adapters(seed) for seed in range(4)]
     for name in names:
         await door.chat(name)
-    forgotten = Forgetting(door.adapters, FrontEnd(door.app.state)).look()
+    forgotten = IdleAdapterSweep(door.adapters, VllmFrontend(door.app.state)).look()
     assert forgotten == set(names[:2])
     assert set(door.models.lora_requests) == set(door.models.lora_resolver_lock) == set(names[2:])
     assert set(door.adapters.disk.names) == set(names[2:])
@@ -284,7 +284,7 @@ async def test_what_is_in_no_tier_is_forgotten_and_what_is_used_is_not(make_door
 
 async def test_a_worker_that_is_gone_is_503_and_is_found_again(make_door, adapters):
     door, name = make_door(), adapters()
-    socket = door.settings.run_dir / "tiers.sock"
+    socket = door.settings.run_dir / "worker.sock"
     socket.rename(socket.with_suffix(".away"))
     assert (await door.chat(name)).code == "engine_worker_unreachable"
     socket.with_suffix(".away").rename(socket)

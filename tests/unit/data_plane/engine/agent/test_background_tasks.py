@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from data_plane.engine.agent.background_tasks import SideTasks
+from data_plane.engine.agent.background_tasks import BackgroundTasks
 
 
 @pytest.fixture
 async def tasks():
-    tasks = SideTasks(backoff_max_s=0.05)
+    tasks = BackgroundTasks(backoff_max_s=0.05)
     yield tasks
     await tasks.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_plane.engine.agent import progress
+from data_plane.engine.agent import engine_state
 from data_plane.engine.agent.engine_client import EngineMetrics
 
 
@@ -12,16 +12,16 @@ class Engine:
     def __init__(self, monkeypatch) -> None:
         self.now_s = 100.0
         self.counters = {"prompt_tokens": 10, "generation_tokens": 10, "kv_used": 0.0}
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now_s)
-        self.progress = progress.Progress()
+        monkeypatch.setattr(engine_state.time, "monotonic", lambda: self.now_s)
+        self.progress = engine_state.EngineProgress()
         self.quiet_s()
 
     def quiet_s(self, **changes: float) -> float:
         """For how long it has shown nothing, after another second with these changes."""
         self.now_s += 1
         self.counters |= changes
-        self.progress.saw(EngineMetrics(**self.counters, running=1, waiting=0, blocks=100, block_tokens=32))
-        return self.now_s - self.progress.at
+        self.progress.record_scrape(EngineMetrics(**self.counters, running=1, waiting=0, blocks=100, block_tokens=32))
+        return self.now_s - self.progress.last_at_s
 
 
 @pytest.fixture
@@ -58,5 +58,5 @@ def test_after_a_token_the_cache_is_looked_at_anew(engine):
 
 def test_an_answered_probe_is_progress(engine):
     engine.quiet_s()
-    engine.progress.generated()
+    engine.progress.record_probe()
     assert engine.quiet_s() == 1

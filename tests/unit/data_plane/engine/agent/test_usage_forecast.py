@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.engine.agent.usage_forecast import UseHistory, predict_gap
+from data_plane.engine.agent.usage_forecast import UsageHistory, predict_gap
 
 VISIT_GAP_S = 20
 
 
-def history(**changes) -> UseHistory:
-    return UseHistory(**{"names_max": 1000, "visit_gap_s": VISIT_GAP_S, **changes})
+def history(**changes) -> UsageHistory:
+    return UsageHistory(**{"names_max": 1000, "visit_gap_s": VISIT_GAP_S, **changes})
 
 
 @given(period=st.floats(30, 100_000), visits=st.integers(4, 20), start=st.floats(0, 1e9))

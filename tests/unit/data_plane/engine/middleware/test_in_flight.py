@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from data_plane.engine.middleware.in_flight import InFlight
+from data_plane.engine.middleware.in_flight import InFlightRequests
 
 
 async def test_an_adapter_is_idle_once_its_last_request_has_ended():
-    requests = InFlight()
+    requests = InFlightRequests()
     with requests.request("a", "one"):
         with requests.request("a", "two"):
             assert requests.ids("a") == {"one", "two"}
@@ -21,21 +21,21 @@ async def test_an_adapter_is_idle_once_its_last_request_has_ended():
 
 
 async def test_waiting_ends_after_its_time_and_says_so():
-    requests = InFlight()
+    requests = InFlightRequests()
     with requests.request("a", "one"):
         assert not await requests.wait_idle("a", 0.01)
     assert await requests.wait_idle("a", 0)
 
 
 async def test_a_request_that_fails_counts_no_more():
-    requests = InFlight()
+    requests = InFlightRequests()
     with pytest.raises(ValueError, match="lost"), requests.request("a", "one"):
         raise ValueError("lost")
     assert requests.ids("a") == frozenset()
 
 
 async def test_a_prefetch_is_waited_for_and_is_no_request():
-    running = InFlight()
+    running = InFlightRequests()
     with running.request("a", None):
         assert running.ids("a") == frozenset()
         assert not await running.wait_idle("a", 0.01)

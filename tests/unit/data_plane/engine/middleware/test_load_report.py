@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from data_plane.engine.middleware.adapter_loader import Warmth
-from data_plane.engine.middleware.load_report import ReportedSend, Stalls
+from data_plane.engine.middleware.adapter_loader import LoadOutcome
+from data_plane.engine.middleware.load_report import ReportingSend, StallReports
 from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader
-from data_plane.engine.worker.residency_table import TierTable
+from data_plane.engine.worker.residency_table import ResidencyTable
 
 
 class Told:
@@ -16,8 +16,8 @@ class Told:
 
     def __init__(self, folder):
         self.folder = folder
-        self.tiers: TierTable[str] = TierTable(slots=1)
-        self.stalls = Stalls(ResidencyReader(folder))
+        self.tiers: ResidencyTable[str] = ResidencyTable(slots=1)
+        self.stalls = StallReports(ResidencyReader(folder))
         self.sent = []
         self.failures = 0
         self.publish()
@@ -34,7 +34,7 @@ class Told:
         def on_failure():
             self.failures += 1
 
-        return ReportedSend(send, name, Warmth("disk", 12), self.stalls, on_failure)
+        return ReportingSend(send, name, LoadOutcome("disk", 12), self.stalls, on_failure)
 
     @property
     def body(self):

@@ -3,8 +3,8 @@
 import pytest
 
 from data_plane.engine.middleware.middleware import ABORT_PATH
-from data_plane.engine.settings import DoorSettings
-from tests.fixtures.engine.middleware_harness import KEY, DoorInTests, disk_cache
+from data_plane.engine.settings import MiddlewareSettings
+from tests.fixtures.engine.middleware_harness import KEY, MiddlewareHarness, disk_cache
 
 NAME = f"ad_{'0' * 26}@{'a' * 64}"
 
@@ -13,7 +13,7 @@ NAME = f"ad_{'0' * 26}@{'a' * 64}"
 async def door(tmp_path, monkeypatch):
     monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
     cache = disk_cache(tmp_path / "cache")
-    door = DoorInTests(DoorSettings(engine_run_dir=tmp_path / "run"), cache)
+    door = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
     yield door
     await door.close()
     cache.close()
@@ -122,7 +122,7 @@ async def test_a_name_in_the_header_of_another_shape_is_refused(door):
 
 
 async def test_a_body_without_a_header_is_bounded(tmp_path, door):
-    body = b"x" * (door.settings.door_body_bytes_max + 1)
+    body = b"x" * (door.settings.engine_body_bytes_max + 1)
     assert (await door.ask("POST", "/v1/completions", body)).status == 413
 
 

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_plane.engine.residency import LOADS_MAX
-from data_plane.engine.worker.residency_table import FAILED_MAX, TierTable, choose_victim
+from data_plane.engine.worker.residency_table import FAILED_MAX, ResidencyTable, choose_victim
 
 NAMES = st.sampled_from("abcdefgh")
 SETS = st.frozensets(NAMES)
 
 
-def table() -> TierTable[str]:
-    return TierTable(slots=2)
+def table() -> ResidencyTable[str]:
+    return ResidencyTable(slots=2)
 
 
 @given(st.lists(NAMES, unique=True), SETS, SETS, SETS, st.booleans())

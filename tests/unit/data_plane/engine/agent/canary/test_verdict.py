@@ -6,28 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.engine.agent.canary.verdict import DIFFERENCE_MIN, Answer, Step, difference, is_nothing, is_plain
+from data_plane.engine.agent.canary.verdict import (
+    DIFFERENCE_MIN,
+    CanaryAnswer,
+    TokenLogprobs,
+    difference,
+    is_negligible,
+    is_significant,
+)
 
 TOKENS = [f"token_id:{number}" for number in range(8)]
 steps = st.builds(
-    lambda ranks: Step(max(ranks, key=ranks.get), ranks),
+    lambda ranks: TokenLogprobs(max(ranks, key=ranks.get), ranks),
     st.dictionaries(st.sampled_from(TOKENS), st.floats(-20, 0), min_size=5, max_size=5),
 )
 answers = st.lists(
-    st.builds(lambda found: Answer("", tuple(found)), st.lists(steps, min_size=1, max_size=6)), min_size=3, max_size=3
+    st.builds(lambda found: CanaryAnswer("", tuple(found)), st.lists(steps, min_size=1, max_size=6)),
+    min_size=3,
+    max_size=3,
 )
 
 
-def shifted(answer: Answer, by: float) -> Answer:
-    moved = (Step(step.token, {token: rank + by for token, rank in step.logprobs.items()}) for step in answer.steps)
-    return Answer(answer.text, tuple(moved))
+def shifted(answer: CanaryAnswer, by: float) -> CanaryAnswer:
+    moved = (
+        TokenLogprobs(step.token, {token: rank + by for token, rank in step.logprobs.items()}) for step in answer.steps
+    )
+    return CanaryAnswer(answer.text, tuple(moved))
 
 
 @given(answers)
 def test_nothing_differs_from_itself(found):
     assert difference(found, found) == 0
-    assert is_nothing(0)
-    assert not is_plain(0, 0)
+    assert is_negligible(0)
+    assert not is_significant(0, 0)
 
 
 @given(answers, answers)
@@ -41,26 +52,26 @@ def test_a_shift_is_found_as_large_as_it_is(found, by):
 
 
 def test_what_comes_after_the_answers_part_is_not_compared():
-    same = Step("a", {"a": -0.1, "b": -3.0})
-    parting = (Step("a", {"a": -0.1, "b": -0.2}), Step("b", {"a": -0.2, "b": -0.1}))
-    after = (Step("c", {"c": -1.0}), Step("c", {"c": -9.0}))
-    one, other = (Answer("", (same, here, later)) for here, later in zip(parting, after, strict=True))
+    same = TokenLogprobs("a", {"a": -0.1, "b": -3.0})
+    parting = (TokenLogprobs("a", {"a": -0.1, "b": -0.2}), TokenLogprobs("b", {"a": -0.2, "b": -0.1}))
+    after = (TokenLogprobs("c", {"c": -1.0}), TokenLogprobs("c", {"c": -9.0}))
+    one, other = (CanaryAnswer("", (same, here, later)) for here, later in zip(parting, after, strict=True))
     assert difference([one], [other]) == pytest.approx(0.1)
 
 
 def test_a_token_that_only_one_side_ranks_counts_by_how_far_it_is_above_the_others():
-    one, other = (Answer("", (Step("a", {"a": -0.1, third: -2.0}),)) for third in ("b", "c"))
+    one, other = (CanaryAnswer("", (TokenLogprobs("a", {"a": -0.1, third: -2.0}),)) for third in ("b", "c"))
     assert difference([one], [other]) == 0
-    risen = Answer("", (Step("a", {"a": -0.1, "b": -1.5}),))
+    risen = CanaryAnswer("", (TokenLogprobs("a", {"a": -0.1, "b": -1.5}),))
     assert difference([risen], [other]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -9999.0])
 def test_a_number_that_is_none_is_seen_wherever_it_stands(value):
-    fine = Step("a", {"a": -0.1, "b": -2.0})
-    assert Answer("", (fine,)).is_finite
-    assert not Answer("", (fine, Step("a", {"a": -0.1, "b": value}))).is_finite
-    assert not Answer("", ()).is_finite
+    fine = TokenLogprobs("a", {"a": -0.1, "b": -2.0})
+    assert CanaryAnswer("", (fine,)).is_finite
+    assert not CanaryAnswer("", (fine, TokenLogprobs("a", {"a": -0.1, "b": value}))).is_finite
+    assert not CanaryAnswer("", ()).is_finite
 
 
 @pytest.mark.parametrize(
@@ -74,5 +85,5 @@ def test_a_number_that_is_none_is_seen_wherever_it_stands(value):
     ],
 )
 def test_noise_is_told_from_effect(found, noise, plain, nothing):
-    assert is_plain(found, noise) is plain
-    assert is_nothing(found) is nothing
+    assert is_significant(found, noise) is plain
+    assert is_negligible(found) is nothing
