@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing import ledger
-from billing.database_clock import database_now
 from billing.invoice_lines import UsageTotal, lines_of
 from billing.invoice_queries import invoice_view
 from billing.locks import serialise
@@ -18,6 +17,7 @@ from billing.models import Invoice, InvoiceLine, PriceVersion, UsageRecord
 from billing.periods import Period, aware, next_period
 from billing.views import InvoiceView
 from core.contracts.grants import Prices
+from core.db import database_now
 from core.errors import InvalidRequest
 from core.ids import new_id
 from core.money import cents_to_nanos

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
-from billing.database_clock import database_now
 from billing.models import Account, Entry, Transfer
+from core.db import database_now
 from core.ids import new_id
 
 AccountKind = Literal["usage_unbilled", "receivable", "revenue", "rounding"]

@@ -10,7 +10,6 @@ from datetime import datetime
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.database_clock import database_now
 from billing.locks import serialise
 from billing.models import PlanAssignment, PriceVersion
 from billing.periods import EPOCH, aware
@@ -19,6 +18,7 @@ from billing.views import PriceView
 from core import clock
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
+from core.db import database_now
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 

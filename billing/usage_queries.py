@@ -8,13 +8,13 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 
-from billing.database_clock import database_now
 from billing.models import UsageRecord
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
+from core.db import database_now
 from core.errors import InvalidRequest
 
 _PERCENTILES: Final = {"p50": 50, "p99": 99}

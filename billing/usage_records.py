@@ -13,11 +13,11 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Session, col, select
 
 from billing import ledger, prices
-from billing.database_clock import database_now
 from billing.events import Refusal
 from billing.models import UsageRecord
 from core import clock
 from core.contracts.usage import REST, UsageEvent
+from core.db import database_now
 from core.rating import Charge, rate
 
 

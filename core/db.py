@@ -5,10 +5,11 @@ Forbidden to ``data_plane`` and ``adapters``. One request, job or stream batch i
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
-from sqlmodel import Session, SQLModel
+from sqlalchemy import DateTime, Engine, create_engine, event, func
+from sqlmodel import Session, SQLModel, select
 
 from core.settings import PostgresSettings
 
@@ -43,3 +44,10 @@ def unit_of_work(engine: Engine) -> Iterator[Session]:
     with Session(engine, expire_on_commit=False) as session:
         yield session
         session.commit()
+
+
+def database_now(session: Session) -> datetime:
+    """Postgres's wall clock at this statement, not at the start of the transaction. Periods, prices and leases use it, so
+    that all processes agree. Measure durations with the monotonic clock instead.
+    """
+    return session.exec(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()

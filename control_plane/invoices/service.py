@@ -7,7 +7,7 @@ import msgspec
 from redis import Redis
 from sqlmodel import Session
 
-from billing import service as billing
+from billing import invoice_queries, invoicing, reconciliation
 from billing.views import InvoiceView, Reconciliation
 from control_plane.audit import service as audit
 from control_plane.invoices.schemas import Closed, InvoiceWithLines
@@ -17,7 +17,7 @@ from core.errors import InvalidRequest, NotFound
 
 def close(session: Session, until: str, *, actor: str) -> Closed:
     """Invoice everything settled before ``until``, "now" or an RFC 3339 instant, and not yet invoiced."""
-    made = billing.close_period(session, None if until == "now" else _instant(until))
+    made = invoicing.close_period(session, None if until == "now" else _instant(until))
     audit.record(
         session,
         actor=actor,
@@ -30,14 +30,14 @@ def close(session: Session, until: str, *, actor: str) -> Closed:
 
 def list_invoices(session: Session, *, tenant_id: str | None, cursor: str | None, limit: int) -> Page[InvoiceView]:
     """One tenant's invoices, or with None everyone's (admins only), newest first."""
-    found = billing.list_invoices(session, tenant_id=tenant_id, after=decode_cursor(cursor), limit=limit + 1)
+    found = invoice_queries.list_invoices(session, tenant_id=tenant_id, after=decode_cursor(cursor), limit=limit + 1)
     following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
     return Page(data=found[:limit], next_cursor=following)
 
 
 def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLines:
     """One of the tenant's invoices with its lines, or NotFound."""
-    found = billing.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+    found = invoice_queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
     if found is None:
         raise NotFound("invoice: you have none with this id.", code="invoice_not_found")
     return InvoiceWithLines(**msgspec.structs.asdict(found.invoice), lines=found.lines)
@@ -55,4 +55,4 @@ def _instant(text: str) -> datetime:
 
 def reconcile(session: Session, redis: Redis) -> Reconciliation:
     """The same tokens counted by engines, ledger and invoices."""
-    return billing.reconcile(session, redis)
+    return reconciliation.reconcile(session, redis)

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing import service as billing
+from billing import prices as price_book
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans.models import Plan, PlanVersion
@@ -89,7 +89,7 @@ def _newest(session: Session, plan_id: str) -> PlanVersion:
 
 def _add_version(session: Session, plan: Plan, limits: LimitsBody, prices: PricesBody, *, number: int) -> PlanVersion:
     plain_limits, plain_prices = _plain(limits), _plain(prices)
-    price = billing.add_price_version(session, plan_id=plan.id, prices=Prices(**plain_prices))
+    price = price_book.add_version(session, plan_id=plan.id, prices=Prices(**plain_prices))
     version = PlanVersion(
         plan_id=plan.id, number=number, limits=plain_limits, prices=plain_prices, price_version_id=price.id
     )

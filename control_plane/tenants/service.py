@@ -7,7 +7,8 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing import service as billing
+from billing import prices as price_book
+from billing.usage_queries import charged_before_month
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans
@@ -27,7 +28,7 @@ def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
     tenant = Tenant(name=new.name, plan_id=plan.id)
     session.add(tenant)
     session.flush()
-    billing.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+    price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     publish_change(session, "tenants", tenant.id)
     audit.record(
         session,
@@ -54,7 +55,7 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         plan = _plan(session, patch.plan)
         if plan.id != tenant.plan_id:
             tenant.plan_id = plan.id
-            billing.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+            price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     session.add(tenant)
     publish_change(session, "tenants", tenant.id)
     audit.record(
@@ -112,7 +113,7 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
         return None
     plan = plans.get_plan(session, tenant.plan_id)
     limited = _limits(tenant, plan).spend_nanos_per_month is not None
-    charged = billing.charged_before_month(session, [tenant_id]) if limited else {}
+    charged = charged_before_month(session, [tenant_id]) if limited else {}
     return _grant(tenant, plan, charged.get(tenant_id, 0))
 
 
@@ -120,7 +121,7 @@ def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     """Every tenant, suspended ones too, by id."""
     plan_of = _plans_of(session)
     limited = _spend_limited(session)
-    charged = billing.charged_before_month(session, limited) if limited else {}
+    charged = charged_before_month(session, limited) if limited else {}
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
         yield tenant.id, _grant(tenant, plan_of(tenant.plan_id), charged.get(tenant.id, 0))
 
@@ -128,7 +129,7 @@ def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
     """The tenants whose spending has a limit, by id."""
     plan_of = _plans_of(session)
-    charged = billing.charged_before_month(session, _spend_limited(session))
+    charged = charged_before_month(session, _spend_limited(session))
     wanted = select(Tenant).where(col(Tenant.id).in_(charged))
     return {tenant.id: _grant(tenant, plan_of(tenant.plan_id), charged[tenant.id]) for tenant in session.exec(wanted)}
 

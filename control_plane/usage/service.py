@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from sqlmodel import Session
 
-from billing import service as billing
+from billing import usage_queries
 from billing.views import Bucket, GroupBy, UsageBucket
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
@@ -29,7 +29,7 @@ def report(
         raise InvalidRequest("end: must be after start.", param="end")
     if end - start > timedelta(days=days_max):
         raise InvalidRequest(f"start: a query may cover {days_max} days; ask for less at a time.", param="start")
-    found = billing.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
+    found = usage_queries.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
     names = {}
     if group_by in ("adapter", "revision"):
         ids = {row.adapter_id for row in found if row.adapter_id is not None}

@@ -17,7 +17,7 @@ import msgspec
 import redis
 import sqlalchemy as sa
 
-from billing import service as billing
+from billing import prices as price_book
 from core import db, redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, Prices
 from core.db import unit_of_work
@@ -142,7 +142,7 @@ class Platform:
         """A new tenant's key, which every gateway knows."""
         tenant_id = self.publisher.tenant(AMPLE, prices=PLANS[plan], spend_ceiling_nanos=ceiling_nanos)
         with unit_of_work(self.engine) as session:
-            billing.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
+            price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
         self.plans[tenant_id] = plan
         key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
         grant = self.client.hget(redis_keys.snapshot("keys"), self.publisher.hashed(key))
@@ -228,6 +228,6 @@ def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
         up.callback(made.stop)
         with unit_of_work(engine) as session:
             for plan, prices in PLANS.items():
-                billing.add_price_version(session, plan_id=plan, prices=prices)
+                price_book.add_version(session, plan_id=plan, prices=prices)
         made.billing()
         yield made

@@ -11,11 +11,10 @@ from sqlmodel import Session, col, select
 from adapters.object_store.revision_store import AdapterStore
 from control_plane import metrics
 from control_plane.registry.models import AdapterRevocation, Revision
-from control_plane.registry.review.decision import database_now
 from control_plane.registry.revisions import stored_digests
 from control_plane.registry.revocations import service as revocations
 from control_plane.settings import WorkerSettings
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 
 
 class StoredRemoval:

@@ -22,6 +22,7 @@ from control_plane.registry.review import decision, tenant_turns
 from control_plane.settings import WorkerSettings
 from core.contracts.canary import CanaryJob, CanaryResult
 from core.contracts.replicas import ReplicaStatus
+from core.db import database_now
 from core.rank_classes import rank_above
 
 Fate = Literal["open", "replica_died", "nothing"]
@@ -74,7 +75,7 @@ def keep(session: Session, attempts: Mapping[str, int]) -> None:
     rows = _waiting(Revision).where(col(Revision.id).in_(attempts)).with_for_update(of=Revision, skip_locked=True)
     for row in session.exec(rows).all():
         if row.canary_attempts == attempts[row.id]:
-            row.canary_asked_at = decision.database_now(session)
+            row.canary_asked_at = database_now(session)
             session.add(row)
 
 
@@ -107,7 +108,7 @@ def ask(
                 _reject_unanswered(session, row)
                 continue
             row.canary_attempts += 1
-        row.canary_asked_at, row.canary = decision.database_now(session), None
+        row.canary_asked_at, row.canary = database_now(session), None
         session.add(row)
         jobs.append(_job(row, pool))
     return jobs
@@ -167,7 +168,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
     if row is None or session.exec(_revoked(row.adapter_id)).first():
         return False
     assert row.canary_asked_at is not None, "the query asks for it"
-    seconds = (decision.database_now(session) - row.canary_asked_at).total_seconds()
+    seconds = (database_now(session) - row.canary_asked_at).total_seconds()
     metrics.CANARY_SECONDS.observe(seconds)
     metrics.CANARIES.labels(result.code or "").inc()
     row.canary = _report(result)
@@ -180,7 +181,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
 
 
 def _timed_out(session: Session, settings: WorkerSettings) -> datetime:
-    return decision.database_now(session) - timedelta(seconds=settings.canary_timeout_s)
+    return database_now(session) - timedelta(seconds=settings.canary_timeout_s)
 
 
 def _waiting(*columns: Any) -> Any:

@@ -5,10 +5,8 @@ adapter that is deleted before its revision is ready).
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import DateTime, func
 from sqlmodel import Session, col, select
 
 from control_plane import metrics
@@ -17,6 +15,7 @@ from control_plane.publishing.outbox import publish_change
 from control_plane.registry.adapters import pins
 from control_plane.registry.adapters import service as adapters
 from control_plane.registry.models import Adapter, Revision
+from core.db import database_now
 
 WORKER: Final = "control_plane.worker"
 """The actor of what no person did."""
@@ -51,11 +50,6 @@ def reject_open(session: Session, *, adapter_id: str, reason: dict[str, Any], ac
     )
     for row in session.exec(rows.order_by(col(Revision.id)).with_for_update()):
         reject(session, row, [reason], actor=actor)
-
-
-def database_now(session: Session) -> datetime:
-    """The database's clock: workers' own clocks decide neither who holds a job nor when one is over."""
-    return session.exec(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()
 
 
 def _close(session: Session, row: Revision, *, codes: Sequence[str], actor: str) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from control_plane.registry.models import Revision
-from control_plane.registry.review.decision import database_now
+from core.db import database_now
 
 _REMEMBERED: Final = timedelta(hours=1)
 

@@ -19,10 +19,10 @@ from adapters.validation.validate import UploadLimits
 from control_plane.registry import base_models
 from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.review import decision, tenant_turns
-from control_plane.registry.review.decision import database_now
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions import upload_rules
 from control_plane.tenants import service as tenants
+from core.db import database_now
 from core.rank_classes import class_for
 
 

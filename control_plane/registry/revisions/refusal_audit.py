@@ -14,8 +14,7 @@ from sqlmodel import col, func, select
 from control_plane import metrics
 from control_plane.audit import service as audit
 from control_plane.audit.models import AuditEvent
-from control_plane.registry.review.decision import database_now
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 from core.errors import AppError, Forbidden, InvalidRequest, TooLarge, UnsupportedMedia
 
 ACTION: Final = "revision.refused"

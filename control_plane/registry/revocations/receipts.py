@@ -19,13 +19,12 @@ from control_plane import metrics
 from control_plane.fleet import service as fleet
 from control_plane.publishing.outbox import publish_change
 from control_plane.registry.models import Adapter, AdapterRevocation
-from control_plane.registry.review.decision import database_now
 from control_plane.registry.revocations import service as revocations
 from control_plane.settings import WorkerSettings
 from core import redis_keys
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.revocations import RevocationReceipt
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 
 
 def awaited(base_model: str, receipts: Mapping[str, Any], alive: Sequence[ReplicaStatus]) -> list[str]:

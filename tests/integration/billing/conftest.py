@@ -8,7 +8,8 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing import service
+from billing import invoice_queries, invoicing, reconciliation
+from billing import prices as price_book
 from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import Claim, UsageStream
@@ -36,8 +37,8 @@ class Stage:
         """A tenant on a plan of its own."""
         tenant_id, plan_id = new_id("tn"), new_id("pl")
         with unit_of_work(self.engine) as session:
-            service.add_price_version(session, plan_id=plan_id, prices=prices)
-            service.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
+            price_book.add_version(session, plan_id=plan_id, prices=prices)
+            price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
         return tenant_id
 
     def plan_of(self, tenant_id: str) -> str:
@@ -87,15 +88,15 @@ class Stage:
 
     def close(self, until: datetime | None = None):
         with unit_of_work(self.engine) as session:
-            return service.close_period(session, until)
+            return invoicing.close_period(session, until)
 
     def invoice(self, invoice_id: str, tenant_id: str | None = None):
         with unit_of_work(self.engine) as session:
-            return service.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+            return invoice_queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
 
     def reconcile(self):
         with unit_of_work(self.engine) as session:
-            return service.reconcile(session, self.redis)
+            return reconciliation.reconcile(session, self.redis)
 
     def now(self) -> datetime:
         return self.value("SELECT clock_timestamp()")

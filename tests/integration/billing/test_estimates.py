@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing import quota_rebuild, service
+from billing import quota_rebuild, usage_queries
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.contracts.replicas import EngineCounters
@@ -27,7 +27,7 @@ def test_an_estimate_is_charged_and_shown_as_one(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant), estimate(stage, tenant))
     with unit_of_work(stage.engine) as session:
-        (bucket,) = service.usage(
+        (bucket,) = usage_queries.usage(
             session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now(), bucket="1d"
         )
     assert (bucket.requests, bucket.estimated_requests, bucket.input_tokens) == (2, 1, 200)
@@ -79,7 +79,7 @@ def test_an_exact_event_that_comes_after_the_estimate_bills_the_rest_and_is_no_s
         (late.request_id + REST, 0, 30, False),
     ]
     with unit_of_work(stage.engine) as session:
-        (bucket,) = service.usage(
+        (bucket,) = usage_queries.usage(
             session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now() + timedelta(hours=1),
             bucket="1d", group_by="revision",
         )  # fmt: skip

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from billing import ledger, service
+from billing import invoice_queries, invoicing, ledger
+from billing import prices as price_book
 from billing.ledger import AccountRef
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -104,7 +105,7 @@ def test_a_price_change_within_the_period_gives_a_line_for_each_price(stage):
     before = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=1))
     stage.bill(before)
     with unit_of_work(stage.engine) as session:
-        changed = service.add_price_version(
+        changed = price_book.add_version(
             session, plan_id=stage.plan_of(tenant), prices=Prices(**{**_fields(DEAR), "output_nanos": 1})
         )
     after = stage.event(tenant, settled_at_ms=int(changed.effective_from.timestamp() * 1000) + 1)
@@ -216,11 +217,11 @@ def test_two_closes_at_once_bill_everything_once(stage):
 
 def test_a_close_that_waits_too_long_for_another_says_so(stage):
     with unit_of_work(stage.engine) as first:
-        service.close_period(first)
+        invoicing.close_period(first)
         with unit_of_work(stage.engine) as second:
             second.connection().exec_driver_sql("SET LOCAL lock_timeout = '50ms'")
             with pytest.raises(Unavailable, match="try again"):
-                service.close_period(second)
+                invoicing.close_period(second)
             second.rollback()
 
 
@@ -228,7 +229,7 @@ def test_usage_that_commits_while_a_period_closes_is_on_the_next_invoice(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant))
     with unit_of_work(stage.engine) as session:
-        (first,) = service.close_period(session)
+        (first,) = invoicing.close_period(session)
         stage.bill(stage.event(tenant, settled_at_ms=int(first.period_start.timestamp() * 1000), output_tokens=9))
     (second,) = stage.close()
     assert [line.quantity for line in stage.invoice(second.id).lines if line.kind == "output_tokens"] == [9]
@@ -238,7 +239,7 @@ def test_usage_that_commits_while_a_period_closes_is_on_the_next_invoice(stage):
 def test_a_close_that_is_rolled_back_leaves_no_trace(stage):
     stage.bill(stage.event(stage.tenant()))
     with unit_of_work(stage.engine) as session:
-        assert len(service.close_period(session)) == 1
+        assert len(invoicing.close_period(session)) == 1
         session.rollback()
     (closed,) = stage.close()
     assert closed.number == "TNR-000001"
@@ -250,13 +251,13 @@ def test_a_tenant_sees_its_own_invoices_only(stage):
         stage.bill(stage.event(one), stage.event(other))
         stage.close()
     with unit_of_work(stage.engine) as session:
-        mine = service.list_invoices(session, tenant_id=one, limit=10)
+        mine = invoice_queries.list_invoices(session, tenant_id=one, limit=10)
         assert [invoice.tenant_id for invoice in mine] == [one] * 3
         assert [invoice.period_end for invoice in mine] == sorted((i.period_end for i in mine), reverse=True)
-        everyones = service.list_invoices(session, tenant_id=None, limit=10)
+        everyones = invoice_queries.list_invoices(session, tenant_id=None, limit=10)
         assert len(everyones) == 6
-        paged = service.list_invoices(session, tenant_id=None, limit=4)
-        paged += service.list_invoices(session, tenant_id=None, limit=4, after=paged[-1].id)
+        paged = invoice_queries.list_invoices(session, tenant_id=None, limit=4)
+        paged += invoice_queries.list_invoices(session, tenant_id=None, limit=4, after=paged[-1].id)
         assert paged == everyones
-        assert service.get_invoice(session, invoice_id=mine[0].id, tenant_id=other) is None
-        assert service.get_invoice(session, invoice_id="inv_absent", tenant_id=None) is None
+        assert invoice_queries.get_invoice(session, invoice_id=mine[0].id, tenant_id=other) is None
+        assert invoice_queries.get_invoice(session, invoice_id="inv_absent", tenant_id=None) is None

@@ -8,7 +8,8 @@ import redis as redis_client
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from billing import service
+from billing import invoice_queries, reconciliation, usage_queries
+from billing import prices as price_book
 from billing.periods import EPOCH
 from billing.views import Service
 from core import redis_keys
@@ -35,7 +36,7 @@ def noon(stage) -> datetime:
 
 def report(stage, tenant, start, end, bucket, group_by=None):
     with unit_of_work(stage.engine) as session:
-        return service.usage(session, tenant_id=tenant, start=start, end=end, bucket=bucket, group_by=group_by)
+        return usage_queries.usage(session, tenant_id=tenant, start=start, end=end, bucket=bucket, group_by=group_by)
 
 
 def test_usage_is_reported_by_minute_hour_and_day(stage, noon):
@@ -136,10 +137,10 @@ def test_the_tokens_of_a_month_are_those_settled_in_it(stage):
     for year, month, day in ((2026, 9, 30), (2026, 10, 1), (2026, 10, 31)):
         stage.bill(stage.event(tenant, settled_at_ms=ms(datetime(year, month, day, tzinfo=UTC))))
     with unit_of_work(stage.engine) as session:
-        assert service.month_tokens(session, tenant, "2026-10") == 240
-        assert service.month_tokens(session, tenant, "2026-08") == 0
+        assert usage_queries.month_tokens(session, tenant, "2026-10") == 240
+        assert usage_queries.month_tokens(session, tenant, "2026-08") == 0
         with pytest.raises(InvalidRequest, match="YYYY-MM"):
-            service.month_tokens(session, tenant, "2026-13")
+            usage_queries.month_tokens(session, tenant, "2026-13")
 
 
 def test_engines_ledger_and_invoices_count_the_same_tokens(stage):
@@ -191,7 +192,7 @@ def test_events_nobody_has_read_show_as_unprocessed(stage):
     assert stage.reconcile().unprocessed_events == 3
     with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
         with unit_of_work(stage.engine) as session:
-            assert service.reconcile(session, text).unprocessed_events == 3
+            assert reconciliation.reconcile(session, text).unprocessed_events == 3
         text.connection_pool.disconnect()
 
 
@@ -207,28 +208,28 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
         unit_of_work(stage.engine) as session,
         pytest.raises(Unavailable, match="Redis"),
     ):
-        service.reconcile(session, nobody)
+        reconciliation.reconcile(session, nobody)
 
 
 def test_prices_change_forwards_only(stage):
     with unit_of_work(stage.engine) as session:
-        first = service.add_price_version(session, plan_id="pl_1", prices=PRICES)
+        first = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
         assert first.effective_from == EPOCH
-        second = service.add_price_version(session, plan_id="pl_1", prices=PRICES)
+        second = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
         assert second.effective_from > first.created_at
         later = stage.now() + timedelta(days=1)
-        third = service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
-        assert [version.id for version in service.list_price_versions(session, plan_id="pl_1")] == [
+        third = price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+        assert [version.id for version in price_book.list_versions(session, plan_id="pl_1")] == [
             third.id,
             second.id,
             first.id,
         ]
         with pytest.raises(Conflict, match="already has prices"):
-            service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
         with pytest.raises(InvalidRequest, match="past"):
-            service.add_price_version(session, plan_id="pl_1", prices=PRICES, effective_from=NOON - timedelta(days=9))
+            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=NOON - timedelta(days=9))
         with pytest.raises(InvalidRequest, match="output_nanos") as refusal:
-            service.add_price_version(session, plan_id="pl_1", prices=msgspec.structs.replace(PRICES, output_nanos=-1))
+            price_book.add_version(session, plan_id="pl_1", prices=msgspec.structs.replace(PRICES, output_nanos=-1))
         assert refusal.value.param == "output_nanos"
 
 
@@ -236,11 +237,9 @@ def test_usage_is_priced_by_the_plan_the_tenant_had_when_it_settled(stage):
     tenant = stage.tenant()
     cheap = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=5))
     with unit_of_work(stage.engine) as session:
-        service.add_price_version(
-            session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999)
-        )
-        service.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
-        service.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+        price_book.add_version(session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999))
+        price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+        price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
     dear = stage.event(tenant, settled_at_ms=ms(stage.now()) + 1)
     stage.bill(dear, cheap)
     found = {row["request_id"]: row["output_nanos"] for row in stage.rows("SELECT * FROM usage_records")}
@@ -280,7 +279,7 @@ def test_whatever_is_used_ledger_records_and_invoices_agree(stage, uses, prices,
     rows = {row["request_id"]: row for row in stage.rows("SELECT * FROM usage_records WHERE tenant_id = :t", t=tenant)}
     assert [rows[event.request_id]["amount_nanos"] for event in events] == expected
     with unit_of_work(stage.engine) as session:
-        invoices = service.list_invoices(session, tenant_id=tenant)
+        invoices = invoice_queries.list_invoices(session, tenant_id=tenant)
     lines = [line for invoice in invoices for line in stage.invoice(invoice.id).lines]
     assert (
         sum(invoice.amount_nanos for invoice in invoices) == sum(line.amount_nanos for line in lines) == sum(expected)
