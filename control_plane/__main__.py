@@ -11,8 +11,8 @@ from core.settings import KeySettings, PostgresSettings, TelemetrySettings
 
 
 def _web(_: argparse.Namespace) -> int:
+    from control_plane.app import serve
     from control_plane.settings import ControlSettings
-    from control_plane.web import serve
 
     serve(ControlSettings())
     return 0

@@ -1,29 +1,30 @@
-"""Builds the control plane's web application out of its rooms: wiring and nothing else."""
+"""Builds the control plane's web application out of its rooms, and serves it with uvicorn. Wiring only: every decision
+lives in a room.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import uvicorn
 from litestar import Litestar, Router
 
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
-from control_plane.api_keys.api import ApiKeys
-from control_plane.auth.authenticate import Authenticator
+from control_plane.api_keys import service as api_keys
+from control_plane.api_keys.api import ApiKeys, TenantApiKeys
+from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
-from control_plane.connections import open_redis
 from control_plane.cors import cors_rules
-from control_plane.dependencies import Pepper, Resources, providers
+from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
 from control_plane.health import healthz, readyz
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
-from control_plane.registry.adapters.aliases_api import Aliases
-from control_plane.registry.adapters.pins_api import AdapterChanges
-from control_plane.registry.api import Adapters, admin_base_models
-from control_plane.registry.revisions.api import Revisions
-from control_plane.registry.revisions.rank_classes_api import AdminRankClasses
+from control_plane.registry.adapters.api import Adapters, Aliases
+from control_plane.registry.api import admin_base_models
+from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.request_decoding import StrictRequest
@@ -32,6 +33,30 @@ from control_plane.settings import ControlSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.usage.api import OwnQuota, OwnUsage
 from core import db
+
+
+def serve(settings: ControlSettings) -> None:
+    """Serve until SIGTERM, then finish what is in work within ``control_drain_s``."""
+    server(settings).run()
+
+
+def server(settings: ControlSettings) -> uvicorn.Server:
+    """A server that is configured and not yet started."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            host=settings.web.control_host,
+            port=settings.web.control_port,
+            loop="uvloop",
+            http="httptools",
+            access_log=False,  # request_context logs each request with its id
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=settings.web.control_drain_s,
+            backlog=512,
+        )
+    )
 
 
 def create_app(settings: ControlSettings) -> Litestar:
@@ -46,7 +71,7 @@ def create_app(settings: ControlSettings) -> Litestar:
         web=settings.web,
         upload=settings.upload,
     )
-    authenticator = Authenticator(engine=resources.engine, pepper=resources.pepper.value)
+    authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -77,6 +102,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
         guards=[admin_key(authenticator)],
         route_handlers=[
             AdminTenants,
+            TenantApiKeys,
             AdminPlans,
             admin_base_models(settings.web.control_base_model_bytes_max),
             AdminRankClasses,
@@ -96,7 +122,6 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnQuota,
             ApiKeys,
             Adapters,
-            AdapterChanges,
             AdapterDeletion,
             Aliases,
             Revisions,

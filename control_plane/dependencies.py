@@ -1,4 +1,6 @@
-"""What handlers may ask for by name, and where it comes from. Everything here was built by ``app`` and is passed on."""
+"""The dependencies that route handlers ask for by name. ``app`` builds the objects; this module passes them on,
+connects the handlers of changes and opens the client of Redis.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,13 +10,20 @@ from litestar.di import Provide
 from litestar.params import HeaderParameter
 from redis import Redis
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
-from control_plane.auth.authenticate import Principal
+from control_plane.auth.authenticate import Pepper, Principal
+from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import Once, digest_of
+from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
+from control_plane.registry.revocations import service as revocations
 from control_plane.settings import WebSettings
+from control_plane.tenants import service as tenants
+
+_REDIS_TIMEOUT_S = 2
 
 _IdempotencyKey = Annotated[
     str | None,
@@ -26,18 +35,8 @@ _IdempotencyKey = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pepper:
-    """The secret that API keys are hashed with; a type of its own, so that it is never printed or mixed up."""
-
-    value: bytes
-
-    def __repr__(self) -> str:
-        return "Pepper(…)"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one web process holds open."""
+    """The objects that one web process holds open."""
 
     engine: Engine
     redis: Redis
@@ -46,6 +45,11 @@ class Resources:
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
+
+
+def open_redis(url: str) -> Redis:
+    """A client whose calls wait at most two seconds and then raise. It does not retry."""
+    return Redis.from_url(url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S)
 
 
 def providers(resources: Resources) -> dict[str, Provide]:
@@ -72,6 +76,11 @@ def providers(resources: Resources) -> dict[str, Provide]:
     def upload() -> UploadSettings:
         return resources.upload
 
+    def change_handlers() -> ChangeHandlers:
+        return ChangeHandlers(
+            on_limits_changed=pins.refresh_tenants, on_plan_changed=_on_plan_changed, on_status_set=_on_status_set
+        )
+
     def principal(request: Request[Any, Any, Any]) -> Principal:
         found = request.scope["auth"]
         assert isinstance(found, Principal), "a guard has authenticated the request"
@@ -86,6 +95,15 @@ def providers(resources: Resources) -> dict[str, Provide]:
         )
 
     plain = {
-        function.__name__: function for function in (engine, redis, objects, uploads, pepper, web, upload, principal)
+        function.__name__: function
+        for function in (engine, redis, objects, uploads, pepper, web, upload, change_handlers, principal)
     }
     return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {"once": Provide(once)}
+
+
+def _on_plan_changed(session: Session, plan_id: str) -> None:
+    pins.refresh_tenants(session, tenants.publish_tenants_on(session, plan_id))
+
+
+def _on_status_set(session: Session, tenant_id: str, status: tenants.Status) -> None:
+    revocations.apply_tenant_status(session, tenant_id, status)

@@ -9,7 +9,7 @@ from alembic.config import Config
 
 from adapters.object_store.s3 import Bucket
 from control_plane.api_keys import service as api_keys
-from control_plane.connections import open_redis
+from control_plane.dependencies import open_redis
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import Relay
 from control_plane.publishing.snapshot_store import Position

@@ -19,7 +19,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
 from control_plane import metrics
-from control_plane.connections import open_redis
+from control_plane.dependencies import open_redis
 from control_plane.idempotency import service as idempotency
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import Relay

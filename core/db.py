@@ -47,7 +47,7 @@ def unit_of_work(engine: Engine) -> Iterator[Session]:
 
 
 def database_now(session: Session) -> datetime:
-    """Postgres's wall clock at this statement, not at the start of the transaction. Periods, prices and leases use it, so
-    that all processes agree. Measure durations with the monotonic clock instead.
+    """Postgres's wall clock at this statement, not at the start of the transaction. Periods, prices and leases use it,
+    so that all processes agree. Measure durations with the monotonic clock instead.
     """
     return session.exec(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()

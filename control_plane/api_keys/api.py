@@ -1,16 +1,18 @@
-"""A tenant's routes over its own API keys."""
+"""Routes of API keys: a tenant's over its own keys, and an admin's that creates a key for a tenant."""
 
 from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from control_plane.api_keys import service
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
-from control_plane.auth.authenticate import Principal
-from control_plane.dependencies import Pepper
+from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.tenants import service as tenants
+from core.api_keys import ALL_SCOPES
 from core.db import unit_of_work
 from core.errors import Forbidden
 
@@ -82,3 +84,37 @@ class ApiKeys(Controller):
         """Revoke a key for good. Gateways refuse it within two seconds."""
         with unit_of_work(engine) as session:
             service.revoke(session, tenant_id=principal.own_tenant_id, key_id=key_id, actor=principal.key_id)
+
+
+class TenantApiKeys(Controller):
+    """The keys that an admin creates for a tenant."""
+
+    path = "/tenants/{tenant_id:str}/api-keys"
+    tags = ("admin: tenants",)
+
+    @post(sync_to_thread=True)
+    def create_tenant_api_key(
+        self,
+        tenant_id: FromPath[str],
+        data: JSONBody[NewApiKey],
+        once: NamedDependency[Once],
+        principal: NamedDependency[Principal],
+        pepper: NamedDependency[Pepper],
+    ) -> Response[ApiKeyCreated]:
+        """Create an API key for a tenant. Only this response contains the secret; a replay for an Idempotency-Key has
+        `key: null`.
+        """
+
+        def mint(session: Session) -> ApiKeyCreated:
+            tenants.get(session, tenant_id)
+            return service.mint(
+                session,
+                pepper.value,
+                tenant_id=tenant_id,
+                name=data.name,
+                scopes=data.scopes or ALL_SCOPES,
+                limits=data.limits,
+                actor=principal.key_id,
+            )
+
+        return once.run(mint, stored=service.without_secret)

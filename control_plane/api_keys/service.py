@@ -11,8 +11,10 @@ from sqlmodel import Session, col, select
 from control_plane.api_keys.models import ApiKey
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, KeyLimitsBody
 from control_plane.audit import service as audit
+from control_plane.auth.authenticate import Principal
 from control_plane.paging import Page, page_of
 from control_plane.publishing.outbox import publish_change
+from control_plane.tenants import service as tenants
 from core import clock
 from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
 from core.contracts.grants import KeyGrant, KeyLimits
@@ -119,9 +121,18 @@ def all_grants(session: Session) -> Iterator[tuple[str, KeyGrant]]:
         yield row.key_hash, value
 
 
-def find_by_hash(session: Session, key_hash: str) -> ApiKey | None:
-    """The row of a key that may be used now, for ``authenticate``."""
-    return session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash, col(ApiKey.revoked_at).is_(None))).first()
+def find_principal(session: Session, key_hash: str) -> Principal | None:
+    """The owner of a key that is not revoked, by the key's HMAC, for ``auth``."""
+    row = session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash, col(ApiKey.revoked_at).is_(None))).first()
+    if row is None:
+        return None
+    return Principal(
+        key_id=row.id,
+        tenant_id=row.tenant_id,
+        scopes=frozenset(row.scopes),
+        tenant_status=tenants.status(session, row.tenant_id) if row.tenant_id else "active",
+        limited=row.limits is not None,
+    )
 
 
 def _find(session: Session, *, tenant_id: str, key_id: str, lock: bool = False) -> ApiKey:

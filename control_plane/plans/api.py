@@ -7,12 +7,11 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.auth.authenticate import Principal
+from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.plans import service
 from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
-from control_plane.registry.adapters import pins
-from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 
 
@@ -44,12 +43,13 @@ class AdminPlans(Controller):
         data: JSONBody[NewPlanVersion],
         once: NamedDependency[Once],
         principal: NamedDependency[Principal],
+        change_handlers: NamedDependency[ChangeHandlers],
     ) -> Response[PlanVersionView]:
         """New limits and prices of a plan, in force at once for every tenant on it."""
 
         def add(session: Session) -> PlanVersionView:
             version = service.add_version(session, plan_id, data.limits, data.prices, actor=principal.key_id)
-            pins.refresh_tenants(session, tenants.publish_tenants_on(session, plan_id))
+            change_handlers.on_plan_changed(session, plan_id)
             return version
 
         return once.run(add)

@@ -5,19 +5,13 @@ from litestar import Controller, Response, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
-from sqlmodel import Session
 
-from control_plane.api_keys import service as api_keys
-from control_plane.api_keys.schemas import ApiKeyCreated, NewApiKey
 from control_plane.auth.authenticate import Principal
-from control_plane.dependencies import Pepper
+from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry.adapters import pins
-from control_plane.registry.revocations import service as revocations
 from control_plane.tenants import service
 from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
-from core.api_keys import ALL_SCOPES
 from core.db import unit_of_work
 
 
@@ -55,6 +49,7 @@ class AdminTenants(Controller):
         data: JSONBody[TenantPatch],
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
+        change_handlers: NamedDependency[ChangeHandlers],
     ) -> TenantView:
         """Change a tenant's name, plan, status (active or suspended) or limit overrides; fields left out stay. While it
         is suspended, replicas hold none of its adapters.
@@ -62,34 +57,9 @@ class AdminTenants(Controller):
         with unit_of_work(engine) as session:
             tenant = service.change(session, tenant_id, data, actor=principal.key_id)
             if data.status is not msgspec.UNSET:
-                revocations.follow_tenant(session, tenant_id, suspended=tenant.status == "suspended")
-            pins.refresh_tenants(session, [tenant_id])
+                change_handlers.on_status_set(session, tenant_id, tenant.status)
+            change_handlers.on_limits_changed(session, [tenant_id])
             return tenant
-
-    @post("/{tenant_id:str}/api-keys", sync_to_thread=True)
-    def create_tenant_api_key(
-        self,
-        tenant_id: FromPath[str],
-        data: JSONBody[NewApiKey],
-        once: NamedDependency[Once],
-        principal: NamedDependency[Principal],
-        pepper: NamedDependency[Pepper],
-    ) -> Response[ApiKeyCreated]:
-        """A key for a tenant. The secret is in this response only; an Idempotency-Key's replay has it as null."""
-
-        def mint(session: Session) -> ApiKeyCreated:
-            service.get(session, tenant_id)
-            return api_keys.mint(
-                session,
-                pepper.value,
-                tenant_id=tenant_id,
-                name=data.name,
-                scopes=data.scopes or ALL_SCOPES,
-                limits=data.limits,
-                actor=principal.key_id,
-            )
-
-        return once.run(mint, stored=api_keys.without_secret)
 
 
 class OwnTenant(Controller):

@@ -17,8 +17,8 @@ from control_plane.publishing import prefetch_hints
 from control_plane.publishing.outbox import publish_change
 from control_plane.registry.adapters import pins
 from control_plane.registry.adapters import service as adapters
-from control_plane.registry.alias_schemas import AliasTarget, AliasView
 from control_plane.registry.models import Adapter, Alias, Revision
+from control_plane.registry.schemas import AliasTarget, AliasView
 from control_plane.settings import WebSettings
 from core import clock
 from core.contracts.routes import PrefetchHint

@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 from sqlmodel import col, select
 
 from adapters.object_store.revision_store import AdapterStore
-from control_plane.registry.cleanup.stored_revisions import StoredRemoval
 from control_plane.registry.models import Revision
+from control_plane.registry.revisions import stored_digests
 from control_plane.settings import WorkerSettings
 from core import clock
 from core.db import unit_of_work
@@ -27,7 +27,6 @@ class OrphanSweep:
         self._engine = engine
         self._store = store
         self._settings = settings
-        self._removal = StoredRemoval(engine, store, settings)
         self._round = store.stored()
 
     def step(self) -> bool:
@@ -40,7 +39,7 @@ class OrphanSweep:
         before = clock.now() - timedelta(seconds=self._settings.orphan_age_s)
         for digest in self._unknown([digest for digest, written_at in batch if written_at < before]):
             structlog.get_logger().info("a stored revision that no row knows is removed", digest=digest)
-            self._removal.remove_unrecorded(digest)
+            stored_digests.remove_unrecorded(self._engine, self._store, digest)
         if len(batch) == self._settings.cleanup_batch_max:
             return True
         self._round = self._store.stored()

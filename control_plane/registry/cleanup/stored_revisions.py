@@ -37,18 +37,10 @@ class StoredRemoval:
             self._close(session)
         return len(due) == self._settings.cleanup_batch_max
 
-    def remove_unrecorded(self, digest: str) -> None:
-        """Delete what was stored for a revision that could not be recorded, unless another one is the same."""
-        with stored_digests.digest_lock(self._engine, digest):
-            with unit_of_work(self._engine) as session:
-                needed = stored_digests.others(session, digest)
-            if not needed:
-                self._store.remove_revision(digest)
-
     def _remove(self, revision_id: str, digest: str) -> None:
         with stored_digests.digest_lock(self._engine, digest):
             with unit_of_work(self._engine) as session:
-                needed = stored_digests.others(session, digest, than=revision_id)
+                needed = stored_digests.count_references(session, digest, except_revision_id=revision_id)
             if not needed:
                 self._store.remove_revision(digest)
             with unit_of_work(self._engine) as session:

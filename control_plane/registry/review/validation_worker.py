@@ -14,7 +14,6 @@ from adapters.object_store.revision_store import AdapterStore
 from adapters.report import Verdict
 from adapters.settings import UploadSettings
 from control_plane import metrics
-from control_plane.registry.cleanup.stored_revisions import StoredRemoval
 from control_plane.registry.review import validation_jobs
 from control_plane.registry.review.validation_jobs import Job
 from control_plane.registry.revisions import stored_digests
@@ -35,7 +34,6 @@ class Validator:
         self._store = store
         self._upload = upload
         self._worker = worker
-        self._removal = StoredRemoval(engine, store, worker)
 
     def step(self) -> bool:
         """Validate the revision whose turn it is; whether there was one."""
@@ -70,7 +68,7 @@ class Validator:
                 )
             return True
         if verdict.digest is not None and not recorded:
-            self._removal.remove_unrecorded(verdict.digest)
+            stored_digests.remove_unrecorded(self._engine, self._store, verdict.digest)
         metrics.VALIDATION_SECONDS.observe(time.monotonic() - started)
         log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
         return True

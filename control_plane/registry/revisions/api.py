@@ -6,17 +6,19 @@ What each step does is ``revisions`` and ``uploads``; their transactions and the
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
+from redis import Redis
 from sqlalchemy import Engine
 from sqlmodel import Session
 
 from adapters.settings import UploadSettings
 from control_plane.auth.authenticate import Principal
+from control_plane.fleet import service as fleet
 from control_plane.idempotency.service import Once
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.registry.revisions import refusal_audit
+from control_plane.registry.revisions import rank_classes, refusal_audit
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions.uploads import Uploads, revision_of
-from control_plane.registry.schemas import NewRevision, RevisionCreated, RevisionView
+from control_plane.registry.schemas import NewRevision, RankClassView, RevisionCreated, RevisionView
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
 from core.errors import AppError
@@ -60,7 +62,7 @@ class Revisions(Controller):
             answer = once.run(announce, renewed=again)
         except AppError as refusal:
             hourly_max = web.refusals_audited_per_hour_max
-            refusal_audit.note(
+            refusal_audit.record_refusal(
                 engine, refusal, tenant_id=tenant_id, adapter=name, actor=principal.key_id, hourly_max=hourly_max
             )
             raise
@@ -130,3 +132,19 @@ class Revisions(Controller):
             ),
             status_code=202,
         )
+
+
+class AdminRankClasses(Controller):
+    """The pools of a base model by rank."""
+
+    path = "/base-models/{base_model:str}/rank-classes"
+    tags = ("admin: base models",)
+
+    @get(sync_to_thread=True)
+    def list_rank_classes(
+        self, base_model: FromPath[str], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
+    ) -> Page[RankClassView]:
+        """What a slot of each rank class costs in bytes and in KV pages, its live replicas, and the adapters in it."""
+        alive = fleet.statuses(redis)
+        with unit_of_work(engine) as session:
+            return Page(data=rank_classes.show(session, base_model, alive))

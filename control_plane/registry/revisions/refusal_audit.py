@@ -1,39 +1,37 @@
-"""Keeps in the audit trail what a tenant tried to upload and was refused at once, with the reason it was given.
+"""Records in the audit trail which uploads of a tenant were refused at once, with the reason that the caller got.
 
-A refused call costs its sender nothing, so there is a limit to what is kept of one tenant's: above it refusals are
-counted by a metric alone. Written after the refused transaction is over: dying between the two loses the row, and the
-refusal stands.
+A refused call costs its sender nothing, so the rows per tenant and hour are limited; above the limit only a metric
+counts refusals. The row is written after the refused transaction has ended: a crash between the two loses the row, and
+the refusal stands.
 """
 
 from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import Engine
-from sqlmodel import col, func, select
 
 from control_plane import metrics
 from control_plane.audit import service as audit
-from control_plane.audit.models import AuditEvent
-from core.db import database_now, unit_of_work
+from core.db import unit_of_work
 from core.errors import AppError, Forbidden, InvalidRequest, TooLarge, UnsupportedMedia
 
 ACTION: Final = "revision.refused"
-_OF_THE_UPLOAD: Final = (InvalidRequest, UnsupportedMedia, TooLarge, Forbidden)
-"""What is said of the files and the plan. That there is no such adapter, or that another call is in work, is not."""
+_ABOUT_THE_UPLOAD: Final = (InvalidRequest, UnsupportedMedia, TooLarge, Forbidden)
+"""Refusals of the files or by the plan. A missing adapter or a concurrent call says nothing of the upload."""
 
 
-def note(engine: Engine, refusal: AppError, *, tenant_id: str, adapter: str, actor: str, hourly_max: int) -> None:
-    """Record that an announcement for ``adapter`` was refused, if it was for what it announced."""
-    if not isinstance(refusal, _OF_THE_UPLOAD):
+def record_refusal(
+    engine: Engine, refusal: AppError, *, tenant_id: str, adapter: str, actor: str, hourly_max: int
+) -> None:
+    """Record that an upload announced for ``adapter`` was refused, if its files or the plan were the reason."""
+    if not isinstance(refusal, _ABOUT_THE_UPLOAD):
         return
     metrics.REFUSED_ANNOUNCEMENTS.labels(refusal.code).inc()
     with unit_of_work(engine) as session:
-        last_hour = select(AuditEvent.id).where(
-            AuditEvent.tenant_id == tenant_id,
-            AuditEvent.action == ACTION,
-            col(AuditEvent.created_at) > database_now(session) - timedelta(hours=1),
+        recent = audit.count_recent(
+            session, tenant_id=tenant_id, action=ACTION, within=timedelta(hours=1), count_max=hourly_max
         )
-        if session.exec(select(func.count()).select_from(last_hour.limit(hourly_max).subquery())).one() >= hourly_max:
+        if recent >= hourly_max:
             return
         audit.record(
             session,

@@ -16,6 +16,7 @@ from sqlmodel import Session, col, select
 from adapters.manifest import AdapterManifest, is_digest
 from adapters.object_store.revision_store import AdapterStore, revision_prefix
 from control_plane.registry.models import Revision
+from core.db import unit_of_work
 from core.errors import Unavailable
 
 _LOCK_WAIT_S: Final = 10
@@ -42,16 +43,27 @@ def digest_lock(engine: Engine, digest: str) -> Iterator[None]:
             connection.execute(text("SELECT pg_advisory_unlock(:number)"), number)
 
 
-def others(session: Session, digest: str, *, than: str = "") -> int:
-    """How many revisions but this one still need the stored object: ready, in work, or in their own quarantine."""
+def count_references(session: Session, digest: str, *, except_revision_id: str = "") -> int:
+    """How many revisions, except the given one, need the stored object: ready, being decided, or in quarantine."""
     rows = select(func.count()).select_from(Revision)
     return session.exec(
         rows.where(
             col(Revision.checked_digest) == digest,
             col(Revision.stored_removed_at).is_(None),
-            col(Revision.id) != than,
+            col(Revision.id) != except_revision_id,
         )
     ).one()
+
+
+def remove_unrecorded(engine: Engine, store: AdapterStore, digest: str) -> None:
+    """Delete an object that was stored for a revision which could not be recorded, unless another revision refers to
+    the same digest. Takes the digest's lock.
+    """
+    with digest_lock(engine, digest):
+        with unit_of_work(engine) as session:
+            needed = count_references(session, digest)
+        if not needed:
+            store.remove_revision(digest)
 
 
 def is_whole(store: AdapterStore, manifest: AdapterManifest) -> bool:

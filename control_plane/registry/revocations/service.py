@@ -17,6 +17,7 @@ from control_plane.registry.adapters import pins
 from control_plane.registry.adapters import service as adapters
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.registry.review import decision
+from control_plane.tenants.service import Status
 from core import clock
 from core.contracts.revocations import Revocation
 
@@ -43,10 +44,11 @@ def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -
     return revocation
 
 
-def follow_tenant(session: Session, tenant_id: str, *, suspended: bool) -> None:
+def apply_tenant_status(session: Session, tenant_id: str, status: Status) -> None:
     """Revoke every adapter of a tenant that has been suspended, or lift that again. The caller holds the tenant's row;
     what is so already stays so, and what was deleted stays deleted.
     """
+    suspended = status == "suspended"
     live = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
     for adapter in session.exec(live.order_by(col(Adapter.id)).with_for_update()).all():
         standing = session.exec(_standing(adapter.id)).first()

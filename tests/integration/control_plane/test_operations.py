@@ -9,7 +9,8 @@ import sys
 import httpx
 import pytest
 
-from control_plane.auth.authenticate import Authenticator
+from control_plane.api_keys.service import find_principal
+from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.operations import bootstrap, migrate
 from control_plane.registry.models import Revision
 from core import db, redis_keys
@@ -35,7 +36,8 @@ def test_bootstrap_makes_one_admin_key_however_often_it_runs(settings, engine, t
     assert is_well_formed(secret)
     assert secret not in first.stdout + first.stderr
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    principal = Authenticator(engine=engine, pepper=PEPPER.encode()).authenticate(f"Bearer {secret}")
+    authenticator = Authenticator(engine=engine, pepper=Pepper(value=PEPPER.encode()), find_principal=find_principal)
+    principal = authenticator.authenticate(f"Bearer {secret}")
     assert principal.tenant_id is None
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM api_keys").scalar() == 1

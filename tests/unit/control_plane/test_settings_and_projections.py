@@ -2,7 +2,7 @@
 
 import msgspec
 
-from control_plane.dependencies import Pepper
+from control_plane.auth.authenticate import Pepper
 from control_plane.plans.schemas import LimitsBody, PricesBody
 from control_plane.projections import projections
 from control_plane.publishing.snapshot_store import KINDS

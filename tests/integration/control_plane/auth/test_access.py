@@ -55,12 +55,13 @@ def test_what_is_no_key_is_refused(api, header):
 
 
 def test_a_wrong_checksum_is_refused_without_a_lookup_and_an_unknown_key_with_one(settings, engine):
-    from control_plane.auth.authenticate import Authenticator
+    from control_plane.api_keys.service import find_principal
+    from control_plane.auth.authenticate import Authenticator, Pepper
     from core.errors import Unauthenticated
 
     asked = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
-    authenticator = Authenticator(engine=engine, pepper=b"pepper")
+    authenticator = Authenticator(engine=engine, pepper=Pepper(value=b"pepper"), find_principal=find_principal)
     key = mint_key("live")
     flipped = key[:-1] + ("0" if key[-1] != "0" else "1")
     with pytest.raises(Unauthenticated):

@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 
-from control_plane.connections import open_redis
+from control_plane.dependencies import open_redis
 from control_plane.publishing.gateway_ack import Acknowledger, Look
 from control_plane.publishing.outbox import publish_change
 from core import redis_keys

@@ -1,9 +1,12 @@
-"""Routes of a tenant's aliases. A move answers once gateways have it, or once they have been waited for long enough."""
+"""A tenant's routes over its adapters and their aliases. A moved alias is answered once every gateway has it, or after
+a limited wait.
+"""
 
 from collections.abc import Callable
 
 import anyio.to_thread
-from litestar import Controller, delete, get, put
+import msgspec
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from redis import Redis
@@ -11,16 +14,76 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.auth.authenticate import Principal
-from control_plane.paging import Page
+from control_plane.idempotency.service import Once
+from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.publishing.gateway_ack import Acknowledger
 from control_plane.publishing.prefetch_hints import send_hints
-from control_plane.registry.adapters import aliases
-from control_plane.registry.alias_schemas import AliasMoved, AliasTarget, AliasView
+from control_plane.registry.adapters import aliases, pins, service
+from control_plane.registry.schemas import (
+    AdapterPatch,
+    AdapterView,
+    AliasMoved,
+    AliasTarget,
+    AliasView,
+    NewAdapter,
+)
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
 
 _READ = {"scope": "adapters:read"}
 _WRITE = {"scope": "adapters:write"}
+
+
+class Adapters(Controller):
+    """The adapters of the tenant that is calling."""
+
+    path = "/adapters"
+    tags = ("adapters",)
+
+    @post(sync_to_thread=True, opt=_WRITE)
+    def create_adapter(
+        self, data: JSONBody[NewAdapter], once: NamedDependency[Once], principal: NamedDependency[Principal]
+    ) -> Response[AdapterView]:
+        """A name for a fine-tune of a base model; its weights come as revisions."""
+        return once.run(
+            lambda session: service.create(session, data, tenant_id=principal.own_tenant_id, actor=principal.key_id)
+        )
+
+    @get(sync_to_thread=True, opt=_READ)
+    def list_adapters(
+        self,
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[AdapterView]:
+        """The tenant's adapters, newest first."""
+        with unit_of_work(engine) as session:
+            return service.list_adapters(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
+
+    @get("/{name:str}", sync_to_thread=True, opt=_READ)
+    def get_adapter(
+        self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> AdapterView:
+        """One adapter."""
+        with unit_of_work(engine) as session:
+            return service.get(session, tenant_id=principal.own_tenant_id, name=name)
+
+    @patch("/{name:str}", sync_to_thread=True, opt=_WRITE)
+    def change_adapter(
+        self,
+        name: FromPath[str],
+        data: JSONBody[AdapterPatch],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> AdapterView:
+        """Pin an adapter, up to the plan's number, or let go of it: what its name serves stays in host memory."""
+        tenant_id = principal.own_tenant_id
+        with unit_of_work(engine) as session:
+            adapter = service.find(session, tenant_id=tenant_id, name=name)
+            if data.pinned is not msgspec.UNSET:
+                pins.change(session, adapter, pinned=data.pinned, actor=principal.key_id)
+            return service.get(session, tenant_id=tenant_id, name=name)
 
 
 class Aliases(Controller):
