@@ -202,14 +202,14 @@ WITHOUT_OPTIONAL_PROTECTIONS = """
 import platform, sys
 import structlog
 from prometheus_client import REGISTRY
-from adapters import sandbox
+from adapters.sandbox import launcher
 from adapters.sandbox.parent import run_confined
 from adapters.settings import UploadSettings
 
 # A kernel that refuses new namespaces and Landlock: the filter is inherited by the launcher.
-sandbox._REFUSED_CALLS = {platform.machine(): ({"x86_64": 272, "aarch64": 97}[platform.machine()], 444)}
+launcher._REFUSED_CALLS = {platform.machine(): ({"x86_64": 272, "aarch64": 97}[platform.machine()], 444)}
 assert launcher._libc.prctl(38, 1, 0, 0, 0) == 0
-sandbox.refuse_calls()
+launcher.refuse_calls()
 with structlog.testing.capture_logs() as lines:
     answer = run_confined(
         [sys.executable, "-I", "-c", "print('fine')"],
