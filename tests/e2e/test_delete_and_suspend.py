@@ -43,7 +43,7 @@ class Customer:
             base_url=now["gateway_url"], headers={"Authorization": f"Bearer {self.key}"}, timeout=120
         )
         spec = describe(checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
-        folder = write_adapter(work / str(seed), spec, rank=8, seed=seed, scale=0.1)
+        folder = write_adapter(work / str(seed), spec, rank=8, seed=seed, scale=0.2)
         revision = self.control.upload_adapter(NAME, MODEL_ID, folder)
         self.revision_id = revision["id"]
         adapter_id = self.control.get(f"/api/v1/adapters/{NAME}")["id"]

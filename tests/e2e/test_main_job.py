@@ -122,7 +122,7 @@ async def test_streams_and_whole_answers_say_and_count_the_same(customers, model
     customer = customers[0]
     for which in (model, customer.adapter):
         asked = {
-            "model": which, "messages": [{"role": "user", "content": PROMPTS[1]}], "max_tokens": 12, "temperature": 0,
+            "model": which, "messages": [{"role": "user", "content": PROMPTS[2]}], "max_tokens": 12, "temperature": 0,
             "logit_bias": NEVER_ENDS,
         }  # fmt: skip
         whole = await customer.sdk.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
@@ -143,7 +143,7 @@ async def test_streams_and_whole_answers_say_and_count_the_same(customers, model
         if which == model:
             certain = until_a_near_tie(choice.logprobs.content)
             print(f"\n{text!r}, certain are {certain!r}")
-            assert certain
+            assert certain, "the base model begins with 'The sea', whose rivals are 4.4 and 1.8 nats behind"
             assert text.startswith(certain)
 
 

@@ -27,6 +27,8 @@ WEATHER = {
     },
 }
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+ANSWER_TOKENS = 300
+"""A schema allows white space, and rounding decides how much of it comes: calls took 65 to 84 tokens."""
 ENDS = ("0", "2")
 """The tokens with which the base model ends an answer: <|endoftext|> and <|im_end|>."""
 
@@ -60,7 +62,7 @@ def test_a_forced_tool_is_called_with_arguments_of_its_schema(sdk, choice, strea
         "messages": QUESTION,
         "tools": [WEATHER],
         "tool_choice": choice,
-        "max_tokens": 100,
+        "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
     }
     if stream:
@@ -90,7 +92,7 @@ def test_an_answer_keeps_to_its_schema(sdk):
     answer = sdk.chat.completions.create(
         model=BASE,
         messages=QUESTION,
-        max_tokens=100,
+        max_tokens=ANSWER_TOKENS,
         temperature=0,
         response_format={"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}},
     )
