@@ -72,7 +72,7 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
         stored = opened.enter_context(contenders.store(work, upstream.port))
         gateways = [
             opened.enter_context(
-                contenders.tenora(work, stored, f"gateway-{number}", tokenise_kept_max_bytes=_COUNTS_KEPT_BYTES)
+                contenders.tenora(work, stored, f"gateway-{number}", token_count_cache_max_bytes=_COUNTS_KEPT_BYTES)
             )
             for number in range(plan.gateways)
         ]

@@ -43,6 +43,7 @@ from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.settlement.wiring import Durability
 from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisLine
 from data_plane.gateway.state.snapshot import Snapshot
 from data_plane.gateway.upstream.engine_client import Upstream
@@ -80,37 +81,46 @@ class _Gateway:
         )
         self._upstream = _upstream(settings)
         self._breakers = _breakers(settings, self._upstream)
-        gateway_id = new_id("gw")
+        gateway_id, clock = new_id("gw"), RedisClock()
         self._replicas = Replicas(
             redis,
-            Neighbours(gateway_id, stale_ms=settings.sharing_stale_ms),
+            Neighbours(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms),
             poll_ms=settings.replica_poll_ms,
             stale_s=settings.replica_stale_s,
             allows=self._breakers.allows,
             failed_by=self._breakers.failed_by,
         )
         self._threads = FairThreads(
-            settings.tokenise_threads,
-            waiting_max=settings.tokenise_waiting_max,
-            tenant_waiting_max=settings.tokenise_tenant_waiting_max,
+            settings.tokenize_threads,
+            waiting_max=settings.tokenize_waiting_max,
+            tenant_waiting_max=settings.tokenize_tenant_waiting_max,
         )
         self._counters = _counters(settings, redis, self._threads)
         self._line = line = _line(settings)
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
-        self._durability = Durability(settings, line, reservations, gateway_id)
+        self._durability = Durability(settings, line, reservations, clock, gateway_id)
         settler = self._durability.settler
-        self._standing = AccessWatch(settler.live, self._snapshot, every_s=settings.standing_s)
+        self._standing = AccessWatch(settler.live, self._snapshot, every_s=settings.access_check_s)
         retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-        self._signs = ReplicaSigns(redis, poll_s=settings.replica_signs_poll_ms / 1000)
+        self._signs = ReplicaSigns(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         toll = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._grammars, self._idempotency = Grammars(redis, settings), Idempotency(line, toll, settings)
         self._heat = AdapterHeat(
-            redis, flush_s=settings.heat_flush_s, names_max=settings.heat_names_max, kept_max=settings.heat_kept_max
+            redis,
+            clock,
+            flush_s=settings.last_used_flush_s,
+            names_max=settings.last_used_names_max,
+            kept_max=settings.last_used_stored_max,
         )
         self._slices = _slices(settings, line, settler)
         self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
         self._beat = Beat(
-            redis, self._snapshot, gateway_id, period_s=settings.beat_period_ms / 1000, lease_s=settings.beat_lease_s
+            redis,
+            self._snapshot,
+            clock,
+            gateway_id,
+            period_s=settings.heartbeat_period_ms / 1000,
+            lease_s=settings.heartbeat_lease_s,
         )
         self._preparation = Preparation(
             settings, self._snapshot, self._beat, self._threads, self._counters, self._grammars
@@ -123,6 +133,7 @@ class _Gateway:
             Relay(self._upstream, self._breakers, self._signs, retries, settings),
             self._heat,
             self._idempotency,
+            clock,
         )
 
     def routes(self) -> Routes:
@@ -172,17 +183,17 @@ def _counters(settings: GatewaySettings, redis: Redis, threads: FairThreads) -> 
     return PromptCounters(
         redis,
         threads,
-        inline_max_bytes=settings.tokenise_inline_max_bytes,
-        kept_max=settings.tokenisers_max,
-        kept_max_bytes=settings.tokenise_kept_max_bytes,
-        load_s=settings.tokeniser_load_s,
+        inline_max_bytes=settings.tokenize_inline_max_bytes,
+        kept_max=settings.tokenizers_max,
+        kept_max_bytes=settings.token_count_cache_max_bytes,
+        load_s=settings.tokenizer_load_s,
     )
 
 
 def _listing_hints(settings: GatewaySettings, redis: Redis) -> ListingHints:
     return ListingHints(
         redis,
-        again_s=settings.listing_hint_again_s,
+        again_s=settings.listing_hint_interval_s,
         keys_max=settings.listing_hint_keys_max,
         adapters_max=settings.listing_hint_adapters_max,
         sending_max=settings.listing_hints_sending_max,
@@ -214,14 +225,14 @@ def _upstream(settings: GatewaySettings) -> Upstream:
         connect_s=settings.connect_s,
         keepalive_s=settings.replica_keepalive_s,
         connections_max=settings.replica_connections_max,
-        connections_spare=settings.replica_connections_spare,
-        head_max_bytes=settings.replica_head_max_bytes,
-        unread_max_bytes=settings.replica_unread_max_bytes,
+        connections_spare=settings.replica_connections_reserved,
+        head_max_bytes=settings.replica_headers_max_bytes,
+        unread_max_bytes=settings.replica_read_buffer_max_bytes,
     )
 
 
 def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> QuotaSlices:
-    long_s = slice_lease_s(beat_lease_s=settings.beat_lease_s, longest_s=settings.longest_ms / 1000)
+    long_s = slice_lease_s(heartbeat_lease_s=settings.heartbeat_lease_s, longest_s=settings.longest_ms / 1000)
     long = Reservations(line, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
     return QuotaSlices(long, settler, settings, lease_s=long_s)
 
@@ -244,10 +255,10 @@ def _admission(
     )
     patience = WaitLimits(
         wait_s=settings.admission_wait_s,
-        passed_over_s=settings.admission_passed_over_s,
+        passed_over_s=settings.admission_overtake_s,
         poll_s=settings.admission_poll_ms / 1000,
     )
-    told = Told(tenants_max=settings.sharing_tenants_max, adapters_max=settings.sharing_adapters_max)
+    told = Told(tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max)
     room = WaitQueue(replicas, costs, bounds, patience, told)
     return Admission(replicas, reservations, settler, room, slices, deadline_ms=settings.reserve_deadline_ms)
 

@@ -32,7 +32,7 @@ class GatewayProtocol(HttpToolsProtocol):
         settings: GatewaySettings = config.loaded_app.state.settings
         self._kept_max_bytes = settings.headers_max_bytes
         self._head_s = settings.headers_s
-        self._unsent_max_bytes = settings.client_unsent_max_bytes
+        self._unsent_max_bytes = settings.client_write_buffer_max_bytes
         self._connections_max = settings.gateway_connections_max
         self._handle = config.loaded_app.state.handle  # the framework has one route, and finding it takes 40 us
         self._on_gone: Callable[[], None] | None = None

@@ -56,12 +56,12 @@ def bound_connections(listening: socket.socket, settings: GatewaySettings) -> No
     nothing is on its way to it, the kernel asks whether it is there (tcp(7): TCP_USER_TIMEOUT goes before the number of
     such questions).
     """
-    silent_s = settings.client_silent_s
+    silent_s = settings.client_tcp_timeout_s
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_s * 1000)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, silent_s // 2))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, silent_s // 4))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.client_unread_max_bytes)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.client_send_buffer_bytes)
 
 
 def _leave(_number: int, _frame: object) -> None:

@@ -58,6 +58,6 @@ def _bounds() -> dict[str, str]:
     return {
         "answer": f"{default['idempotency_answer_max_bytes']:,}",
         "expires": f"{default['idempotency_expires_s'] // 3600}",
-        "kept": f"{default['idempotency_kept_max']}",
+        "kept": f"{default['idempotency_answers_max']}",
         "lease": f"{default['idempotency_lease_s']}",
     }

@@ -138,8 +138,8 @@ _LIMITS = """
 - An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
   Their own gateway then breaks them off with an error event, and bills what they used beyond it, by a record of its own
   (`<request id>:rest`).
-- A caller without a packet is noticed when its kernel has acknowledged nothing for `TENORA_CLIENT_SILENT_S`. What its
-  engine produces until then is billed.
+- A caller without a packet is noticed when its kernel has acknowledged nothing for `TENORA_CLIENT_TCP_TIMEOUT_S`. What
+  its engine produces until then is billed.
 - Memory runs out here for one process, which its allocators are told (`RLIMIT_DATA`). Where a cgroup's limit is reached
   the kernel kills, as in F18.
 - Nobody waits here for a month to end: what a period holds is tested in `tests/unit/billing` and

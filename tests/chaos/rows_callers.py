@@ -14,8 +14,8 @@ from tests.fixtures.faults import callers
 
 # The times are those of production; the kernel keeps less, so that reaching its bound takes no minute.
 READ_SLOWLY: Final = {
-    **{name: GatewaySettings.model_fields[name].default for name in ("inter_token_s", "client_silent_s")},
-    "client_unread_max_bytes": 16_384,
+    **{name: GatewaySettings.model_fields[name].default for name in ("inter_token_s", "client_tcp_timeout_s")},
+    "client_send_buffer_bytes": 16_384,
 }
 SENT_SLOWLY: Final = {"headers_s": 10, "body_s": 10}
 _EACH = 5  # streams that end in each way
@@ -45,7 +45,7 @@ def hung_up_on(platform: Platform) -> str:
                 leave(one)
             wait_until(lambda ids=ids: set(ids) <= recorded(platform).keys(), what=f"bills after {name}")
             extra[name] = max(after - at for at, after in zip(left_at, _produced(platform, ids), strict=True))
-    silent_s = BRISK["client_silent_s"]
+    silent_s = BRISK["client_tcp_timeout_s"]
     assert max(extra["FIN"], extra["RST"]) <= _PER_S + 5, extra  # a second's worth, and what was under way
     assert extra["nothing"] <= (silent_s + 1) * _PER_S + 5, extra
     verdict = judge(platform, before)

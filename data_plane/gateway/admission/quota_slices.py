@@ -21,7 +21,7 @@ from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.rate_limit_response import Verdict
 from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
-from data_plane.gateway.settings import SliceSettings
+from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 
 _log = structlog.get_logger()
@@ -55,7 +55,7 @@ class QuotaSlices:
     """The slices of one gateway process."""
 
     def __init__(
-        self, reservations: Reservations, settler: Settler, settings: SliceSettings, *, lease_s: float
+        self, reservations: Reservations, settler: Settler, settings: GatewaySettings, *, lease_s: float
     ) -> None:
         """``reservations`` with leases of ``lease_s``."""
         self._reservations = reservations
@@ -162,11 +162,11 @@ class QuotaSlices:
         self._settler.settle_later(Settlement(request_id=request_id, tenant_id=tenant_id, replica_id=_NOWHERE))
 
 
-def lease_s(*, beat_lease_s: float, longest_s: float) -> float:
-    """A lease that covers a slice's request: Redis may be silent for ``beat_lease_s`` before it comes, and then for
-    as long as it runs. No longer: a gateway that dies takes its callers' slices with it until then.
+def lease_s(*, heartbeat_lease_s: float, longest_s: float) -> float:
+    """The lease of a slice, which covers its requests: Redis may be silent for ``heartbeat_lease_s`` before a request
+    arrives, and then for as long as it runs. Not longer: a gateway that dies takes its slices with it until then.
     """
-    return _SPARE * (beat_lease_s + longest_s)
+    return _SPARE * (heartbeat_lease_s + longest_s)
 
 
 def _who(allowance: Allowance) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ class Grammars:
             spent = verdict is None
             refused = self._judge(verdict)
             self._kept[digest] = refused, time.monotonic() + _TOO_LONG_KEPT_S if spent else math.inf
-            while len(self._kept) > self._settings.schemas_kept_max:
+            while len(self._kept) > self._settings.schema_cache_max:
                 self._kept.popitem(last=False)
             return refused
         finally:

@@ -24,7 +24,7 @@ from data_plane.gateway.quota.reservation import Checkpoint, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import usage_event
 from data_plane.gateway.state.authenticate import Caller
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
 from data_plane.gateway.upstream.engine_client import ReplicaFailed
 from data_plane.gateway.upstream.relay import Relay
@@ -45,9 +45,10 @@ class Prepared(msgspec.Struct, frozen=True):
 class Serving:
     """One admitted request: its attempts on replicas, and the settlement of what they used."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one request, which only the lifecycle joins
         self,
         settings: GatewaySettings,
+        clock: RedisClock,
         admission: Admission,
         relay: Relay,
         client: Client,
@@ -57,6 +58,7 @@ class Serving:
         arrived: float,
     ) -> None:
         self._settings = settings
+        self._clock = clock
         self._admission = admission
         self._relay = relay
         self._client = client
@@ -81,7 +83,7 @@ class Serving:
         self._relay.retries.deposit()
         while True:
             tried |= {self._place.replica.id}
-            self._dispatched, self._dispatched_at_ms = time.monotonic(), server_clock.now_ms()
+            self._dispatched, self._dispatched_at_ms = time.monotonic(), self._clock.now_ms()
             try:
                 self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
             except ReplicaFailed as error:
@@ -98,7 +100,7 @@ class Serving:
     def _may_retry(self, error: ReplicaFailed, tried: frozenset[str]) -> bool:
         """Whether another replica may be asked. That is free, once a request, where an adapter is why and a replica is
         left that has not failed it: who calls for it at once fails at once, and no engine has worked for them. Failures
-        are remembered, so each replica is asked so about once in ``replica_adapter_spared_s``; where none can bring it
+        are remembered, so each replica is asked so about once in ``adapter_failure_backoff_s``; where none can bring it
         in (its store is away, say), the budget holds as ever.
         """
         if error.about_adapter and len(tried) == 1 and self._admission.knows_another(self._demand, tried):
@@ -172,7 +174,7 @@ class Serving:
             block_tokens=self._place.replica.block_tokens,
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,
-            settled_at_ms=server_clock.now_ms(),
+            settled_at_ms=self._clock.now_ms(),
             # A request's pages are held, and charged, for no longer than it may run.
             on_replica_ms=min(round((now - self._dispatched) * 1000), self._settings.longest_ms),
             first_token_ms=self._first_token_ms,

@@ -188,7 +188,7 @@ class Idempotency:
         done = await self._script(
             self._line,
             (claim.key, redis_keys.idempotent_answers(claim.tenant_id)),
-            (what, claim.value, life_ms, record, settings.idempotency_kept_max),
+            (what, claim.value, life_ms, record, settings.idempotency_answers_max),
         )
         return bool(done)
 

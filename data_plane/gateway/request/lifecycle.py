@@ -25,6 +25,7 @@ from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.scheduling.adapter_last_used import AdapterHeat
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.upstream.attempt import Relayed
 from data_plane.gateway.upstream.relay import Relay
 
@@ -43,8 +44,10 @@ class Lifecycle:
         relay: Relay,
         heat: AdapterHeat,
         idempotency: Idempotency,
+        clock: RedisClock,
     ) -> None:
         self._settings = settings
+        self._clock = clock
         self._heat = heat
         self._idempotency = idempotency
         self._preparation = preparation
@@ -86,7 +89,9 @@ class Lifecycle:
             stream=call.stream,
         )
         place = await self._admission.admit(demand, client.watch)
-        service = Serving(self._settings, self._admission, self._relay, client, prepared, demand, place, arrived)
+        service = Serving(
+            self._settings, self._clock, self._admission, self._relay, client, prepared, demand, place, arrived
+        )
         try:
             relayed = await service.run(engine_body(
                 call,
@@ -126,7 +131,7 @@ class Lifecycle:
                 else:
                     await client.deliver(relayed.ending, service.headers)
             if not client.reads:
-                async with asyncio.timeout(patience_s + len(relayed.ending) / self._settings.client_least_bytes_per_s):
+                async with asyncio.timeout(patience_s + len(relayed.ending) / self._settings.client_min_bytes_per_s):
                     await client.drained()
         except TimeoutError:
             client.cut()  # else what it does not read stays in memory for as long as it likes

@@ -43,7 +43,7 @@ class Preparation:
         self._threads = threads
         self._counters = counters
         self._grammars = grammars
-        self.unpaid = Unpaid(settings.tenant_unpaid_per_second)
+        self.unpaid = Unpaid(settings.tenant_unmetered_requests_per_s)
         self._pepper = settings.key_pepper.get_secret_value().encode()
         self._preparing: Counter[str] = Counter()
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)

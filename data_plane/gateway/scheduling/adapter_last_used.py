@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import redis_keys
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 
 _log = structlog.get_logger()
 
@@ -18,8 +18,9 @@ _log = structlog.get_logger()
 class AdapterHeat:
     """Last uses since the last write, at most ``names_max`` of them; in Redis the newest ``kept_max`` stay."""
 
-    def __init__(self, redis: Redis, *, flush_s: float, names_max: int, kept_max: int) -> None:
+    def __init__(self, redis: Redis, clock: RedisClock, *, flush_s: float, names_max: int, kept_max: int) -> None:
         self._redis = redis
+        self._clock = clock
         self._flush_s = flush_s
         self._names_max = names_max
         self._kept_max = kept_max
@@ -29,7 +30,7 @@ class AdapterHeat:
         """An adapter has served a request now, on a replica of the pool of this largest rank."""
         use = (base_model, rank_max, engine_name)
         if use in self._used_at_ms or len(self._used_at_ms) < self._names_max:
-            self._used_at_ms[use] = server_clock.now_ms()
+            self._used_at_ms[use] = self._clock.now_ms()
 
     async def follow(self) -> None:
         """Write again and again, for ever."""

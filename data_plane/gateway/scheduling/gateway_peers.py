@@ -16,7 +16,7 @@ from redis.asyncio.client import Pipeline
 
 from core import redis_keys
 from data_plane.gateway.scheduling.fair_share import Backlog
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
@@ -37,7 +37,8 @@ class Asked:
 class Neighbours:
     """The other gateways, as one process hears of them. A backlog counts for ``stale_ms`` after it was written."""
 
-    def __init__(self, gateway_id: str, *, stale_ms: int) -> None:
+    def __init__(self, gateway_id: str, clock: RedisClock, *, stale_ms: int) -> None:
+        self._clock = clock
         self._id = gateway_id
         self._stale_ms = stale_ms
         self._others: list[str] = []
@@ -51,7 +52,7 @@ class Neighbours:
 
     def ask_who(self, pipe: Pipeline) -> None:
         """Put one command into a pipeline; ``hear_who`` takes its answer."""
-        pipe.zrangebyscore(redis_keys.GATEWAYS, server_clock.now_ms() - _SEEN_MS, "+inf")
+        pipe.zrangebyscore(redis_keys.GATEWAYS, self._clock.now_ms() - _SEEN_MS, "+inf")
 
     def hear_who(self, answer: Sequence[bytes]) -> None:
         """Which other gateways there are."""

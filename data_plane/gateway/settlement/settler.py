@@ -25,7 +25,7 @@ from data_plane.gateway.settlement.journal import Journal
 from data_plane.gateway.settlement.redis_data_loss import RedisMemory
 from data_plane.gateway.settlement.replay_buffer import Kept
 from data_plane.gateway.state.authenticate import Caller
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 
 _REFUSED_AT_ONCE_MAX: Final = 20  # more than that, and it is not they, but Redis
 
@@ -78,12 +78,13 @@ class Settler:
     harmless, lives for ``marker_s``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what keeps a settlement safe, built once by wiring
         self,
         reservations: Reservations,
         journal: Journal,
         memory: RedisMemory,
         kept: Kept,
+        clock: RedisClock,
         *,
         deadline_s: float,
         retry_s: float,
@@ -94,6 +95,7 @@ class Settler:
         self._journal = journal
         self._memory = memory
         self._kept = kept
+        self._clock = clock
         self._generation = 0
         self._deadline_s = deadline_s
         self._retry_s = retry_s
@@ -242,7 +244,7 @@ class Settler:
         """
         event = settlement.event
         assert event is not None, "only what bills is kept and journalled"
-        if server_clock.now_ms() - event.settled_at_ms < self._marker_ms:
+        if self._clock.now_ms() - event.settled_at_ms < self._marker_ms:
             return await self._error_of(settlement)
         try:
             async with asyncio.timeout(self._deadline_s):

@@ -15,13 +15,21 @@ from data_plane.gateway.settlement.lease_sweeper import Sweeper
 from data_plane.gateway.settlement.redis_data_loss import RedisMemory
 from data_plane.gateway.settlement.replay_buffer import Kept
 from data_plane.gateway.settlement.settler import Settler
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisLine
 
 
 class Durability:
     """One process's. ``settler`` is what requests see of it."""
 
-    def __init__(self, settings: GatewaySettings, line: RedisLine, reservations: Reservations, gateway_id: str) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        line: RedisLine,
+        reservations: Reservations,
+        clock: RedisClock,
+        gateway_id: str,
+    ) -> None:
         self._settings = settings
         self._journal = Journal(
             settings.journal_dir / redis_name(settings.redis_url),
@@ -34,13 +42,14 @@ class Durability:
             reservations,
             self._journal,
             RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s),
-            Kept(self._journal, kept_s=settings.settlement_kept_s, count_max=settings.settlement_kept_max),
+            Kept(self._journal, kept_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
+            clock,
             deadline_s=settings.settlement_deadline_s,
             retry_s=settings.settlement_retry_s,
             marker_s=settings.settled_marker_s,
             backlog_max=settings.settlement_backlog_max,
         )
-        self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_takeover_s)
+        self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_recovery_s)
         self._checkpoints = Checkpoints(
             self.settler.held,
             reservations,

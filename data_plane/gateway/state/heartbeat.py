@@ -17,7 +17,7 @@ from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from core.errors import Unavailable
 from data_plane.gateway import metrics
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.snapshot import Snapshot
 
 _log = structlog.get_logger()
@@ -33,8 +33,11 @@ class Beat:
     decided without it.
     """
 
-    def __init__(self, redis: Redis, snapshot: Snapshot, gateway_id: str, *, period_s: float, lease_s: float) -> None:
+    def __init__(
+        self, redis: Redis, snapshot: Snapshot, clock: RedisClock, gateway_id: str, *, period_s: float, lease_s: float
+    ) -> None:
         self._redis = redis
+        self._clock = clock
         self._snapshot = snapshot
         self._id = gateway_id
         self._period_s = period_s
@@ -77,9 +80,9 @@ class Beat:
         began, snapshot = time.monotonic(), self._snapshot
         # A connection that hangs must not outlast the lease: the next attempt takes another.
         async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
-            if not server_clock.heard:  # by a clock that is wrong the others would be forgotten below
-                server_clock.hear(*await self._redis.time())
-            now_ms = server_clock.now_ms()
+            if not self._clock.synchronized:  # by a clock that is wrong the others would be forgotten below
+                self._clock.synchronize(*await self._redis.time())
+            now_ms = self._clock.now_ms()
             status = GatewayStatus(
                 id=self._id, epoch=snapshot.epoch, generation=snapshot.generation, heartbeat_ms=now_ms
             )
@@ -89,7 +92,7 @@ class Beat:
             pipe.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
             pipe.time()
             *_, published, server_time = await pipe.execute()
-        server_clock.hear(*server_time)
+        self._clock.synchronize(*server_time)
         # Where the old status expired meanwhile, somebody may have seen none and not have waited.
         if time.monotonic() < self._serves_until or _has(status, published):
             self._serves_until = began + self._lease_s

@@ -1,7 +1,7 @@
-"""Redis's time in this process: what is billed, and what gateways tell one another, is stamped in it.
+"""Redis's time in this process. Usage events and what gateways exchange carry this time, not the machine's.
 
-It is heard with every heartbeat, and counted on meanwhile by the monotonic clock. So a machine whose clock is wrong, or
-set while requests run, moves no bill into another period. Until it is first heard, the machine's own stands for it.
+Each heartbeat reads it, and the monotonic clock counts on in between. So a machine with a wrong clock, or one that is
+set while requests run, moves no bill into another period. Until the first reading, the machine's own clock counts.
 """
 
 import time
@@ -9,26 +9,22 @@ import time
 from core import clock
 
 
-class ServerClock:
-    """What Redis's time is by what was ``heard`` last."""
+class RedisClock:
+    """The current time by Redis's last answer to TIME. ``synchronized`` is False until the first answer."""
 
     def __init__(self) -> None:
         self._ahead_ms = clock.now_ms() - _monotonic_ms()
-        self.heard = False
+        self.synchronized = False
 
     def now_ms(self) -> int:
         """The current instant in Unix milliseconds."""
         return self._ahead_ms + _monotonic_ms()
 
-    def hear(self, seconds: int, microseconds: int) -> None:
-        """Take over what Redis has just answered to TIME."""
+    def synchronize(self, seconds: int, microseconds: int) -> None:
+        """Apply what Redis has just answered to TIME."""
         self._ahead_ms = seconds * 1000 + microseconds // 1000 - _monotonic_ms()
-        self.heard = True
+        self.synchronized = True
 
 
 def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-server_clock = ServerClock()
-"""The process's only one, as it has only one Redis."""

@@ -70,7 +70,7 @@ class Relay:
         except AppError as error:
             about_adapter = isinstance(error, ReplicaFailed) and error.about_adapter
             if about_adapter and attempt.adapter is not None:
-                spared_s = self._limits.replica_adapter_spared_s
+                spared_s = self._limits.adapter_failure_backoff_s
                 self._breakers.adapter_failed(attempt.replica, attempt.adapter, spared_s=spared_s)
             if not relaying.stood_still:
                 self._report(attempt, failed=isinstance(error, ReplicaFailed) and not about_adapter)

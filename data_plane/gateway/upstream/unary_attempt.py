@@ -56,7 +56,7 @@ class WholeExchange(Exchange):
     async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(self._signs.poll_s)
-            if self._signs.silent_s(self._attempt.replica) >= self._limits.replica_silent_s:
+            if self._signs.silent_s(self._attempt.replica) >= self._limits.engine_stalled_s:
                 break
         metrics.STALLED_ANSWERS.inc()
         self._time_out()

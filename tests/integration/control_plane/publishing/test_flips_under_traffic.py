@@ -67,7 +67,8 @@ def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
             witness.faults(token_interval_s=0.004, output_tokens=50)
         wait_until(lambda: api.anyone.get("/readyz").status_code == 200, what="the control plane")
         gateways = [
-            up.enter_context(processes.gateway(tmp_path, redis_url, f"gateway_{n}", beat_lease_s=2)) for n in range(2)
+            up.enter_context(processes.gateway(tmp_path, redis_url, f"gateway_{n}", heartbeat_lease_s=2))
+            for n in range(2)
         ]
         yield Platform(tenant, gateways, revisions)
 

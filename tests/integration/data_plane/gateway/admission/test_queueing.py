@@ -16,7 +16,7 @@ from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat, em
 PAGES = 8  # two requests of 26 + 33 tokens
 TOKENS = 33
 RUNS_S = 2.3  # so long a request runs: enough for those who are to wait behind it to come, on a slow machine too
-SETTINGS = {**BRISK, "admission_wait_s": 8, "admission_passed_over_s": 1, "admission_waiting_max": 4}
+SETTINGS = {**BRISK, "admission_wait_s": 8, "admission_overtake_s": 1, "admission_waiting_max": 4}
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,20 @@ from core import redis_keys
 from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.quota_slices import QuotaSlices, lease_s
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.settings import SliceSettings
+from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.journal import Journal
 from data_plane.gateway.settlement.redis_data_loss import RedisMemory
 from data_plane.gateway.settlement.replay_buffer import Kept
 from data_plane.gateway.settlement.settler import Settler
+from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import BLOCK, connected, granted
 
 LEASE_S = 80
-SETTINGS = SliceSettings(quota_slice_requests=2, quota_slice_tokens=256)
+SETTINGS = GatewaySettings(
+    redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16, quota_slice_requests=2,
+    quota_slice_tokens=256,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ async def place(redis_settings, tmp_path):
         journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
         memory, kept = RedisMemory(line, "gw_1", kept_s=60), Kept(journal, kept_s=1, count_max=10)
         settler = Settler(
-            quota, journal, memory, kept, deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
+            quota, journal, memory, kept, RedisClock(), deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
         )  # fmt: skip
         yield redis, QuotaSlices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
 
@@ -61,7 +65,7 @@ async def expiries(redis, wanted: Demand) -> list[float]:
 
 def test_a_lease_covers_the_silence_before_a_request_and_the_longest_it_runs():
     """A slice is spent within a quarter of its lease, and the rest is as long as silence and request together."""
-    whole = lease_s(beat_lease_s=5, longest_s=610)
+    whole = lease_s(heartbeat_lease_s=5, longest_s=610)
     assert whole - whole / 4 >= 5 + 610
 
 

@@ -16,7 +16,13 @@ from tests.integration.data_plane.conftest import BRISK, Tenant, chat, stack_of_
 
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=0)
 # For as long as its last heartbeat holds, a gateway serves without Redis; replicas' count as fresh so long.
-PATIENT = {**BRISK, "replica_stale_s": 1.5, "reserve_deadline_ms": 250, "beat_lease_s": 60, "quota_slice_tokens": 256}
+PATIENT = {
+    **BRISK,
+    "replica_stale_s": 1.5,
+    "reserve_deadline_ms": 250,
+    "heartbeat_lease_s": 60,
+    "quota_slice_tokens": 256,
+}
 
 
 @pytest.fixture

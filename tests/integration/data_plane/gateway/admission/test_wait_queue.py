@@ -25,6 +25,7 @@ from data_plane.gateway.scheduling.fair_share import Told
 from data_plane.gateway.scheduling.gateway_peers import Neighbours
 from data_plane.gateway.scheduling.placement import PlacementCosts, rank
 from data_plane.gateway.scheduling.replicas import Replicas
+from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
 
 COSTS = PlacementCosts(
@@ -46,7 +47,7 @@ async def room(redis_settings) -> AsyncIterator[WaitQueue]:
         await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
         await client.set(redis_keys.replica_residency("rep_1"), msgspec.json.encode(residency))
         await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
-        neighbours = Neighbours("gw_1", stale_ms=1000)
+        neighbours = Neighbours("gw_1", RedisClock(), stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
         patience = WaitLimits(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)

@@ -15,7 +15,7 @@ LONG = json.dumps({"model": "tiny-chat", "prompt": "capital " * 120_000}).encode
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"tenant_preparing_max": 24, "tokenise_tenant_waiting_max": 8}
+    return {"tenant_preparing_max": 24, "tokenize_tenant_waiting_max": 8}
 
 
 def test_a_flood_of_long_prompts_to_count_leaves_the_next_tenant_served(stack):

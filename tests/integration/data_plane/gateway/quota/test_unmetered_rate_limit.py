@@ -15,7 +15,7 @@ BURST = 5 * PER_SECOND
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"tenant_unpaid_per_second": PER_SECOND}
+    return {"tenant_unmetered_requests_per_s": PER_SECOND}
 
 
 @pytest.fixture

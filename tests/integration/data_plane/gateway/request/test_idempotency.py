@@ -17,7 +17,7 @@ BODY = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"idempotency_answer_max_bytes": 4096, "idempotency_kept_max": 3, "idempotency_lease_s": 3}
+    return {"idempotency_answer_max_bytes": 4096, "idempotency_answers_max": 3, "idempotency_lease_s": 3}
 
 
 @pytest.fixture

@@ -115,8 +115,8 @@ def test_a_reader_who_stops_reading_is_cut_off(stack, tenant):
 
 
 def test_a_caller_who_does_not_read_the_end_of_an_answer_does_not_keep_it_in_memory(tmp_path):
-    least = {"client_unread_max_bytes": 4096, "client_unsent_max_bytes": 1024}
-    patience = {"last_write_s": 0.5, "client_least_bytes_per_s": 100_000}
+    least = {"client_send_buffer_bytes": 4096, "client_write_buffer_max_bytes": 1024}
+    patience = {"last_write_s": 0.5, "client_min_bytes_per_s": 100_000}
     with stack_of_its_own(tmp_path, **least, **patience) as (stack, *_):
         slowly(stack, token_interval_s=0, output_tokens=1024)
         tenant = stack.tenant()

@@ -13,6 +13,7 @@ from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.scheduling.fair_share import Backlog, Claim
 from data_plane.gateway.scheduling.gateway_peers import Neighbours
 from data_plane.gateway.scheduling.replicas import Replicas
+from data_plane.gateway.state.redis_clock import RedisClock
 
 
 class Gateway:
@@ -22,7 +23,7 @@ class Gateway:
         self.has = Backlog()
         self.heard: list[Backlog] = []
         self.silence = asyncio.Event()
-        neighbours = Neighbours(name, stale_ms=500)
+        neighbours = Neighbours(name, RedisClock(), stale_ms=500)
         neighbours.connect(lambda _base_model: self.has, self._hear)
         self.replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
 

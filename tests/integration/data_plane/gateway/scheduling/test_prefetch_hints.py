@@ -14,7 +14,12 @@ from tests.integration.data_plane.conftest import chat
 
 @pytest.fixture(scope="module")
 def gateway_settings() -> dict[str, object]:
-    return {"heat_flush_s": 0.1, "heat_kept_max": 3, "listing_hint_again_s": 1.5, "listing_hint_adapters_max": 2}
+    return {
+        "last_used_flush_s": 0.1,
+        "last_used_stored_max": 3,
+        "listing_hint_interval_s": 1.5,
+        "listing_hint_adapters_max": 2,
+    }
 
 
 def hints(stack) -> list[PrefetchHint]:

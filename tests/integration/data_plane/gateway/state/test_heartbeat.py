@@ -11,7 +11,7 @@ from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from core.errors import Unavailable
 from data_plane.gateway.state.heartbeat import Beat
-from data_plane.gateway.state.redis_clock import server_clock
+from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.snapshot import Snapshot
 from tests.conftest import wait_until
 from tests.fixtures.gateway.published import Publisher
@@ -32,8 +32,10 @@ def publisher(redis) -> Publisher:
     return made
 
 
-def beat_of(line: Redis, snapshot: Snapshot, lease_s: float = 5, period_s: float = 1) -> Beat:
-    return Beat(line, snapshot, "gw_1", period_s=period_s, lease_s=lease_s)
+def beat_of(
+    line: Redis, snapshot: Snapshot, lease_s: float = 5, period_s: float = 1, clock: RedisClock | None = None
+) -> Beat:
+    return Beat(line, snapshot, clock or RedisClock(), "gw_1", period_s=period_s, lease_s=lease_s)
 
 
 async def until(condition) -> None:
@@ -68,11 +70,12 @@ async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, 
 async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
     snapshot = snapshot_of(line)
     await snapshot.load()
-    server_clock.hear(1_000_000_000, 0)  # in 2001
-    beat = beat_of(line, snapshot)
+    clock = RedisClock()
+    clock.synchronize(1_000_000_000, 0)  # in 2001
+    beat = beat_of(line, snapshot, clock=clock)
     await beat.beat()
     seconds, microseconds = redis.time()
-    assert abs(seconds * 1000 + microseconds // 1000 - server_clock.now_ms()) < 1000
+    assert abs(seconds * 1000 + microseconds // 1000 - clock.now_ms()) < 1000
     await beat.beat()
     assert abs(status(redis).heartbeat_ms - seconds * 1000) < 5000
 

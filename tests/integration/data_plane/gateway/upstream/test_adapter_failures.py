@@ -103,7 +103,7 @@ def test_of_fifty_first_calls_at_once_of_what_a_replica_cannot_load_at_most_one_
 
 def test_where_no_replica_can_load_an_adapter_the_budget_bounds_second_attempts(pair):
     """The first call finds out; after that each is tried once, since none has a better place."""
-    stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0, "replica_adapter_spared_s": 60}
+    stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0, "adapter_failure_backoff_s": 60}
     for witness in pair.witnesses.values():
         witness.faults(**CANNOT)
     with processes.gateway(stack.folder, stack.redis_url, "thrifty", **settings) as thrifty:

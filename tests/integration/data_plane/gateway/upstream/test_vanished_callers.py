@@ -13,7 +13,7 @@ KERNEL_S = 1  # its timers count in retransmissions, and are late by up to half 
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"client_silent_s": SILENT_S}
+    return {"client_tcp_timeout_s": SILENT_S}
 
 
 def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(stack, tenant):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from core import clock
-from data_plane.gateway.state.redis_clock import ServerClock
+from data_plane.gateway.state.redis_clock import RedisClock
 
 HOUR_MS = 3_600_000
 
@@ -14,15 +14,15 @@ HOUR_MS = 3_600_000
 def test_a_machine_whose_clock_is_wrong_stamps_what_redis_says(monkeypatch, wrong_ms):
     true_ms = clock.now_ms()
     monkeypatch.setattr(clock, "now_ms", lambda: true_ms + wrong_ms)
-    here = ServerClock()
+    here = RedisClock()
     assert abs(here.now_ms() - true_ms) >= HOUR_MS - 1000  # nothing has been heard yet
-    here.hear(true_ms // 1000, 999_999)
+    here.synchronize(true_ms // 1000, 999_999)
     assert 0 <= here.now_ms() - (true_ms // 1000 * 1000 + 999) < 1000
 
 
 def test_a_clock_that_is_set_while_requests_run_moves_nothing(monkeypatch):
-    here = ServerClock()
-    here.hear(1_790_000_000, 0)
+    here = RedisClock()
+    here.synchronize(1_790_000_000, 0)
     before = here.now_ms()
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     assert 0 <= here.now_ms() - before < 1000
