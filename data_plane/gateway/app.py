@@ -105,13 +105,7 @@ class _Gateway:
         self._signs = ReplicaSigns(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         toll = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._grammars, self._idempotency = Grammars(redis, settings), Idempotency(line, toll, settings)
-        self._heat = AdapterHeat(
-            redis,
-            clock,
-            flush_s=settings.last_used_flush_s,
-            names_max=settings.last_used_names_max,
-            kept_max=settings.last_used_stored_max,
-        )
+        self._heat = _heat(settings, redis, clock)
         self._slices = _slices(settings, line, settler)
         self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
         self._beat = Beat(
@@ -177,6 +171,16 @@ class _Gateway:
                 self._threads.close()
                 await self._grammars.close()
                 await self._line.close()
+
+
+def _heat(settings: GatewaySettings, redis: Redis, clock: RedisClock) -> AdapterHeat:
+    return AdapterHeat(
+        redis,
+        clock,
+        flush_s=settings.last_used_flush_s,
+        names_max=settings.last_used_names_max,
+        kept_max=settings.last_used_stored_max,
+    )
 
 
 def _counters(settings: GatewaySettings, redis: Redis, threads: FairThreads) -> PromptCounters:
