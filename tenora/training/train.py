@@ -4,7 +4,10 @@ Needs torch and holds gigabytes, so it runs in a process of its own: ``tenora.tr
 """
 
 import itertools
+import os
 import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from adapters.base_model_spec import LINEAR_KINDS
 from tenora.training.example_tasks import Example, Task
 from tenora.training.hyperparameters import Recipe
+from tenora.training.thread_count import ThreadCount, candidate_counts
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,14 @@ class Packed:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a training did. ``tokens`` were computed over all epochs; ``final_loss`` is the mean of the last epoch."""
+    """What a training did. ``tokens`` were computed over all epochs; ``final_loss`` is the mean of the last epoch;
+    ``threads`` is the count that computed most steps.
+    """
 
     steps: int
     tokens: int
     final_loss: float
+    threads: int
 
 
 def tokenise(tokenizer: Any, task: Task, example: Example) -> Sequence:
@@ -113,10 +120,10 @@ def train(
 ) -> Counts:
     """Train an adapter and save it in ``out_dir`` as PEFT does (fp32 safetensors, config, model card).
 
-    The same seed, examples and thread count give the same bytes. ``progress(step, steps, loss)`` is told each step.
+    The same seed, examples and ``recipe.threads`` give the same bytes. ``progress(step, steps, loss)``
+    is called after each step.
     """
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base_dir)
@@ -128,18 +135,29 @@ def train(
     causal = model.base_model.model
     tokens = 0
     losses: list[float] = []
+    threads = ThreadCount([recipe.threads] if recipe.threads else candidate_counts(len(os.sched_getaffinity(0))))
+    steps_by_threads: Counter[int] = Counter()
     for step, batch in enumerate(itertools.islice(_batches(sequences, recipe.batch_examples, seed), steps), 1):
+        begun_s = time.monotonic()
+        torch.set_num_threads(threads.current)
+        steps_by_threads[threads.current] += 1
         packed = pack(batch, prefix_tokens, causal.dtype)
         loss = answer_loss(causal, packed)
         loss.backward()
         optimiser.step()
+        threads.record(time.monotonic() - begun_s, packed.input_ids.numel())
         tokens += packed.input_ids.numel()
         losses.append(loss.item())
         progress(step, steps, losses[-1])
     optimiser.restore_full_precision()
     model.save_pretrained(out_dir, save_embedding_layers=False)
     last_epoch = losses[-(steps // recipe.epochs) :]
-    return Counts(steps=steps, tokens=tokens, final_loss=sum(last_epoch) / len(last_epoch))
+    return Counts(
+        steps=steps,
+        tokens=tokens,
+        final_loss=sum(last_epoch) / len(last_epoch),
+        threads=steps_by_threads.most_common(1)[0][0],
+    )
 
 
 def _with_adapter(base_dir: Path, hub_name: str, recipe: Recipe) -> PeftModel:

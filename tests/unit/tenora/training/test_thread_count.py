@@ -1,0 +1,61 @@
+"""Which thread count a training ends up with, on machines whose steps take times that are made up."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tenora.training.thread_count import ThreadCount, candidate_counts
+
+IDLE = {1: 0.6, 2: 0.4}
+ONE_CORE_BUSY = {1: 0.6, 2: 2.0}
+
+
+def run(threads: ThreadCount, steps: int, takes_s: Callable[[int], dict[int, float]]) -> list[int]:
+    """The count of each step, where step n takes ``takes_s(n)[count]``, in batches of unequal size."""
+    counts = []
+    for step in range(steps):
+        counts.append(threads.current)
+        tokens = 200 + 50 * (step % 3)
+        threads.record(takes_s(step)[threads.current] * tokens / 225, tokens)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (8, [1, 2, 4, 7, 8]), (12, [1, 2, 4, 8, 11, 12])],
+)
+def test_all_cores_and_all_but_one_are_tried(cores, counts):
+    assert candidate_counts(cores) == counts
+
+
+def test_an_idle_machine_gets_all_its_cores():
+    assert run(ThreadCount([1, 2]), 35, lambda _: IDLE)[4:24] == [2] * 20
+
+
+def test_a_busy_core_is_left_to_its_process_after_one_slow_step():
+    counts = run(ThreadCount([1, 2]), 100, lambda _: ONE_CORE_BUSY)
+    assert counts[:4] == [1, 1, 2, 1]
+    assert counts.count(2) <= 4  # one a trial
+
+
+def test_a_core_that_gets_busy_is_left_within_a_few_steps():
+    counts = run(ThreadCount([1, 2]), 40, lambda step: IDLE if step < 10 else ONE_CORE_BUSY)
+    assert counts[9] == 2
+    assert counts[10:].count(2) <= 3 + 2 + 2  # until it is noticed, the trial after, the next trial
+
+
+def test_a_core_that_becomes_free_is_used_again():
+    counts = run(ThreadCount([1, 2]), 80, lambda step: ONE_CORE_BUSY if step < 10 else IDLE)
+    assert counts[35:].count(1) <= 4
+    assert counts[-1] == 2
+
+
+def test_a_machine_that_gets_slower_as_a_whole_tries_rarely():
+    counts = run(
+        ThreadCount([1, 2]), 100, lambda step: {count: s * (1 + step / 10) for count, s in ONE_CORE_BUSY.items()}
+    )
+    assert counts.count(2) <= 4
+
+
+def test_one_candidate_needs_no_trial():
+    assert run(ThreadCount([3]), 60, lambda _: {3: 1.0}) == [3] * 60
