@@ -4,13 +4,15 @@ import shutil
 
 import pytest
 from fastapi import HTTPException
-from vllm.lora.resolver import LoRAResolverRegistry
 
-from adapters import vllm_resolver
 from adapters.cache.cache_folder import AdapterFolder
 from adapters.settings import CacheSettings, StoreSettings
 from core.ids import new_id
+from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import TINY_BASE_ID
+
+vllm_resolver = LateModule("adapters.vllm_resolver")
+vllm_resolvers = LateModule("vllm.lora.resolver")
 
 
 @pytest.fixture
@@ -21,13 +23,13 @@ def cache_settings(tmp_path):
 @pytest.fixture
 def registered(bucket_settings, cache_settings, monkeypatch):
     """Register as the replica does; returns the resolver that vLLM would ask."""
-    monkeypatch.setattr(LoRAResolverRegistry, "resolvers", {})
+    monkeypatch.setattr(vllm_resolvers.LoRAResolverRegistry, "resolvers", {})
     caches = []
 
     def register(*, base_model=TINY_BASE_ID, **s3):
         store = StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)
         caches.append(vllm_resolver.register(base_model, bucket_settings.model_copy(update=s3), store, cache_settings))
-        return LoRAResolverRegistry.get_resolver(vllm_resolver.REGISTERED_NAME)
+        return vllm_resolvers.LoRAResolverRegistry.get_resolver(vllm_resolver.REGISTERED_NAME)
 
     yield register
     for cache in caches:

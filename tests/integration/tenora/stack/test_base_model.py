@@ -6,9 +6,11 @@ import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoTokenizer
 
 from tenora.stack.base_model import is_whole, materialise
+from tests.fixtures.late_import import LateModule
+
+transformers = LateModule("transformers")
 
 pytestmark = pytest.mark.timeout(600)  # the first test of a fresh clone downloads 93 MB
 
@@ -40,7 +42,7 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def reference(checkpoint):
-    return AutoTokenizer.from_pretrained(checkpoint)
+    return transformers.AutoTokenizer.from_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,7 @@ def test_it_is_whole_and_leaves_no_download_behind(checkpoint):
 
 
 def test_its_config_is_that_of_the_model_on_the_hub(checkpoint):
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
     assert config.architectures == ["LlamaForCausalLM"]
     assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size, config.vocab_size) == (
         576,

@@ -5,11 +5,13 @@ import time
 
 import msgspec
 import pytest
-from peft import LoraConfig
 
 from adapters.report import Report
 from adapters.validation.config_rules import judge_config
+from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, adapter_config, tiny_base
+
+peft = LateModule("peft")
 
 BASE = tiny_base()
 KNOWN = {BASE.id, BASE.hub_name, "other-7b", "someone/Other-7B"}
@@ -41,7 +43,7 @@ def test_what_peft_writes_is_accepted_whatever_plain_lora_it_describes():
         },
         {"revision": "main", "inference_mode": True},
     ):
-        config = LoraConfig(base_model_name_or_path=BASE.hub_name, target_modules=["q_proj"], **options).to_dict()
+        config = peft.LoraConfig(base_model_name_or_path=BASE.hub_name, target_modules=["q_proj"], **options).to_dict()
         config["target_modules"] = list(config["target_modules"])
         if config["exclude_modules"]:
             config["exclude_modules"] = list(config["exclude_modules"])

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import safetensors.numpy
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,6 +14,7 @@ from adapters.report import Report
 from adapters.validation.normalize import normalise
 from adapters.validation.validate import Bounds, UploadLimits, validate
 from adapters.validation.weight_rules import is_finite, to_bfloat16
+from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import (
     ALL_KINDS,
     adapter_config,
@@ -23,6 +23,8 @@ from tests.fixtures.uploads.peft_adapters import (
     tiny_base,
     write_adapter,
 )
+
+torch = LateModule("torch")
 
 BASE = tiny_base()
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)

@@ -1,26 +1,28 @@
 """Adapters that PEFT itself saves: accepted, and after re-serialisation the same model to PEFT and fit for vLLM."""
 
 import pytest
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
-from vllm.config.lora import LoRAConfig
-from vllm.lora.peft_helper import PEFTHelper
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
 from adapters.report import Report
 from adapters.validation.normalize import normalise
 from adapters.validation.validate import Bounds, UploadLimits, validate
+from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
+peft = LateModule("peft")
+vllm_config = LateModule("vllm.config.lora")
+peft_helper = LateModule("vllm.lora.peft_helper")
+safetensors_torch = LateModule("safetensors.torch")
+torch = LateModule("torch")
+transformers = LateModule("transformers")
+
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=10_000_000)
-TOKENS = torch.tensor([[1, 50, 60, 70, 80, 90]])
+TOKENS = [[1, 50, 60, 70, 80, 90]]
 
 
-def build_base() -> LlamaForCausalLM:
+def build_base():
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=259,
         hidden_size=32,
         intermediate_size=48,
@@ -29,12 +31,12 @@ def build_base() -> LlamaForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=2048,
     )
-    return LlamaForCausalLM(config).eval()
+    return transformers.LlamaForCausalLM(config).eval()
 
 
-def trained(**options) -> PeftModel:
+def trained(**options):
     """A PEFT model whose adapter does something: B is not zero any more."""
-    model = get_peft_model(build_base(), LoraConfig(**{"r": 8, "lora_alpha": 16} | options))
+    model = peft.get_peft_model(build_base(), peft.LoraConfig(**{"r": 8, "lora_alpha": 16} | options))
     torch.manual_seed(1)
     for name, weights in model.named_parameters():
         if "lora_B" in name:
@@ -42,9 +44,9 @@ def trained(**options) -> PeftModel:
     return model.eval()
 
 
-def outputs(model) -> torch.Tensor:
+def outputs(model):
     with torch.no_grad():
-        return model(TOKENS).logits
+        return model(torch.tensor(TOKENS)).logits
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +86,18 @@ def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
     manifest = normalise(accepted, tmp_path / "saved", tmp_path / "ours", base)
 
     expected, plain = outputs(model), outputs(build_base())
-    served = PeftModel.from_pretrained(build_base(), tmp_path / "ours").eval()
+    served = peft.PeftModel.from_pretrained(build_base(), tmp_path / "ours").eval()
     found = outputs(served)
     effect, error = (expected - plain).abs().max(), (found - expected).abs().max()
     assert effect > 0.005, "the adapter does something"
     # Both are computed in float32; what differs are A and B in bfloat16. It was 0.006 of the effect at most.
     assert error < effect * 0.02, "two roundings to 8 bits of mantissa"
 
-    helper = PEFTHelper.from_local_dir(str(tmp_path / "ours"), max_position_embeddings=2048)
-    helper.validate_legal(LoRAConfig(max_lora_rank=64))
+    helper = peft_helper.PEFTHelper.from_local_dir(str(tmp_path / "ours"), max_position_embeddings=2048)
+    helper.validate_legal(vllm_config.LoRAConfig(max_lora_rank=64))
     assert helper.vllm_lora_scaling_factor == accepted.config.scaling
     assert helper.r == manifest.rank == 8
-    tensors = load_file(tmp_path / "ours" / "adapter_model.safetensors")
+    tensors = safetensors_torch.load_file(tmp_path / "ours" / "adapter_model.safetensors")
     assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
 
 

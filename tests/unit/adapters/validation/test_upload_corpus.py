@@ -7,13 +7,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from vllm.config.lora import LoRAConfig
-from vllm.lora.peft_helper import PEFTHelper
 
 from adapters.base_model_spec import LINEAR_KINDS
 from adapters.ingest import DeclaredFile, judge_declared
 from adapters.report import Report
-from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
+from adapters.sandbox.child import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest, judge_and_normalise
 from adapters.settings import UploadSettings
 from adapters.validation.config_rules import judge_config
 from adapters.validation.validate import UploadLimits
@@ -21,7 +19,12 @@ from tests.corpus.uploads.corpus import BY_ID, GOOD
 from tests.corpus.uploads.item import BASE, CONFIG, OTHER_BASES, PLAN, Item, good_files
 from tests.corpus.uploads.meter import Meter, running_meter
 from tests.fixtures.examples import examples
+from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import adapter_config
+
+vllm_config = LateModule("vllm.config.lora")
+lora_model = LateModule("vllm.lora.lora_model")  # imports most of vLLM
+peft_helper = LateModule("vllm.lora.peft_helper")
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=PLAN["adapter_rank"], bytes_max=PLAN["adapter_bytes"])
 REQUEST = ValidationRequest(
@@ -43,10 +46,15 @@ def meter() -> Iterator[Meter]:
 
 
 def judge(meter, work, files: dict[str, bytes]):
+    """The verdict of the confined child, and what it cost."""
+    write_upload(work, files)
+    return meter.judge(work, REQUEST, memory_bytes=ADDRESS_SPACE_BYTES, timeout_s=WALL_S)
+
+
+def write_upload(work, files: dict[str, bytes]) -> None:
     (work / UPLOAD_FOLDER).mkdir()
     for path, content in files.items():
         (work / UPLOAD_FOLDER / path).write_bytes(content)
-    return meter.judge(work, REQUEST, memory_bytes=ADDRESS_SPACE_BYTES, timeout_s=WALL_S)
 
 
 def check(item: Item, problems) -> None:
@@ -63,6 +71,21 @@ def check(item: Item, problems) -> None:
         assert len(problem.message) < 700, problem.message
 
 
+@pytest.mark.parametrize("name", JUDGED_BY_THE_CHILD)
+def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(name, tmp_path):
+    """The child's own work, in this process."""
+    item = BY_ID[name]
+    write_upload(tmp_path, item.content())
+    (tmp_path / REVISION_FOLDER).mkdir()
+    (tmp_path / REQUEST_FILE).write_bytes(msgspec.json.encode(REQUEST))
+    verdict = judge_and_normalise(tmp_path)
+    check(item, verdict.problems)
+    assert not verdict.accepted
+    assert verdict.manifest is None
+    assert list((tmp_path / REVISION_FOLDER).iterdir()) == []
+
+
+@pytest.mark.soak  # some two hundred processes
 @pytest.mark.parametrize("name", JUDGED_BY_THE_CHILD)
 def test_a_bad_upload_is_refused_in_bounds_and_leaves_nothing(name, meter, tmp_path):
     item = BY_ID[name]
@@ -94,17 +117,14 @@ def test_a_good_upload_is_accepted_in_the_same_bounds_and_vllm_takes_it_as_it_ca
         accept_in_vllm(tmp_path / folder)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # vLLM's own imports
 def test_vllm_loads_every_module_of_what_is_accepted_in_full_shape(meter, tmp_path):
     """It slices its buffers by what it finds in the file, so nothing there would complain of less."""
-    from vllm.lora.lora_model import LoRAModel  # drags in most of vLLM, so not before it is needed
-
     for number, make in enumerate(GOOD.values()):
         work = tmp_path / f"{number}"
         work.mkdir()
         manifest = judge(meter, work, good_files() | make()).verdict.manifest
         revision = work / REVISION_FOLDER
-        loaded = LoRAModel.from_local_checkpoint(
+        loaded = lora_model.LoRAModel.from_local_checkpoint(
             str(revision), set(LINEAR_KINDS), accept_in_vllm(revision), lora_model_id=1, device="cpu"
         )
         assert (loaded.rank, 2 * len(loaded.loras)) == (manifest.rank, manifest.tensor_count)
@@ -114,10 +134,10 @@ def test_vllm_loads_every_module_of_what_is_accepted_in_full_shape(meter, tmp_pa
             assert lora.lora_b.shape == (out_features, manifest.rank)
 
 
-def accept_in_vllm(folder) -> PEFTHelper:
+def accept_in_vllm(folder):
     """vLLM's own load-time checks. Raises what it raises."""
-    helper = PEFTHelper.from_local_dir(str(folder), max_position_embeddings=2048)
-    helper.validate_legal(LoRAConfig(max_lora_rank=PLAN["adapter_rank"]))
+    helper = peft_helper.PEFTHelper.from_local_dir(str(folder), max_position_embeddings=2048)
+    helper.validate_legal(vllm_config.LoRAConfig(max_lora_rank=PLAN["adapter_rank"]))
     return helper
 
 

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import safetensors.torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from vllm.config.lora import LoRAConfig
-from vllm.lora.peft_helper import PEFTHelper
 
 from adapters.manifest import read_manifest
 from adapters.report import Verdict
@@ -28,7 +25,12 @@ from adapters.validation.normalize import REVISION_FILES
 from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.item import BASE, CONFIG, Q0, WEIGHTS, good_files, weights_file
 from tests.fixtures.examples import examples
+from tests.fixtures.late_import import LateModule
 from tests.fuzz.same_tensors import assert_same_tensors
+
+vllm_config = LateModule("vllm.config.lora")
+peft_helper = LateModule("vllm.lora.peft_helper")
+safetensors_torch = LateModule("safetensors.torch")
 
 REQUEST = msgspec.json.encode(
     ValidationRequest(
@@ -95,9 +97,9 @@ def load_again(work: Path, verdict: Verdict) -> None:
     for folder in (upload, revision):
         content = (folder / WEIGHTS).read_bytes()
         assert_same_tensors(content, read_header(folder / WEIGHTS, HeaderBounds(), file=WEIGHTS))
-        assert len(safetensors.torch.load(content)) == verdict.manifest.tensor_count
-        helper = PEFTHelper.from_local_dir(str(folder), max_position_embeddings=2048)
-        helper.validate_legal(LoRAConfig(max_lora_rank=64))
+        assert len(safetensors_torch.load(content)) == verdict.manifest.tensor_count
+        helper = peft_helper.PEFTHelper.from_local_dir(str(folder), max_position_embeddings=2048)
+        helper.validate_legal(vllm_config.LoRAConfig(max_lora_rank=64))
         assert (helper.r, helper.lora_alpha) == (verdict.manifest.rank, verdict.manifest.alpha)
 
 

@@ -4,14 +4,15 @@ import json
 import math
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tenora.training.example_tasks import TICKET_ROUTER, Example
 from tenora.training.hyperparameters import Recipe
-from tenora.training.train import answer_loss, pack, shared_prefix_tokens, tokenise, train
+from tests.fixtures.late_import import LateModule
+
+safetensors_torch = LateModule("safetensors.torch")
+torch = LateModule("torch")
+training = LateModule("tenora.training.train")
+transformers = LateModule("transformers")
 
 EXAMPLES = [
     Example("My card is gone.", "cards"),
@@ -31,17 +32,19 @@ def one_thread():
 
 @pytest.fixture
 def tokenizer(tiny_base):
-    return AutoTokenizer.from_pretrained(tiny_base)
+    return transformers.AutoTokenizer.from_pretrained(tiny_base)
 
 
 @pytest.fixture
 def exact_model(tiny_base):
-    return AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32, attn_implementation="eager")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        tiny_base, dtype=torch.float32, attn_implementation="eager"
+    )
 
 
 def train_briefly(base, out, seed=3, epochs=20):
     seen = []
-    counts = train(
+    counts = training.train(
         base, out, task=TICKET_ROUTER, examples=EXAMPLES, hub_name="someone/tiny", seed=seed,
         recipe=Recipe(epochs=epochs, learning_rate=1e-2, batch_examples=2, threads=1),
         progress=lambda *step: seen.append(step),
@@ -50,7 +53,7 @@ def train_briefly(base, out, seed=3, epochs=20):
 
 
 def test_a_sequence_is_the_rendered_chat_and_then_the_answer_with_its_end(tokenizer):
-    sequence = tokenise(tokenizer, TICKET_ROUTER, EXAMPLES[0])
+    sequence = training.tokenise(tokenizer, TICKET_ROUTER, EXAMPLES[0])
     chat = (
         f"<|im_start|>system\n{TICKET_ROUTER.system}<|im_end|>\n<|im_start|>user\nMy card is gone.<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -61,26 +64,26 @@ def test_a_sequence_is_the_rendered_chat_and_then_the_answer_with_its_end(tokeni
 
 @pytest.mark.parametrize("prefix_tokens", [0, 1, None])
 def test_a_packed_batch_has_the_loss_of_its_examples_one_by_one(tokenizer, exact_model, prefix_tokens):
-    sequences = [tokenise(tokenizer, TICKET_ROUTER, example) for example in EXAMPLES]
+    sequences = [training.tokenise(tokenizer, TICKET_ROUTER, example) for example in EXAMPLES]
     if prefix_tokens is None:
-        prefix_tokens = shared_prefix_tokens([sequence.prompt for sequence in sequences])
+        prefix_tokens = training.shared_prefix_tokens([sequence.prompt for sequence in sequences])
         assert prefix_tokens > len(TICKET_ROUTER.system)
     losses = []
     for sequence in sequences:
         logits = exact_model(torch.tensor([sequence.prompt + sequence.answer])).logits[0]
         predicted = logits[len(sequence.prompt) - 1 : -1]
-        losses += functional.cross_entropy(predicted, torch.tensor(sequence.answer), reduction="none").tolist()
+        losses += torch.nn.functional.cross_entropy(predicted, torch.tensor(sequence.answer), reduction="none").tolist()
 
-    together = answer_loss(exact_model, pack(sequences, prefix_tokens, torch.float32))
+    together = training.answer_loss(exact_model, training.pack(sequences, prefix_tokens, torch.float32))
 
     # In float32, so that only the order of sums differs, which moved the loss by 4e-8 of it.
     assert together.item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
 
 
 def test_the_shared_prefix_never_takes_a_whole_prompt():
-    assert shared_prefix_tokens([[1, 2, 3], [1, 2, 4, 5]]) == 2
-    assert shared_prefix_tokens([[1, 2, 3], [1, 2, 3]]) == 2
-    assert shared_prefix_tokens([[1, 2], [3, 4]]) == 0
+    assert training.shared_prefix_tokens([[1, 2, 3], [1, 2, 4, 5]]) == 2
+    assert training.shared_prefix_tokens([[1, 2, 3], [1, 2, 3]]) == 2
+    assert training.shared_prefix_tokens([[1, 2], [3, 4]]) == 0
 
 
 def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
@@ -92,7 +95,7 @@ def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
     assert counts.final_loss < 0.95 * seen[0][2]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", 8, "someone/tiny")
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    tensors = safetensors_torch.load_file(tmp_path / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     assert len(tensors) == 2 * 7 * 2  # A and B of seven modules in two layers
     assert all(tensor.abs().sum() > 0 for tensor in tensors.values())

@@ -1,23 +1,19 @@
 """The replaced LoRA arithmetic equals a float64 reference, and a token without LoRA is touched by nobody's weights."""
 
-import warnings
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
+from tests.fixtures.late_import import LateModule
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's own imports warn
-    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
-    from vllm.lora.layers.column_parallel_linear import MergedColumnParallelLinearWithLoRA
-    from vllm.lora.layers.utils import LoRAMapping
-
-    from data_plane.engine.cpu_lora.punica_wrapper import SegmentedPunicaWrapper, group_by_slot
-    from data_plane.engine.cpu_lora.tables import Groups
+base_linear = LateModule("vllm.lora.layers.base_linear")
+column_parallel_linear = LateModule("vllm.lora.layers.column_parallel_linear")
+punica_wrapper = LateModule("data_plane.engine.cpu_lora.punica_wrapper")
+tables = LateModule("data_plane.engine.cpu_lora.tables")
+torch = LateModule("torch")
+utils = LateModule("vllm.lora.layers.utils")
 
 SLOTS, RANK_MAX = 4, 16
 SHAPES = {"fused": (72, (40, 16, 24)), "single": (48, (300,)), "wide": (600, (1100, 520))}
@@ -27,20 +23,21 @@ HALF_ULP = 2.0**-8  # of bfloat16, relative: what one rounding may change, on an
 class LoraLayer:
     """A linear layer's stacked weights, written to as vLLM writes to them."""
 
-    def __init__(self, inputs, widths, dtype=torch.bfloat16):
+    def __init__(self, inputs, widths, dtype=None):
+        dtype = dtype or torch.bfloat16
         self.n_slices, self.tp_size, self.output_slices = len(widths), 1, widths
         self.lora_a_stacked = tuple(torch.zeros(SLOTS, 1, RANK_MAX, inputs, dtype=dtype) for _ in widths)
         self.lora_b_stacked = tuple(torch.zeros(SLOTS, 1, width, RANK_MAX, dtype=dtype) for width in widths)
 
     def reset_lora(self, index):
-        BaseLinearLayerWithLoRA.reset_lora(self, index)
+        base_linear.BaseLinearLayerWithLoRA.reset_lora(self, index)
 
     def set_lora(self, index, lora_a, lora_b):
         self.n_slices, self.tp_size = len(self.lora_a_stacked), 1
         if self.n_slices == 1:
-            BaseLinearLayerWithLoRA.set_lora(self, index, lora_a, lora_b)
+            base_linear.BaseLinearLayerWithLoRA.set_lora(self, index, lora_a, lora_b)
         else:
-            MergedColumnParallelLinearWithLoRA.set_lora(self, index, lora_a, lora_b)
+            column_parallel_linear.MergedColumnParallelLinearWithLoRA.set_lora(self, index, lora_a, lora_b)
 
     def put(self, slot, ranks, random):
         """As a step puts an adapter there; rank 0 stands for a module that it does not target."""
@@ -63,7 +60,7 @@ class LoraLayer:
 
 
 def wrapper_for(*layers):
-    wrapper = SegmentedPunicaWrapper(2048, 64, "cpu")
+    wrapper = punica_wrapper.SegmentedPunicaWrapper(2048, 64, "cpu")
     for layer in layers:
         wrapper.adopt(layer)
     return wrapper
@@ -72,7 +69,7 @@ def wrapper_for(*layers):
 def batch(wrapper, slot_of_token, *, is_prefill=False):
     """Tell the wrapper of a step as vLLM does: adapter ids by token, 0 for none, and which slot each id is in."""
     ids = tuple(slot + 1 for slot in slot_of_token)
-    wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill), [1, 2, 3, 4], SLOTS, 1000)
+    wrapper.update_metadata(utils.LoRAMapping(ids, ids, is_prefill), [1, 2, 3, 4], SLOTS, 1000)
 
 
 def add(wrapper, layer, y, x):
@@ -247,12 +244,12 @@ def test_shapes_that_do_not_fit_are_refused_rather_than_read_beyond():
 
 
 def test_adjacent_tokens_are_one_view_and_scattered_ones_an_index():
-    ((slot, where),) = group_by_slot([-1, 2, 2, 2, -1])
+    ((slot, where),) = punica_wrapper.group_by_slot([-1, 2, 2, 2, -1])
     assert (slot, where) == (2, slice(1, 4))
-    ((slot, where),) = group_by_slot([3, -1, 3])
+    ((slot, where),) = punica_wrapper.group_by_slot([3, -1, 3])
     assert slot == 3
     assert where.tolist() == [0, 2]
-    assert group_by_slot([-1, -1]) == []
+    assert punica_wrapper.group_by_slot([-1, -1]) == []
 
 
 def test_compiled_code_is_kept_apart_by_the_sources_it_was_made_of():
@@ -261,7 +258,7 @@ def test_compiled_code_is_kept_apart_by_the_sources_it_was_made_of():
     signatures = []
     for sources in (1, 2, 1):
         call = np.zeros(kernel._CALL_FIELDS, dtype=np.int64)
-        layer, groups = np.zeros(kernel.LAYER_FIELDS, dtype=np.int64), Groups(np.zeros(0, dtype=np.int64))
+        layer, groups = np.zeros(kernel.LAYER_FIELDS, dtype=np.int64), tables.Groups(np.zeros(0, dtype=np.int64))
         call[kernel._LAYER], call[kernel._GROUPS] = layer.ctypes.data, groups.address
         alone, _ = kernel._entries(sources)
         alone.ctypes(call.ctypes.data)

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.prompt_counter import PromptCounter, parts_are_independent
 from tests.fixtures.gateway.tiny_tokenizer import SPECIAL_TOKENS, tiny_route, tokenizer_json
+from tests.fixtures.late_import import LateModule
+
+transformers = LateModule("transformers")
 
 TOOLS_TEMPLATE = (
     "{{ bos_token }}{%- if tools %}{{ tools | tojson(indent=2) }}{% endif -%}\n"
@@ -42,7 +44,7 @@ def call(messages=None, *, prompt=None, tools=None, **fields: object) -> Call:
 
 @pytest.fixture(scope="module")
 def reference():
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer_json().decode()),
         bos_token="<|endoftext|>",
         eos_token="<|im_end|>",
