@@ -28,7 +28,9 @@ class ThreadCount:
     def __init__(self, candidates: Iterable[int]) -> None:
         self._candidates = list(candidates)
         self.current = self._candidates[0]
-        self._begin_trial()
+        self._untried = list(self._candidates)
+        self._paces: dict[int, float] = {}  # seconds a token, of the counts tried since the last trial began
+        self._steps_since_trial = self._slow_steps = 0
 
     def record(self, elapsed_s: float, tokens: int) -> None:
         """Take note that a step of ``tokens`` took so long with ``current`` threads."""
@@ -54,5 +56,5 @@ class ThreadCount:
     def _begin_trial(self) -> None:
         """Try the current count first: it is likely the best again, which makes the others' trials short."""
         self._untried = sorted(self._candidates, key=lambda count: count != self.current)
-        self._paces: dict[int, float] = {}
+        self._paces = {}
         self._steps_since_trial = self._slow_steps = 0
