@@ -1,4 +1,4 @@
-"""``python -m control_plane``: the web application, the worker, and what an operator runs once."""
+"""``python -m control_plane``: starts the web application or the worker, and runs an operator's one-time commands."""
 
 import argparse
 import sys
@@ -68,19 +68,22 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
-    add("worker", _worker, "Publish changes to gateways and validate uploads, until SIGTERM.")
-    add("migrate", _migrate, "Bring the database to the newest migration.")
-    add("bucket", _bucket, "Create the bucket, and let pages of TENORA_CONTROL_CORS_ORIGINS upload to it.")
-    add("publish", _publish, "Rebuild the whole snapshot that gateways follow from Postgres, in one step.")
-    bootstrap = add("bootstrap", _bootstrap, "Make the first admin key, once; running it again changes nothing.")
+    add("worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
+    add("migrate", _migrate, "Migrate the database to the newest version.")
+    add("bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
+    add("publish", _publish, "Rebuild the snapshot that gateways follow from Postgres and replace it in one step.")
+    bootstrap = add("bootstrap", _bootstrap, "Create the first admin key. Running it again changes nothing.")
     bootstrap.add_argument(
-        "--admin-key-file", type=Path, required=True, help="Where the key is, or is written with mode 0600."
+        "--admin-key-file",
+        type=Path,
+        required=True,
+        help="File of the admin key. It is created with mode 0600 if it is missing.",
     )
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 1 with a sentence on standard error when it cannot be done."""
+    """Run one command. Returns 1, with a message on standard error, when the command fails for an expected reason."""
     arguments = _parser().parse_args(argv)
     telemetry.set_up(f"control_plane.{arguments.name}", TelemetrySettings())
     try:

@@ -36,12 +36,12 @@ from core import db
 
 
 def serve(settings: ControlSettings) -> None:
-    """Serve until SIGTERM, then finish what is in work within ``control_drain_s``."""
+    """Serve until SIGTERM, then let running requests finish within ``control_drain_s``."""
     server(settings).run()
 
 
 def server(settings: ControlSettings) -> uvicorn.Server:
-    """A server that is configured and not yet started."""
+    """A configured server that has not started."""
     return uvicorn.Server(
         uvicorn.Config(
             create_app(settings),
@@ -49,7 +49,7 @@ def server(settings: ControlSettings) -> uvicorn.Server:
             port=settings.web.control_port,
             loop="uvloop",
             http="httptools",
-            access_log=False,  # request_context logs each request with its id
+            access_log=False,  # request_middleware logs each request with its id
             log_config=None,
             server_header=False,
             timeout_keep_alive=30,
@@ -60,7 +60,7 @@ def server(settings: ControlSettings) -> uvicorn.Server:
 
 
 def create_app(settings: ControlSettings) -> Litestar:
-    """The application. It connects to nothing before its first request, and closes what it opened when it stops."""
+    """The application. It opens no connection before its first request, and closes all connections when it stops."""
     engine, bucket = db.connect(settings.postgres), Bucket(settings.s3, settings.store)
     resources = Resources(
         engine=engine,
@@ -87,11 +87,11 @@ def create_app(settings: ControlSettings) -> Litestar:
         request_max_body_size=settings.web.control_body_bytes_max,
         lifespan=[lifespan],
         cors_config=cors_rules(settings.cors.control_cors_origins),
-        logging_config=None,  # core.telemetry has set logging up, and errors.py logs what is unexpected
+        logging_config=None,  # core.telemetry has set up logging, and errors.py logs unexpected errors
         openapi_config=describe_api(),
     )
     describe_problems(app)
-    # Around the whole of it, not as a Litestar middleware: those never see a request that matches no route.
+    # It wraps the application and is no Litestar middleware: those never see a request that matches no route.
     app.asgi_handler = RequestContext(app.asgi_handler, requests_max=settings.web.control_requests_max)
     return app
 

@@ -1,6 +1,6 @@
-"""Which pages of other origins a browser lets call the API: exactly those in the settings, with a key and no cookies.
+"""The CORS rules of the API: pages of the configured origins may call it with a key, and without cookies.
 
-What the same pages may do with presigned URLs is a rule of the bucket: ``adapters.object_store.s3``.
+The bucket has its own rules for presigned URLs: ``adapters.object_store.s3``.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from litestar.config.cors import CORSConfig
 
 
 def cors_rules(origins: Sequence[str]) -> CORSConfig | None:
-    """Rules for exactly these origins, or None for no other origin at all. Fails closed: a browser shows nothing of an
-    answer to a page that is not named.
+    """Rules for exactly these origins; None, for an empty list, allows no other origin. Fails closed: a browser hides
+    responses from a page of any other origin.
     """
     if not origins:
         return None

@@ -16,7 +16,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
-from control_plane.idempotency.service import Once, digest_of
+from control_plane.idempotency.service import IdempotentRequest, digest_of
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
@@ -29,7 +29,8 @@ _IdempotencyKey = Annotated[
     str | None,
     HeaderParameter(
         name="Idempotency-Key",
-        description="1 to 255 printable ASCII characters; sent again, the first answer is replayed.",
+        description="1 to 255 printable ASCII characters. A second request with the same key gets the first response "
+        "again.",
     ),
 ]
 
@@ -53,7 +54,7 @@ def open_redis(url: str) -> Redis:
 
 
 def providers(resources: Resources) -> dict[str, Provide]:
-    """The dependencies of every handler."""
+    """The dependencies of every route handler, by name."""
 
     def engine() -> Engine:
         return resources.engine
@@ -61,7 +62,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
     def redis() -> Redis:
         return resources.redis
 
-    def objects() -> Bucket:  # not "bucket": reports take that as a query parameter
+    def objects() -> Bucket:  # not "bucket", which is a query parameter of usage reports
         return resources.bucket
 
     def uploads() -> Uploads:
@@ -86,8 +87,8 @@ def providers(resources: Resources) -> dict[str, Provide]:
         assert isinstance(found, Principal), "a guard has authenticated the request"
         return found
 
-    async def once(request: Request[Any, Any, Any], idempotency_key: _IdempotencyKey = None) -> Once:
-        return Once(
+    async def idempotent(request: Request[Any, Any, Any], idempotency_key: _IdempotencyKey = None) -> IdempotentRequest:
+        return IdempotentRequest(
             resources.engine,
             caller=principal(request).caller,
             key=idempotency_key,
@@ -98,11 +99,13 @@ def providers(resources: Resources) -> dict[str, Provide]:
         function.__name__: function
         for function in (engine, redis, objects, uploads, pepper, web, upload, change_handlers, principal)
     }
-    return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {"once": Provide(once)}
+    return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {
+        "idempotent": Provide(idempotent)
+    }
 
 
 def _on_plan_changed(session: Session, plan_id: str) -> None:
-    pins.refresh_tenants(session, tenants.publish_tenants_on(session, plan_id))
+    pins.refresh_tenants(session, tenants.publish_tenants_of_plan(session, plan_id))
 
 
 def _on_status_set(session: Session, tenant_id: str, status: tenants.Status) -> None:

@@ -1,6 +1,7 @@
-"""Every failure as ``application/problem+json`` (RFC 9457), with the stable code and the request id in it.
+"""Renders every failure as ``application/problem+json`` (RFC 9457) with a stable code and the request id.
 
-What is unexpected is logged whole and shown as nothing but a 500; what is expected is never logged as an error.
+An unexpected error is logged with its trace, and the caller sees only a 500. An expected error is never logged as an
+error.
 """
 
 from http import HTTPStatus
@@ -28,7 +29,7 @@ _CODES = {
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error body. ``code`` is for programs, ``detail`` for people, ``param`` names the field that is wrong."""
+    """An error body. ``code`` is for programs, ``detail`` for people. ``param`` names the invalid field."""
 
     type: str
     title: str
@@ -40,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:
-    """The id minted for this request by ``request_context``."""
+    """The id that ``request_middleware`` gave this request."""
     return cast("str", request.scope["state"].get("request_id", ""))
 
 
@@ -59,7 +60,7 @@ def problem(
 
 
 def problem_body(request_id: str, status: int, code: str, detail: str, param: str | None = None) -> Problem:
-    """What is said of one failure."""
+    """The body for one failure."""
     return Problem(
         type=f"urn:tenora:error:{code}",
         title=HTTPStatus(status).phrase,
@@ -72,7 +73,7 @@ def problem_body(request_id: str, status: int, code: str, detail: str, param: st
 
 
 def on_app_error(request: Request[Any, Any, Any], error: AppError) -> Response[bytes]:
-    """A failure that the code expected."""
+    """The response for an expected failure."""
     headers = {}
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = 'Bearer realm="tenora"'
@@ -82,43 +83,47 @@ def on_app_error(request: Request[Any, Any, Any], error: AppError) -> Response[b
 
 
 def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """A failure that Litestar found: no such route, wrong method, a parameter out of bounds, a body above its limit."""
+    """The response for a failure that Litestar found: unknown route, wrong method, invalid parameter, large body."""
     if error.status_code >= 500 and error.status_code != 503:
         return on_unexpected(request, error)
     code, detail, param = _CODES.get(error.status_code, "invalid_request"), error.detail, None
     headers = dict(error.headers or {})
     match error.status_code:
         case 404:
-            detail = f"There is nothing at {request.url.path}; /schema lists what there is."
+            detail = f"{request.url.path} is not a route of this API. /schema lists the routes."
         case 405:
-            detail = f"{request.method} is not possible at {request.url.path}; /schema lists what is."
+            detail = f"{request.url.path} does not support {request.method}. /schema lists the methods of each route."
         case 413:
-            detail = "The body is larger than this route accepts."
+            detail = "The request body is larger than this route accepts."
             headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
         param = first.get("key")
         detail = f"{param}: {first['message']}" if param else first["message"]
         if param == "data":
-            param, detail = None, "A JSON body is required; see /schema for its fields."
+            param, detail = None, "This route requires a JSON body. /schema lists its fields."
     return problem(request, error.status_code, code, detail, param=param, headers=headers)
 
 
 def on_dependency_down(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Postgres or Redis does not answer. Fails closed: nothing was done, and the caller may try again."""
+    """The response while Postgres or Redis does not answer. Fails closed: nothing was changed, and the caller may
+    retry.
+    """
     structlog.get_logger().warning("dependency unavailable", error=str(error).splitlines()[0][:300])
-    what = "The database" if isinstance(error, sql_errors.SQLAlchemyError) else "Redis"
-    return on_app_error(request, Unavailable(f"{what} does not answer now; try again shortly.", retry_after_s=2))
+    dependency = "The database" if isinstance(error, sql_errors.SQLAlchemyError) else "Redis"
+    return on_app_error(
+        request, Unavailable(f"{dependency} does not answer. Try again in a few seconds.", retry_after_s=2)
+    )
 
 
 def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """A defect: logged with its trace, and shown without any detail."""
+    """The response for a defect: logged with its trace, shown without detail."""
     structlog.get_logger().error("unexpected error", path=request.url.path, exc_info=error)
-    detail = "Something went wrong on our side; quote the request_id when you report it."
+    detail = "Internal error. Quote the request_id when you report it."
     return problem(request, 500, "internal_error", detail)
 
 
-HANDLERS: dict[int | type[Exception], Any] = {  # Litestar's own type for this is as wide
+HANDLERS: dict[int | type[Exception], Any] = {  # as wide as Litestar's own type
     AppError: on_app_error,
     HTTPException: on_framework_error,
     sql_errors.OperationalError: on_dependency_down,

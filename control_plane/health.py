@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can work: Postgres, Redis and S3 each asked once. Open to anyone."""
+"""Health routes, open without a key: liveness of the process, and readiness of Postgres, Redis and S3."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -16,7 +16,7 @@ State = Literal["ok", "unavailable"]
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Each dependency's state."""
+    """The state of each dependency."""
 
     postgres: State
     redis: State
@@ -24,14 +24,14 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
-    """The process answers."""
+    """The process is alive."""
 
     status: Literal["ok"] = "ok"
 
 
 @get("/healthz", sync_to_thread=False, tags=["health"], security=[])
 def healthz() -> Liveness:
-    """Whether the process answers at all."""
+    """Liveness: the process answers."""
     return Liveness()
 
 
@@ -39,7 +39,7 @@ def healthz() -> Liveness:
 def readyz(
     engine: NamedDependency[Engine], redis: NamedDependency[Redis], objects: NamedDependency[Bucket]
 ) -> Response[Readiness]:
-    """Whether everything it needs answers too; 503 when something does not."""
+    """Readiness: Postgres, Redis and S3 answer. 503 when one of them does not."""
 
     def ask_postgres() -> None:
         with engine.connect() as connection:
@@ -57,7 +57,7 @@ def readyz(
 def _state(name: str, ask: Callable[[], object]) -> State:
     try:
         ask()
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the answer is that it is not available
+    except Exception as error:  # noqa: BLE001 - any error means that the dependency is unavailable
         structlog.get_logger().warning(
             "dependency unavailable", dependency=name, error=str(error).splitlines()[0][:300]
         )

@@ -1,4 +1,4 @@
-"""How the API describes itself at ``/schema``: its name, how to sign in, and the one shape of every error."""
+"""The OpenAPI document at ``/schema``: its title, the authentication, and the common format of errors."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -37,7 +37,7 @@ def describe_api() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Tenora control plane",
         version=version("tenora"),
-        description="Tenants, keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
+        description="Tenants, API keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
         path="/schema",
         render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"]), YamlRenderPlugin()],
         use_handler_docstrings=True,
@@ -54,7 +54,7 @@ def describe_api() -> OpenAPIConfig:
 
 
 def describe_problems(app: Litestar) -> None:
-    """Give every route of the API the errors it can answer with; Litestar's own way asks for it handler by handler."""
+    """Add the possible errors to every route of the API. Litestar itself would need them on each handler."""
     for route in app.routes:
         if isinstance(route, HTTPRoute) and route.path.startswith("/api/"):
             for handler in route.route_handlers:

@@ -1,4 +1,4 @@
-"""Cursor paging for every list: newest first, and a cursor that is opaque to callers and checked when it comes back."""
+"""Cursor paging for every list: newest first, with a cursor that is opaque to callers and validated on return."""
 
 import base64
 import binascii
@@ -22,14 +22,16 @@ class _HasId(Protocol):
 T = TypeVar("T")
 Row = TypeVar("Row", bound=_HasId)
 
-PageLimit = Annotated[int, QueryParameter(ge=1, le=200, description="Most items to return.")]
-PageCursor = Annotated[str | None, QueryParameter(max_length=200, description="next_cursor of the page before.")]
+PageLimit = Annotated[int, QueryParameter(ge=1, le=200, description="Largest number of items to return.")]
+PageCursor = Annotated[
+    str | None, QueryParameter(max_length=200, description="The `next_cursor` of the previous page.")
+]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """A part of a list. ``next_cursor`` is null on the last page."""
+    """One page of a list. ``next_cursor`` is null on the last page."""
 
     data: Sequence[T]
     next_cursor: str | None = None
@@ -41,7 +43,7 @@ def encode_cursor(last_id: str) -> str:
 
 
 def decode_cursor(cursor: str | None) -> str | None:
-    """The id a cursor continues after; InvalidRequest where no list of ours gave this cursor out."""
+    """The id after which a cursor continues. Raises InvalidRequest for a cursor that no list returned."""
     if cursor is None:
         return None
     try:
@@ -51,7 +53,9 @@ def decode_cursor(cursor: str | None) -> str | None:
     last_id = text.removeprefix("after:")
     if last_id == text or not _ID.fullmatch(last_id) or encode_cursor(last_id) != cursor:
         raise InvalidRequest(
-            "cursor: not one that a list returned; leave it out to begin.", code="invalid_cursor", param="cursor"
+            "cursor: this is not the next_cursor of a list. Leave it out to start at the first page.",
+            code="invalid_cursor",
+            param="cursor",
         )
     return last_id
 
@@ -65,7 +69,9 @@ def page_of(
     cursor: str | None,
     limit: int,
 ) -> Page[T]:
-    """One page of ``rows``, newest id first. The caller's select already holds what the tenant may see."""
+    """One page of ``rows``, newest id first. The caller's select must already be limited to rows that the tenant may
+    see.
+    """
     last_id = decode_cursor(cursor)
     if last_id is not None:
         rows = rows.where(id_column < last_id)

@@ -1,5 +1,5 @@
-"""What is published: four kinds of snapshot that gateways follow and two that replicas read, each put together from its
-room. ``publishing`` carries them.
+"""Reads what is published from its rooms: four kinds of snapshot for gateways and two for replicas. ``publishing``
+writes them to Redis.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from control_plane.tenants import service as tenants
 
 
 def projections(settings: PublishingSettings | None = None) -> Projections:
-    """How each kind is read from Postgres. Without settings, by the environment's."""
+    """A reader for each kind of snapshot. Without ``settings`` the environment's are used."""
     revisions_max = (settings or PublishingSettings()).revisions_published_max
     return {
         "keys": Projection(

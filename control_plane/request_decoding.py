@@ -1,6 +1,6 @@
-"""How a request's body becomes its wire type: strict JSON, straight into the type, so that errors name the field.
+"""Decodes a request's body into its wire type with strict JSON, so that an error names the field.
 
-Litestar would parse first and convert leniently afterwards (``"60"`` would pass for 60).
+Litestar would parse first and convert leniently afterwards (``"60"`` would be accepted for 60).
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ _DEPTH_MAX = 64
 
 
 class StrictRequest(Request[Any, Any, State]):
-    """A request whose ``data`` is decoded by msgspec in strict mode; NaN and Infinity are not JSON."""
+    """A request whose ``data`` msgspec decodes in strict mode. NaN and Infinity are not JSON."""
 
     async def json(self) -> Any:
         content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise UnsupportedMedia(
-                f"content-type is {content_type!r}; send application/json.",
+                f"content-type is {content_type!r}. Send application/json.",
                 code="unsupported_media_type",
                 param="content-type",
             )
         if (encoding := self.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
             raise UnsupportedMedia(
-                f"content-encoding is {encoding!r}; send the JSON itself, uncompressed.",
+                f"content-encoding is {encoding!r}. Send the JSON uncompressed.",
                 code="encoding_not_allowed",
                 param="content-encoding",
             )
@@ -47,7 +47,7 @@ class StrictRequest(Request[Any, Any, State]):
 
 
 def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
-    """The decoder says where the bytes are wrong; the slower parser says in which field, when it can."""
+    """The decoder names the byte; the slower parser also names the field where it can."""
     reason, key = str(error), None
     try:
         strict_json.parse(body, depth_max=_DEPTH_MAX)
@@ -57,13 +57,13 @@ def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
 
 
 def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
-    """The decoder's ``Expected `int`, got `str` - at `$.limits.kv_pages``` with the ``param`` it names."""
+    """The decoder's error, such as ``Expected `int`, got `str` - at `$.limits.kv_pages```, with its ``param``."""
     message, _, path = str(error).partition(" - at `")
     param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
     if message.startswith("Object contains unknown field `"):
         name = message.split("`")[1]
         param = f"{param}.{name}" if param else name
-        return InvalidRequest(f"{param}: this field is not known here; remove it.", code="unknown_field", param=param)
+        return InvalidRequest(f"{param}: unknown field. Remove it.", code="unknown_field", param=param)
     if message.startswith("Object missing required field `"):
         name = message.split("`")[1]
         param = f"{param}.{name}" if param else name

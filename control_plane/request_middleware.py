@@ -1,6 +1,7 @@
-"""What surrounds every request: an id on its response and in its log lines, a metric, and a bound on requests in work.
+"""ASGI middleware around every request: a request id on the response and in log lines, a metric, and a limit on
+concurrent requests.
 
-It wraps the whole application, because a framework's own 404 never reaches an inner middleware.
+It wraps the whole application, because a 404 of the framework never reaches an inner middleware.
 """
 
 import time
@@ -17,7 +18,7 @@ from core.ids import new_id
 
 
 class RequestContext:
-    """ASGI middleware. Fails open for metrics and logs, closed above ``requests_max``: those get 503 at once."""
+    """The middleware. Metrics and logs fail open. More than ``requests_max`` concurrent requests get 503 at once."""
 
     def __init__(self, app: ASGIApp, *, requests_max: int) -> None:
         self._app = app
@@ -45,9 +46,15 @@ class RequestContext:
         try:
             with structlog.contextvars.bound_contextvars(request_id=request_id):
                 if self._running > self._requests_max:
-                    await _refuse(send_with_id, request_id, 503, "overloaded", "Too many requests; try again shortly.")
-                elif "\0" in scope["path"]:  # nothing has such a name, and Postgres cannot even be asked
-                    await _refuse(send_with_id, request_id, 404, "not_found", "There is nothing at this path.")
+                    await _refuse(
+                        send_with_id,
+                        request_id,
+                        503,
+                        "overloaded",
+                        "Too many concurrent requests. Try again in a few seconds.",
+                    )
+                elif "\0" in scope["path"]:  # no name contains NUL, and Postgres refuses it as a parameter
+                    await _refuse(send_with_id, request_id, 404, "not_found", "This path is not a route of this API.")
                 else:
                     await self._app(scope, receive, send_with_id)
                 seconds = time.monotonic() - started

@@ -1,4 +1,6 @@
-"""The settings of the control plane's two processes, each with its unit and bounds. Shared ones are in ``core``."""
+"""The settings of the control plane's two processes, ``web`` and ``worker``, with units and bounds. ``core.settings``
+has the settings that other packages share.
+"""
 
 from dataclasses import dataclass, field
 
@@ -17,115 +19,221 @@ from core.settings import (
 
 
 class WebSettings(Fragment):
-    """The API: where it listens and what it bounds."""
+    """The REST API: its address and its limits."""
 
-    control_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
-    control_port: int = Field(default=8081, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
-    control_body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest request body.")
-    control_base_model_bytes_max: int = Field(
-        default=32 << 20, ge=1024, description="Largest body that registers a base model; its tokenizer is in it."
+    control_host: str = Field(default="127.0.0.1", description="Address that the control plane's API listens on.")
+    control_port: int = Field(
+        default=8081, ge=0, le=65535, description="Port that the control plane's API listens on; 0 takes a free port."
     )
-    control_requests_max: int = Field(default=200, ge=1, description="Requests in work at once; more are answered 503.")
-    control_drain_s: int = Field(default=10, ge=0, le=300, description="How long SIGTERM waits for requests in work.")
-    upload_files_max: int = Field(default=16, ge=2, le=100, description="Files one revision may announce.")
-    uploads_open_max: int = Field(default=20, ge=1, description="Revisions a tenant may have uploading or validating.")
-    revisions_max: int = Field(default=500, ge=1, description="Revisions one adapter may have.")
-    aliases_max: int = Field(default=20, ge=1, le=1000, description="Aliases one adapter may have.")
-    alias_revisions_max: int = Field(default=10, ge=1, le=100, description="Revisions one alias may share out to.")
+    control_body_bytes_max: int = Field(
+        default=1 << 20,
+        ge=1024,
+        description="Largest request body of the control plane's API, except where a base model is registered.",
+    )
+    control_base_model_bytes_max: int = Field(
+        default=32 << 20,
+        ge=1024,
+        description="Largest request body that registers a base model; it contains the tokenizer.",
+    )
+    control_requests_max: int = Field(
+        default=200,
+        ge=1,
+        description="Concurrent requests that one web process of the control plane accepts; further ones get 503.",
+    )
+    control_drain_s: int = Field(
+        default=10,
+        ge=0,
+        le=300,
+        description="How long the control plane's web process lets running requests finish after SIGTERM.",
+    )
+    upload_files_max: int = Field(default=16, ge=2, le=100, description="Files that one revision may announce.")
+    uploads_open_max: int = Field(
+        default=20,
+        ge=1,
+        description="Revisions that one tenant may have in the states uploading and validating together.",
+    )
+    revisions_max: int = Field(default=500, ge=1, description="Revisions that one adapter may have.")
+    aliases_max: int = Field(default=20, ge=1, le=1000, description="Aliases that one adapter may have.")
+    alias_revisions_max: int = Field(
+        default=10, ge=1, le=100, description="Revisions that one alias may split traffic between."
+    )
     alias_weights_max: int = Field(
-        default=1_000_000, ge=1, le=1 << 31, description="What the weights of one alias may come to together."
+        default=1_000_000, ge=1, le=1 << 31, description="Largest sum of the weights of one alias."
     )
     acknowledge_wait_ms: int = Field(
-        default=2000, ge=0, le=30_000, description="How long an alias's move is waited for at every gateway."
+        default=2000,
+        ge=0,
+        le=30_000,
+        description="How long a change of an alias waits for every gateway to acknowledge it; then the answer says "
+        "`acknowledged: false`.",
     )
-    acknowledge_poll_ms: int = Field(default=20, ge=5, le=1000, description="How often that is looked at.")
+    acknowledge_poll_ms: int = Field(
+        default=20,
+        ge=5,
+        le=1000,
+        description="How often a change of an alias checks whether every gateway has acknowledged it.",
+    )
     refusals_audited_per_hour_max: int = Field(
-        default=500, ge=0, description="Refused announcements of one tenant that the audit trail keeps an hour."
+        default=500,
+        ge=0,
+        description="Refused uploads per tenant and hour that are written to the audit trail; further ones are only "
+        "counted.",
     )
-    usage_days_max: int = Field(default=92, ge=1, description="Longest span one usage query may cover.")
+    usage_days_max: int = Field(
+        default=92, ge=1, description="Longest time range, in days, that one usage query may cover."
+    )
 
 
 class PublishingSettings(Fragment):
-    """What of the registry goes to gateways and replicas; the same for every process of the control plane."""
+    """How much of the registry is published to gateways and replicas. Set it to the same value for every process of the
+    control plane.
+    """
 
     revisions_published_max: int = Field(
         default=50,
         ge=1,
         le=500,
-        description="Newest ready revisions of an adapter that can be called by id; every aliased one can be besides.",
+        description="How many of an adapter's newest ready revisions can be called by id. Revisions with an alias can "
+        "always be called.",
     )
 
 
 class WorkerSettings(Fragment):
-    """The worker's loops: how often they look, how much they take, when they give up."""
+    """The worker's loops: how often each runs, how much one round handles, and when it gives up."""
 
-    relay_poll_ms: int = Field(default=100, ge=10, le=1000, description="How often unpublished changes are looked for.")
-    relay_batch_max: int = Field(default=500, ge=1, le=5000, description="Changes published in one go.")
-    validation_slots: int = Field(default=1, ge=1, le=16, description="Uploads validated at the same time.")
-    validation_poll_ms: int = Field(default=250, ge=10, description="How often waiting uploads are looked for.")
+    relay_poll_ms: int = Field(
+        default=100, ge=10, le=1000, description="How often the worker looks for changes to publish to gateways."
+    )
+    relay_batch_max: int = Field(
+        default=500, ge=1, le=5000, description="Changes that are published to gateways in one batch."
+    )
+    validation_slots: int = Field(
+        default=1, ge=1, le=16, description="Uploads that one worker validates at the same time."
+    )
+    validation_poll_ms: int = Field(
+        default=250, ge=10, description="How often the worker looks for uploads to validate."
+    )
     validation_lease_s: int = Field(
-        default=30, ge=1, description="A worker not heard of for this long has lost its job."
+        default=30,
+        ge=1,
+        description="Lease of a validation. A worker that does not renew it for this long loses the job to another "
+        "worker.",
     )
     validation_attempts_max: int = Field(
-        default=3, ge=1, description="Workers an upload may cost before it is rejected."
+        default=3,
+        ge=1,
+        description="Validations of one upload that may be cut short, for example by a killed worker, before it is "
+        "rejected.",
     )
     validation_backoff_s: int = Field(
-        default=5, ge=1, description="Pause before an upload is tried again when S3 failed."
+        default=5, ge=1, description="Pause before an upload is validated again after S3 failed."
     )
     canary_required: bool = Field(
-        default=True, description="Whether a replica must run a revision before it is ready; off only without replicas."
+        default=True,
+        description="Whether a replica must run a revision before it becomes ready. Turn this off only where there are "
+        "no replicas.",
     )
-    canary_poll_ms: int = Field(default=200, ge=10, description="How often canary runs are asked for and collected.")
-    canary_batch_max: int = Field(default=50, ge=1, le=1000, description="Canary results and waiting revisions a step.")
-    canary_timeout_s: int = Field(default=30, ge=1, description="A canary run not answered by then is asked for again.")
+    canary_poll_ms: int = Field(
+        default=200, ge=10, description="How often the worker requests canary runs and collects their results."
+    )
+    canary_batch_max: int = Field(
+        default=50,
+        ge=1,
+        le=1000,
+        description="Canary results, and revisions that wait for a canary run, that one round handles.",
+    )
+    canary_timeout_s: int = Field(
+        default=30, ge=1, description="How long a canary run may stay unanswered before it is requested again."
+    )
     canary_attempts_max: int = Field(
         default=3,
         ge=1,
-        description="Unanswered canary runs, with a fitting replica ready, before a revision is rejected.",
+        description="Canary runs that may stay unanswered while a suitable replica is ready, before the revision is "
+        "rejected.",
     )
     canary_jobs_per_replica: int = Field(
-        default=2, ge=1, le=100, description="Canary runs asked of a pool at once, for each of its ready replicas."
+        default=2,
+        ge=1,
+        le=100,
+        description="Canary runs that may be outstanding in a pool for each of its ready replicas.",
     )
-    revocation_poll_ms: int = Field(default=500, ge=50, description="How often replicas' receipts are collected.")
-    revocation_batch_max: int = Field(default=200, ge=1, le=5000, description="Revocations looked at in one go.")
+    revocation_poll_ms: int = Field(
+        default=500, ge=50, description="How often the worker collects replicas' receipts for revocations."
+    )
+    revocation_batch_max: int = Field(
+        default=200, ge=1, le=5000, description="Revocations that one round of collecting receipts handles."
+    )
     revocation_settle_s: int = Field(
         default=5,
         ge=0,
-        description="No replica must have been awaited for this long; longer than statuses take to return.",
+        description="A revocation counts as unloaded after no live replica has been awaited for this long. It must be "
+        "longer than "
+        "replicas need to report again after Redis lost its data.",
     )
     revocation_quarantine_s: int = Field(
-        default=86_400, ge=0, description="How long a deleted adapter's stored files stay after no replica has it."
+        default=86_400,
+        ge=0,
+        description="How long the object store keeps the files of a deleted adapter after every replica has unloaded "
+        "it.",
     )
     revocation_keep_s: int = Field(
-        default=604_800, ge=60, description="How long replicas are told of a deletion; their caches must not be older."
+        default=604_800,
+        ge=60,
+        description="How long the deletion of an adapter stays published to replicas. It must be longer than a replica "
+        "may be offline "
+        "and keep its disk cache.",
     )
     orphans_poll_s: int = Field(
-        default=3600, ge=1, description="Pause between rounds over all stored files for such as no revision knows."
+        default=3600,
+        ge=1,
+        description="Pause between two sweeps of the object store for files that no revision refers to.",
     )
     orphan_age_s: int = Field(
-        default=86_400, ge=0, description="How old those files are when they are removed; longer than any validation."
+        default=86_400,
+        ge=0,
+        description="Age at which a stored file that no revision refers to is removed. It must be longer than any "
+        "validation takes.",
     )
     spend_ceiling_poll_s: int = Field(
-        default=10, ge=1, le=3600, description="How soon after a month's turn its spend ceilings are published."
+        default=10,
+        ge=1,
+        le=3600,
+        description="How often the worker checks for a new month; new spend ceilings are published within this time.",
     )
     spend_ceiling_recount_s: int = Field(
-        default=3600, ge=1, description="How often they are counted anew besides, for usage that came late."
+        default=3600,
+        ge=1,
+        description="How often spend ceilings are recomputed within a month, for usage that was recorded late.",
     )
     upload_expires_s: int = Field(
-        default=86_400, ge=60, description="An upload not completed this long after its announcement is given up."
+        default=86_400,
+        ge=60,
+        description="An upload that is not completed this long after it was announced is rejected.",
     )
-    idempotency_expires_s: int = Field(default=86_400, ge=60, description="How long a POST can be replayed.")
-    cleanup_poll_s: int = Field(default=60, ge=1, description="How often expired uploads and responses are removed.")
-    cleanup_batch_max: int = Field(default=100, ge=1, description="Uploads removed in one go.")
-    loop_backoff_max_s: int = Field(default=10, ge=1, description="Longest pause of a loop whose step keeps failing.")
+    idempotency_expires_s: int = Field(
+        default=86_400, ge=60, description="How long the response to an Idempotency-Key is kept for replays."
+    )
+    cleanup_poll_s: int = Field(
+        default=60,
+        ge=1,
+        description="How often the worker removes expired uploads, expired responses and deleted adapters' files.",
+    )
+    cleanup_batch_max: int = Field(
+        default=100,
+        ge=1,
+        description="Uploads, stored revisions or stray files that one round of a cleanup loop removes.",
+    )
+    loop_backoff_max_s: int = Field(
+        default=10, ge=1, description="Longest pause of a worker loop whose rounds keep failing."
+    )
     worker_stop_s: int = Field(
-        default=30, ge=1, description="How long SIGTERM waits for the loops to finish their step."
+        default=30, ge=1, description="How long the worker lets its loops finish their current round after SIGTERM."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlSettings:
-    """Everything either process reads; each part comes from the environment unless it is given."""
+    """All settings that either process reads. A part that is not given comes from the environment."""
 
     web: WebSettings = field(default_factory=WebSettings)
     cors: CorsSettings = field(default_factory=CorsSettings)

@@ -9,7 +9,7 @@ from sqlmodel import Session
 from control_plane.api_keys import service
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
 from control_plane.auth.authenticate import Pepper, Principal
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.tenants import service as tenants
 from core.api_keys import ALL_SCOPES
@@ -18,7 +18,7 @@ from core.errors import Forbidden
 
 
 class ApiKeys(Controller):
-    """The keys of the tenant that is calling."""
+    """The API keys of the calling tenant."""
 
     path = "/api-keys"
     tags = ("API keys",)
@@ -28,23 +28,25 @@ class ApiKeys(Controller):
     def create_api_key(
         self,
         data: JSONBody[NewApiKey],
-        once: NamedDependency[Once],
+        idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
     ) -> Response[ApiKeyCreated]:
-        """A new key, with no more scopes than this one has, and limits of its own where given. The secret is in
-        this response only; an Idempotency-Key's replay has it as null.
+        """Create an API key with at most the scopes of the calling key, and with its own limits where given. Only this
+        response contains the secret; a replay for an Idempotency-Key has `key: null`.
         """
         lacking = sorted(set(data.scopes or ()) - principal.scopes)
         if lacking:
-            raise Forbidden(f"scopes: this key lacks {', '.join(lacking)} and cannot give it.", code="scope_missing")
+            raise Forbidden(
+                f"scopes: the calling key lacks {', '.join(lacking)} and cannot grant it.", code="scope_missing"
+            )
         scopes: tuple[str, ...] = data.scopes or tuple(principal.scopes)
         if principal.limited and "inference" in scopes:
             raise Forbidden(
-                "scopes: this key has limits of its own, so it cannot make one for inference; leave that scope out.",
+                "scopes: a key with its own limits cannot create a key for inference. Leave that scope out.",
                 code="key_limited",
             )
-        return once.run(
+        return idempotent.run(
             lambda session: service.mint(
                 session,
                 pepper.value,
@@ -65,7 +67,7 @@ class ApiKeys(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[ApiKeyView]:
-        """The tenant's keys, revoked ones too, newest first."""
+        """List the tenant's keys, including revoked ones, newest first."""
         with unit_of_work(engine) as session:
             return service.list_keys(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
 
@@ -73,7 +75,7 @@ class ApiKeys(Controller):
     def get_api_key(
         self, key_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> ApiKeyView:
-        """One key."""
+        """Get one key."""
         with unit_of_work(engine) as session:
             return service.get_key(session, tenant_id=principal.own_tenant_id, key_id=key_id)
 
@@ -81,7 +83,7 @@ class ApiKeys(Controller):
     def revoke_api_key(
         self, key_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> None:
-        """Revoke a key for good. Gateways refuse it within two seconds."""
+        """Revoke a key permanently. Gateways refuse it within two seconds."""
         with unit_of_work(engine) as session:
             service.revoke(session, tenant_id=principal.own_tenant_id, key_id=key_id, actor=principal.key_id)
 
@@ -97,7 +99,7 @@ class TenantApiKeys(Controller):
         self,
         tenant_id: FromPath[str],
         data: JSONBody[NewApiKey],
-        once: NamedDependency[Once],
+        idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
     ) -> Response[ApiKeyCreated]:
@@ -117,4 +119,4 @@ class TenantApiKeys(Controller):
                 actor=principal.key_id,
             )
 
-        return once.run(mint, stored=service.without_secret)
+        return idempotent.run(mint, stored=service.without_secret)

@@ -1,4 +1,4 @@
-"""Table of the API keys room: a key is stored as its HMAC only, and revoked rather than removed."""
+"""Table of the API keys room. A key is stored only as its HMAC, and is revoked instead of deleted."""
 
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from core.ids import new_id
 
 
 class ApiKey(SQLModel, table=True):
-    """What is known of a secret that was shown once. ``tenant_id`` is empty for an admin's key."""
+    """One key. The secret itself was shown once and is not stored. ``tenant_id`` is empty for an admin key."""
 
     __tablename__ = "api_keys"
     __table_args__ = (CheckConstraint("(tenant_id IS NULL) = (scopes = ARRAY['admin'])", name="admin_has_no_tenant"),)
@@ -20,7 +20,7 @@ class ApiKey(SQLModel, table=True):
     tenant_id: str | None = Field(default=None, foreign_key="tenants.id", index=True, sa_type=Text)
     name: str = Field(sa_type=Text)
     key_hash: str = Field(unique=True, sa_type=Text, description="HMAC-SHA256 in hex, see core.api_keys.hash_key.")
-    redacted: str = Field(sa_type=Text, description="What lists show: prefix and last four characters.")
+    redacted: str = Field(sa_type=Text, description="Shown in lists: prefix and last four characters.")
     scopes: list[str] = Field(sa_type=ARRAY(Text))
     limits: dict[str, int] | None = Field(
         default=None, sa_type=JSONB(none_as_null=True), description="``core.contracts.KeyLimits``."

@@ -13,7 +13,9 @@ Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\
 
 
 class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``core.contracts.KeyLimits`` as they come in. They hold besides the tenant's, so that more changes nothing."""
+    """The limits of one key in a request. They apply in addition to the tenant's limits; a higher limit has no
+    effect.
+    """
 
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
@@ -28,7 +30,9 @@ class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NewApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``scopes`` left out: all that the minting key has (from an admin: all there are). ``limits`` are for good."""
+    """A new key. Without ``scopes`` it gets all scopes of the calling key, or all tenant scopes from an admin.
+    ``limits`` cannot be changed later.
+    """
 
     name: Label = "default"
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=20)] | None = None
@@ -36,7 +40,7 @@ class NewApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ApiKeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as lists show it. ``redacted`` is its prefix and last four characters."""
+    """A key without its secret. ``redacted`` has its prefix and last four characters."""
 
     id: str
     tenant_id: str | None
@@ -49,7 +53,7 @@ class ApiKeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiKeyCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """The only time a secret is shown. Replayed for an Idempotency-Key, ``key`` is null: secrets are not stored."""
+    """A new key with its secret, which is shown only once. In a replay for an Idempotency-Key ``key`` is null."""
 
     id: str
     tenant_id: str

@@ -1,6 +1,6 @@
-"""Mints, lists and revokes API keys, and says what gateways may know of one.
+"""Creates, lists and revokes API keys, and reads what gateways need to know of them.
 
-A secret leaves in the result of ``mint`` and nowhere else.
+A secret appears only in the result of ``mint``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,11 @@ from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
 from core.contracts.grants import KeyGrant, KeyLimits
 from core.errors import NotFound
 
-_SHOWN_ONCE = "Keep this key now: it is shown once and cannot be shown again."
+_SHOWN_ONCE = "Store this key now. It is shown only once."
 _NOT_KEPT = (
-    "This is a replay: the secret was in the first response only. If that was lost, revoke this key and create another."
+    "This is a replay without the secret, which was only in the first response. If you lost it, revoke this key and "
+    "create "
+    "another one."
 )
 
 
@@ -36,7 +38,7 @@ def mint(
     actor: str,
     limits: KeyLimitsBody | None = None,
 ) -> ApiKeyCreated:
-    """A new key of an existing tenant, usable at the gateways once published."""
+    """Create a key of an existing tenant. Gateways accept it once it is published."""
     secret = mint_key("live")
     row = ApiKey(
         tenant_id=tenant_id,
@@ -70,12 +72,14 @@ def mint(
 
 
 def without_secret(created: ApiKeyCreated) -> ApiKeyCreated:
-    """What is stored for an Idempotency-Key in place of the real response."""
+    """The response that is stored for an Idempotency-Key: without the secret."""
     return msgspec.structs.replace(created, key=None, note=_NOT_KEPT)
 
 
 def store_admin_key(session: Session, secret: str, pepper: bytes) -> bool:
-    """Make ``secret`` an admin's key; False where it already is one, revoked or not. Gateways never learn of it."""
+    """Store ``secret`` as an admin key. Returns False where it is one already, even if revoked. Admin keys are never
+    published to gateways.
+    """
     key_hash = hash_key(secret, pepper)
     if session.exec(select(ApiKey.id).where(ApiKey.key_hash == key_hash)).first():
         return False
@@ -86,18 +90,18 @@ def store_admin_key(session: Session, secret: str, pepper: bytes) -> bool:
 
 
 def list_keys(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[ApiKeyView]:
-    """The tenant's keys, revoked ones too, newest first."""
+    """The tenant's keys, including revoked ones, newest first."""
     mine = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
     return page_of(session, mine, col(ApiKey.id), _view, cursor=cursor, limit=limit)
 
 
 def get_key(session: Session, *, tenant_id: str, key_id: str) -> ApiKeyView:
-    """One of the tenant's keys, or NotFound."""
+    """One of the tenant's keys. Raises NotFound."""
     return _view(_find(session, tenant_id=tenant_id, key_id=key_id))
 
 
 def revoke(session: Session, *, tenant_id: str, key_id: str, actor: str) -> None:
-    """End a key of the tenant for good; again is no error. Gateways refuse it as soon as that is published."""
+    """Revoke a key of the tenant permanently. Idempotent. Gateways refuse the key once the change is published."""
     row = _find(session, tenant_id=tenant_id, key_id=key_id, lock=True)
     if row.revoked_at is not None:
         return
@@ -107,17 +111,17 @@ def revoke(session: Session, *, tenant_id: str, key_id: str, actor: str) -> None
 
 
 def grant(session: Session, key_hash: str) -> KeyGrant | None:
-    """What gateways may know under this HMAC: None for a revoked, unknown or admin's key."""
+    """The published form of the key with this HMAC. None for a revoked, unknown or admin key."""
     row = session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash)).first()
     return _grant(row) if row else None
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, KeyGrant]]:
-    """Every usable tenant key, by its HMAC."""
+    """The published form of every usable tenant key, by its HMAC."""
     live = select(ApiKey).where(col(ApiKey.revoked_at).is_(None), col(ApiKey.tenant_id).is_not(None))
     for row in session.exec(live.execution_options(yield_per=1000)):
         value = _grant(row)
-        assert value is not None, "the query takes only usable keys"
+        assert value is not None, "the query selects only usable keys"
         yield row.key_hash, value
 
 
@@ -139,7 +143,7 @@ def _find(session: Session, *, tenant_id: str, key_id: str, lock: bool = False) 
     mine = select(ApiKey).where(ApiKey.id == key_id, ApiKey.tenant_id == tenant_id)
     row = session.exec(mine.with_for_update() if lock else mine).first() if key_id.isascii() else None
     if row is None:
-        raise NotFound("api_key: there is none with this id.", code="api_key_not_found")
+        raise NotFound("API key not found.", code="api_key_not_found")
     return row
 
 
@@ -150,7 +154,7 @@ def _grant(row: ApiKey) -> KeyGrant | None:
 
 
 def _set(limits: KeyLimitsBody | None) -> dict[str, int]:
-    """The limits that are there."""
+    """The limits that are set."""
     named = {} if limits is None else msgspec.structs.asdict(limits)
     return {name: limit for name, limit in named.items() if limit is not None}
 

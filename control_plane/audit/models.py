@@ -1,4 +1,4 @@
-"""Table of the audit room: who did what to which thing, and when. Rows are only ever added; a trigger keeps it so."""
+"""Table of the audit room: actor, action, target and time of every change. A trigger allows inserts only."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from core.ids import new_id
 
 
 class AuditEvent(SQLModel, table=True):
-    """One act. ``actor`` is a key id or the name of a process; ``tenant_id`` is whom it concerned, if anyone."""
+    """One action. ``actor`` is a key id or the name of a process; ``tenant_id`` is the affected tenant, if any."""
 
     __tablename__ = "audit_events"
 

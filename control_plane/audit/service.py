@@ -1,4 +1,6 @@
-"""Writes the audit trail: one row in the transaction of the act itself, so that neither exists without the other."""
+"""Writes and counts rows of the audit trail. A row is written in the transaction of the change itself, so neither
+exists without the other.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -19,12 +21,14 @@ def record(
     tenant_id: str | None = None,
     details: dict[str, Any] | None = None,
 ) -> None:
-    """Note that ``actor`` did ``action`` (``room.verb``) to ``target``. Details hold no secrets and no prompts."""
+    """Record that ``actor`` did ``action`` (``room.verb``) to ``target``. ``details`` must hold no secrets or
+    prompts.
+    """
     session.add(AuditEvent(actor=actor, action=action, target=target, tenant_id=tenant_id, details=details or {}))
 
 
 def count_recent(session: Session, *, tenant_id: str, action: str, within: timedelta, count_max: int) -> int:
-    """How many events of this action concern the tenant within the last ``within``; stops counting at ``count_max``."""
+    """The number of the tenant's events of this action in the last ``within``, counted up to ``count_max``."""
     recent = select(AuditEvent.id).where(
         AuditEvent.tenant_id == tenant_id,
         AuditEvent.action == action,

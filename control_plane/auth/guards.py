@@ -1,4 +1,4 @@
-"""Which keys may use a route. Every route carries one of these two guards; only health and schema are open."""
+"""The guards of routes: which keys may use a route. Every route has one of the two; only health and schema are open."""
 
 from typing import Any
 
@@ -11,30 +11,30 @@ from core.errors import Forbidden
 
 
 def admin_key(authenticator: Authenticator) -> Guard:
-    """Only an admin's key."""
+    """Admits only admin keys."""
 
     def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         principal = _authenticate(connection, authenticator)
         if principal.tenant_id is not None:
-            raise Forbidden("This is an admin route; use an admin key (tnr_admin_…).", code="admin_key_required")
+            raise Forbidden("This is an admin route. Use an admin key (tnr_admin_…).", code="admin_key_required")
 
     return guard
 
 
 def tenant_key(authenticator: Authenticator) -> Guard:
-    """Only a tenant's key, with the scope in the route's ``opt["scope"]``, of a tenant that is not suspended unless the
-    route's ``opt["while_suspended"]`` says that it may look: at itself, its usage and its invoices.
+    """Admits only tenant keys with the scope in the route's ``opt["scope"]``. A suspended tenant is admitted only where
+    ``opt["while_suspended"]`` is true: to read itself, its usage and its invoices.
     """
 
     def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         principal = _authenticate(connection, authenticator)
         if principal.tenant_id is None:
-            raise Forbidden("This is a tenant's route; use a tenant key (tnr_live_…).", code="tenant_key_required")
+            raise Forbidden("This is a tenant route. Use a tenant key (tnr_live_…).", code="tenant_key_required")
         if principal.tenant_status == "suspended" and not handler.opt.get("while_suspended", False):
-            raise Forbidden("This tenant is suspended; ask the platform's operator.", code="tenant_suspended")
+            raise Forbidden("This tenant is suspended. Contact the platform's operator.", code="tenant_suspended")
         scope = handler.opt["scope"]
         if scope is not None and scope not in principal.scopes:
-            raise Forbidden(f"This key lacks the scope {scope!r}; use one that has it.", code="scope_missing")
+            raise Forbidden(f"This key lacks the scope {scope!r}. Use a key that has it.", code="scope_missing")
 
     return guard
 

@@ -8,9 +8,9 @@ from core.contracts.replicas import ReplicaState
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica as its agent last reported it. ``rank_max`` names its pool, ``memory_adapters`` is how many its host
-    memory holds, and ``residency_version`` changes with where they lie. ``drain_requested`` is an admin's wish,
-    ``state`` the agent's word.
+    """A replica as its agent last reported it. ``rank_max`` identifies its pool, ``memory_adapters`` is the number of
+    adapters in its host memory, and ``residency_version`` changes whenever an adapter moves between tiers. An admin
+    sets ``drain_requested``; the agent reports ``state``.
     """
 
     id: str
@@ -31,8 +31,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResidencyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Which adapters lie where on a replica. ``slots`` has one entry each, null where it is empty; ``disk`` has
-    digests, since several adapters may share one.
+    """The adapters in each tier of a replica. ``slots`` has one entry for each slot, null for an empty one. ``disk``
+    lists digests, because several adapters may share one.
     """
 
     replica: str

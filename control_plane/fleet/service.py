@@ -1,6 +1,6 @@
-"""Which replicas are alive, as their agents report to Redis, and the wish that one be drained. Nothing is in Postgres.
+"""Reads live replicas from their agents' reports in Redis, and requests that one be drained. Nothing is in Postgres.
 
-Fails closed: without Redis there is no answer rather than an empty list.
+Fails closed: without Redis the call raises instead of returning an empty list.
 """
 
 from typing import cast
@@ -17,7 +17,7 @@ _REPLICAS_MAX = 10_000
 
 
 def list_replicas(redis: Redis) -> list[ReplicaView]:
-    """Every replica whose status has not expired, by id."""
+    """All replicas whose status has not expired, by id."""
     alive = statuses(redis)
     if not alive:
         return []
@@ -26,7 +26,7 @@ def list_replicas(redis: Redis) -> list[ReplicaView]:
 
 
 def statuses(redis: Redis) -> list[ReplicaStatus]:
-    """What every live agent last reported, by id."""
+    """The last report of every live agent, by id."""
     ids = sorted(
         replica_id.decode()
         for replica_id in cast("list[bytes]", redis.zrange(redis_keys.REPLICAS, 0, _REPLICAS_MAX - 1))
@@ -38,17 +38,19 @@ def statuses(redis: Redis) -> list[ReplicaStatus]:
 
 
 def published_residency(redis: Redis, replica_id: str) -> Residency | None:
-    """Where adapters lie on a replica, as its agent last published it; None where it does not."""
+    """The adapters in each tier of a replica, as its agent last published them. None without a publication."""
     encoded = cast("bytes | None", redis.get(redis_keys.replica_residency(replica_id)))
     return None if encoded is None else msgspec.json.decode(encoded, type=Residency)
 
 
 def residency(redis: Redis, replica_id: str) -> ResidencyView:
-    """Where adapters lie on a live replica, by its engine's own account; NotFound for one that publishes none."""
+    """The adapters in each tier of a live replica, as its engine reports them. Raises NotFound without a
+    publication.
+    """
     found = published_residency(redis, replica_id)
     if found is None:
         raise NotFound(
-            "replica: none with this id publishes where adapters lie; GET /api/v1/admin/replicas lists those alive.",
+            "No live replica with this id publishes its adapters. GET /api/v1/admin/replicas lists the live ones.",
             code="replica_not_found",
         )
     return ResidencyView(
@@ -62,11 +64,13 @@ def residency(redis: Redis, replica_id: str) -> ResidencyView:
 
 
 def drain(redis: Redis, replica_id: str) -> ReplicaView:
-    """Ask a live replica to take no more requests and finish those it has; its agent looks for this."""
+    """Request that a live replica accept no new requests and finish its running ones. Its agent polls for this. Raises
+    NotFound.
+    """
     status = cast("bytes | None", redis.get(redis_keys.replica(replica_id)))
     if status is None:
         raise NotFound(
-            "replica: none with this id is alive; GET /api/v1/admin/replicas lists them.", code="replica_not_found"
+            "No live replica with this id. GET /api/v1/admin/replicas lists the live ones.", code="replica_not_found"
         )
     redis.set(redis_keys.replica_drain(replica_id), "1")
     return _view(msgspec.json.decode(status, type=ReplicaStatus), drain_requested=True)

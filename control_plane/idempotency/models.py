@@ -1,4 +1,6 @@
-"""Table of the idempotency room: the response each ``Idempotency-Key`` was given, kept for a while. Never a secret."""
+"""Table of the idempotency room: the response to each ``Idempotency-Key``, kept for a limited time and without
+secrets.
+"""
 
 from datetime import datetime
 
@@ -9,7 +11,7 @@ from core import clock
 
 
 class IdempotentResponse(SQLModel, table=True):
-    """One answered POST. ``caller`` is a tenant id, or ``admin``: two callers may use the same key."""
+    """One answered POST. ``caller`` is a tenant id or ``admin``, so two callers may use the same key."""
 
     __tablename__ = "idempotent_responses"
 

@@ -1,7 +1,8 @@
-"""Runs a POST once however often it is sent: the response is stored in the transaction of the effect, and replayed.
+"""Runs a POST once per ``Idempotency-Key``: the response is stored in the transaction of the effect and replayed.
 
-Only successes are stored; a refused request changed nothing and may be sent again. A stored response never holds a
-secret: what creates one says what to keep instead. Fails closed: without Postgres there is no effect either.
+Only successful responses are stored; a refused request changed nothing and may be sent again. A stored response never
+holds a secret: the caller that creates one passes what to store instead. Fails closed: without Postgres there is no
+effect either.
 """
 
 import hashlib
@@ -27,12 +28,14 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 REPLAYED = {"idempotent-replayed": "true"}
 
 
-class Once:
+class IdempotentRequest:
     """One POST of one caller, with or without an ``Idempotency-Key``."""
 
     def __init__(self, engine: Engine, *, caller: str, key: str | None, request_sha256: str) -> None:
         if key is not None and not _KEY.fullmatch(key):
-            raise InvalidRequest("Idempotency-Key: use 1 to 255 printable ASCII characters.", param="idempotency-key")
+            raise InvalidRequest(
+                "Idempotency-Key: use 1 to 255 printable ASCII characters without spaces.", param="idempotency-key"
+            )
         self._engine = engine
         self._caller = caller
         self._key = key
@@ -44,20 +47,20 @@ class Once:
         *,
         status_code: int = 201,
         stored: Callable[[T], T] | None = None,
-        renewed: Callable[[Session, bytes], T] | None = None,
+        replayed: Callable[[Session, bytes], T] | None = None,
     ) -> Response[T]:
-        """Do ``effect`` in one transaction and answer with its result, or replay the answer of the first time.
+        """Run ``effect`` in one transaction and respond with its result, or replay the first response.
 
-        ``stored`` turns the result into what may be kept, without secrets; ``renewed`` makes a full answer of that
-        again where it can be done. Raises Unprocessable when the key was used for another request, Conflict while that
-        first request is still in work.
+        ``stored`` removes secrets from the result before it is stored; ``replayed`` builds a full response from the
+        stored one. Raises Unprocessable when the key was used for another request, and Conflict while the first request
+        is still running.
         """
         with unit_of_work(self._engine) as session:
             if self._key is not None and not self._claim(session):
                 first = self._first(session)
-                assert first.body is not None, "stored in the transaction that made the row"
-                # A body as it was stored is sent as it is; Litestar does not encode bytes again.
-                body = renewed(session, first.body) if renewed else cast("T", first.body)
+                assert first.body is not None, "stored in the transaction that inserted the row"
+                # The stored body is sent unchanged: Litestar does not encode bytes again.
+                body = replayed(session, first.body) if replayed else cast("T", first.body)
                 return Response(body, status_code=first.status_code, media_type="application/json", headers=REPLAYED)
             result = effect(session)
             if self._key is not None:
@@ -66,7 +69,7 @@ class Once:
         return Response(result, status_code=status_code)
 
     def _claim(self, session: Session) -> bool:
-        """Whether this is the first request with the key. Waits for a concurrent one, up to the lock timeout."""
+        """Whether this is the first request with the key. Waits for a concurrent request up to the lock timeout."""
         claim = (
             insert(IdempotentResponse)
             .values(caller=self._caller, key=self._key, request_sha256=self._request_sha256, created_at=func.now())
@@ -78,17 +81,17 @@ class Once:
         except exc.OperationalError as error:
             if isinstance(error.orig, LockNotAvailable):
                 raise Conflict(
-                    "A request with this Idempotency-Key is still in work; try again.", code="request_in_progress"
+                    "A request with this Idempotency-Key is still running. Try again.", code="request_in_progress"
                 ) from error
             raise
 
     def _first(self, session: Session) -> IdempotentResponse:
         first = session.get(IdempotentResponse, (self._caller, self._key))
-        if first is None:  # it expired between the two statements
-            raise Conflict("The Idempotency-Key has just expired; try again.", code="request_in_progress")
+        if first is None:  # the row expired between the two statements
+            raise Conflict("The Idempotency-Key has just expired. Try again.", code="request_in_progress")
         if first.request_sha256 != self._request_sha256:
             raise Unprocessable(
-                "Idempotency-Key: it was used for another request; use a new key for a new request.",
+                "Idempotency-Key: this key was used for another request. Use a new key for each request.",
                 code="idempotency_key_reused",
                 param="idempotency-key",
             )
@@ -103,13 +106,13 @@ class Once:
 
 
 async def digest_of(request: Request[Any, Any, Any]) -> str:
-    """What makes two requests the same: method, path with query, and body."""
+    """A digest of method, path with query, and body: equal for equal requests."""
     target = f"{request.method} {request.url.path}?{request.url.query}\n"
     return hashlib.sha256(target.encode() + await request.body()).hexdigest()
 
 
-def forget_expired(session: Session, expires_s: int) -> int:
-    """Remove responses older than ``expires_s``; returns how many."""
+def remove_expired(session: Session, expires_s: int) -> int:
+    """Delete responses older than ``expires_s``. Returns their number."""
     old = delete(IdempotentResponse).where(
         col(IdempotentResponse.created_at) < func.now() - timedelta(seconds=expires_s)
     )

@@ -1,4 +1,4 @@
-"""Routes over invoices: a tenant's own, and an admin's close, list and reconciliation."""
+"""Routes over invoices: a tenant's over its own, and an admin's that list all, close a period and reconcile."""
 
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from billing.views import InvoiceView, Reconciliation
 from control_plane.auth.authenticate import Principal
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.invoices import service
 from control_plane.invoices.schemas import CloseBody, Closed, InvoiceWithLines
 from control_plane.paging import Page, PageCursor, PageLimit
@@ -16,7 +16,7 @@ from core.db import unit_of_work
 
 
 class OwnInvoices(Controller):
-    """The invoices of the tenant that is calling."""
+    """The invoices of the calling tenant."""
 
     path = "/invoices"
     tags = ("invoices",)
@@ -30,7 +30,7 @@ class OwnInvoices(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[InvoiceView]:
-        """The tenant's invoices, newest first."""
+        """List the tenant's invoices, newest first."""
         with unit_of_work(engine) as session:
             return service.list_invoices(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
 
@@ -38,13 +38,13 @@ class OwnInvoices(Controller):
     def get_invoice(
         self, invoice_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> InvoiceWithLines:
-        """One invoice with its lines."""
+        """Get one invoice with its lines."""
         with unit_of_work(engine) as session:
             return service.get(session, invoice_id=invoice_id, tenant_id=principal.own_tenant_id)
 
 
 class AdminBilling(Controller):
-    """Money over all tenants."""
+    """Billing of all tenants."""
 
     path = "/"
     tags = ("admin: billing",)
@@ -53,19 +53,24 @@ class AdminBilling(Controller):
     def list_all_invoices(
         self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
     ) -> Page[InvoiceView]:
-        """Every tenant's invoices, newest first."""
+        """List the invoices of all tenants, newest first."""
         with unit_of_work(engine) as session:
             return service.list_invoices(session, tenant_id=None, cursor=cursor, limit=limit)
 
     @post("/billing/close", sync_to_thread=True)
     def close_period(
-        self, data: JSONBody[CloseBody], once: NamedDependency[Once], principal: NamedDependency[Principal]
+        self,
+        data: JSONBody[CloseBody],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[Closed]:
-        """Invoice everything settled before an instant. Closing again with nothing new makes no invoice."""
-        return once.run(lambda session: service.close(session, data.until, actor=principal.key_id))
+        """Close the billing period: invoice all usage settled before an instant. Without new usage it creates no
+        invoice.
+        """
+        return idempotent.run(lambda session: service.close(session, data.until, actor=principal.key_id))
 
     @get("/reconciliation", sync_to_thread=True)
     def reconcile(self, engine: NamedDependency[Engine], redis: NamedDependency[Redis]) -> Reconciliation:
-        """Tokens counted by engines, in the ledger and on invoices."""
+        """Compare the token counts of engines, ledger and invoices."""
         with unit_of_work(engine) as session:
             return service.reconcile(session, redis)

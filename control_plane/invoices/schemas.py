@@ -8,18 +8,18 @@ from billing.views import InvoiceLineView, InvoiceView
 
 
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``until`` is "now", by the database's clock, or an RFC 3339 instant with its offset; it is exclusive."""
+    """The exclusive end of the period: "now", by the database's clock, or an RFC 3339 instant with an offset."""
 
     until: str
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The invoices this close made; none when nothing was left to invoice."""
+    """The invoices that this close created; empty when there was nothing to invoice."""
 
     invoices: Sequence[InvoiceView]
 
 
 class InvoiceWithLines(InvoiceView, frozen=True, kw_only=True):
-    """An invoice with its lines, in the order in which they are printed."""
+    """An invoice with its lines in printing order."""
 
     lines: Sequence[InvoiceLineView]

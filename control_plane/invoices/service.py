@@ -1,4 +1,4 @@
-"""Closes billing periods and shows invoices. All of it is billing's; here it is audited and made pages of."""
+"""Closes billing periods and reads invoices. ``billing`` does the work; this room adds audit rows and paging."""
 
 from datetime import datetime
 from typing import Annotated
@@ -16,7 +16,9 @@ from core.errors import InvalidRequest, NotFound
 
 
 def close(session: Session, until: str, *, actor: str) -> Closed:
-    """Invoice everything settled before ``until``, "now" or an RFC 3339 instant, and not yet invoiced."""
+    """Invoice all uninvoiced usage settled before ``until``: "now" or an RFC 3339 instant. Raises InvalidRequest for an
+    instant that is malformed, without offset or in the future, and Unavailable while another close runs for too long.
+    """
     made = invoicing.close_period(session, None if until == "now" else _instant(until))
     audit.record(
         session,
@@ -29,17 +31,17 @@ def close(session: Session, until: str, *, actor: str) -> Closed:
 
 
 def list_invoices(session: Session, *, tenant_id: str | None, cursor: str | None, limit: int) -> Page[InvoiceView]:
-    """One tenant's invoices, or with None everyone's (admins only), newest first."""
+    """One tenant's invoices, or all tenants' with None (admins only), newest first."""
     found = invoice_queries.list_invoices(session, tenant_id=tenant_id, after=decode_cursor(cursor), limit=limit + 1)
     following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
     return Page(data=found[:limit], next_cursor=following)
 
 
 def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLines:
-    """One of the tenant's invoices with its lines, or NotFound."""
+    """One of the tenant's invoices with its lines. Raises NotFound."""
     found = invoice_queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
     if found is None:
-        raise NotFound("invoice: you have none with this id.", code="invoice_not_found")
+        raise NotFound("Invoice not found.", code="invoice_not_found")
     return InvoiceWithLines(**msgspec.structs.asdict(found.invoice), lines=found.lines)
 
 
@@ -48,11 +50,11 @@ def _instant(text: str) -> datetime:
         instant: datetime = msgspec.convert(text, Annotated[datetime, msgspec.Meta(tz=True)])
     except msgspec.ValidationError as error:
         raise InvalidRequest(
-            'until: write "now" or an instant with its offset, such as 2026-01-01T00:00:00Z.', param="until"
+            'until: use "now" or an RFC 3339 instant with an offset, such as 2026-01-01T00:00:00Z.', param="until"
         ) from error
     return instant
 
 
 def reconcile(session: Session, redis: Redis) -> Reconciliation:
-    """The same tokens counted by engines, ledger and invoices."""
+    """Compare the token counts of engines, ledger and invoices. Raises Unavailable when Redis does not answer."""
     return reconciliation.reconcile(session, redis)

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.plans import service
 from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
@@ -16,23 +16,26 @@ from core.db import unit_of_work
 
 
 class AdminPlans(Controller):
-    """What tenants can be put on."""
+    """The plans that tenants can be assigned to."""
 
     path = "/plans"
     tags = ("admin: plans",)
 
     @post(sync_to_thread=True)
     def create_plan(
-        self, data: JSONBody[NewPlan], once: NamedDependency[Once], principal: NamedDependency[Principal]
+        self,
+        data: JSONBody[NewPlan],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[PlanView]:
         """Create a plan with its first limits and prices."""
-        return once.run(lambda session: service.create(session, data, actor=principal.key_id))
+        return idempotent.run(lambda session: service.create(session, data, actor=principal.key_id))
 
     @get(sync_to_thread=True)
     def list_plans(
         self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
     ) -> Page[PlanView]:
-        """Every plan with what holds now, newest first."""
+        """List all plans with their current limits and prices, newest first."""
         with unit_of_work(engine) as session:
             return service.list_plans(session, cursor=cursor, limit=limit)
 
@@ -41,18 +44,18 @@ class AdminPlans(Controller):
         self,
         plan_id: FromPath[str],
         data: JSONBody[NewPlanVersion],
-        once: NamedDependency[Once],
+        idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
     ) -> Response[PlanVersionView]:
-        """New limits and prices of a plan, in force at once for every tenant on it."""
+        """Add a version with new limits and prices. It applies at once to every tenant on the plan."""
 
         def add(session: Session) -> PlanVersionView:
             version = service.add_version(session, plan_id, data.limits, data.prices, actor=principal.key_id)
             change_handlers.on_plan_changed(session, plan_id)
             return version
 
-        return once.run(add)
+        return idempotent.run(add)
 
     @get("/{plan_id:str}/versions", sync_to_thread=True)
     def list_plan_versions(
@@ -62,6 +65,6 @@ class AdminPlans(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[PlanVersionView]:
-        """A plan's versions, newest first."""
+        """List a plan's versions, newest first."""
         with unit_of_work(engine) as session:
             return service.list_versions(session, plan_id, cursor=cursor, limit=limit)

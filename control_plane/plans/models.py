@@ -1,6 +1,6 @@
-"""Tables of the plans room: a plan is a name, and its versions say what it allows and what it costs.
+"""Tables of the plans room: a plan is a name, and its versions hold its limits and prices.
 
-A version is never changed; the newest one holds for every tenant on the plan. Money itself is rated by ``billing``.
+A version never changes; the newest one applies to every tenant on the plan. ``billing`` rates usage.
 """
 
 from datetime import datetime
@@ -15,7 +15,7 @@ from core.ids import new_id
 
 
 class Plan(SQLModel, table=True):
-    """A name that tenants are put on."""
+    """A plan that tenants can be assigned to."""
 
     __tablename__ = "plans"
 
@@ -25,7 +25,9 @@ class Plan(SQLModel, table=True):
 
 
 class PlanVersion(SQLModel, table=True):
-    """What a plan allows (``core.contracts.Limits``) and costs (``core.contracts.Prices``) from its creation on."""
+    """The limits (``core.contracts.grants.Limits``) and prices (``Prices``) of a plan from the version's creation
+    on.
+    """
 
     __tablename__ = "plan_versions"
     __table_args__ = (UniqueConstraint("plan_id", "number"), CheckConstraint("number > 0", name="number_positive"))

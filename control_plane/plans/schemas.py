@@ -1,4 +1,6 @@
-"""Wire types of the plans room. The bounds keep every later sum within what Redis's Lua and Postgres count exactly."""
+"""Wire types of the plans room. The bounds keep every later sum in the range that Redis's Lua and Postgres count
+exactly.
+"""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -24,8 +26,9 @@ PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``core.contracts.Limits`` as it comes in: every number bounded, and all but ``pinned_adapters`` and ``tier``
-    positive: the first are kept in replicas' host memory, a smaller tier waits less. ``adapter_bytes`` is per upload.
+    """The limits of a plan in a request. Every number is bounded. All are positive except ``pinned_adapters``, the
+    number of adapters kept in replicas' host memory, and ``tier``, where a smaller tier waits less. ``adapter_bytes``
+    limits one upload.
     """
 
     requests_per_minute: Rate
@@ -49,7 +52,7 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``core.contracts.Prices`` as they come in: nanodollars, at most a dollar each, and zero is a price."""
+    """The prices of a plan in a request, in nanodollars: at most one dollar each. Zero is a valid price."""
 
     input_nanos: Nanos
     cached_input_nanos: Nanos
@@ -58,14 +61,14 @@ class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plan allows and costs from now on."""
+    """New limits and prices of a plan."""
 
     limits: LimitsBody
     prices: PricesBody
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A plan with its first version."""
+    """A new plan with its first limits and prices."""
 
     name: PlanName
     limits: LimitsBody
@@ -73,7 +76,7 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a plan; the one with the highest number holds."""
+    """One version of a plan. The version with the highest number applies."""
 
     id: str
     number: int
@@ -83,7 +86,7 @@ class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan with what holds now."""
+    """A plan with its current limits and prices."""
 
     id: str
     name: str

@@ -1,4 +1,6 @@
-"""Makes plans and their versions, and says what a plan allows now. Prices go to billing's price book, which rates."""
+"""Creates plans and their versions, and reads a plan's current limits. Billing's price book stores the prices and rates
+usage.
+"""
 
 from typing import Any
 
@@ -16,14 +18,14 @@ from core.errors import Conflict, NotFound
 
 
 def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
-    """A plan and its first version; Conflict where the name is taken."""
+    """Create a plan with its first version. Raises Conflict where the name is taken."""
     plan = Plan(name=new.name)
     session.add(plan)
     try:
         session.flush()
     except IntegrityError as error:
         raise Conflict(
-            f"name: there is a plan {new.name!r} already; POST to its /versions to change it.",
+            f"name: a plan {new.name!r} exists. Add a version with POST to its /versions.",
             code="plan_exists",
             param="name",
         ) from error
@@ -35,7 +37,9 @@ def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
 def add_version(
     session: Session, plan_id: str, limits: LimitsBody, prices: PricesBody, *, actor: str
 ) -> PlanVersionView:
-    """The plan's next version, in force at once. Its tenants' limits must be published: see ``tenants.service``."""
+    """Add the plan's next version; it applies at once. The caller must have the plan's tenants published again, see
+    ``change_handlers``. Raises NotFound.
+    """
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
@@ -46,7 +50,7 @@ def add_version(
 
 
 def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[PlanView]:
-    """Every plan with what holds now, newest first."""
+    """All plans with their current limits and prices, newest first."""
     return page_of(
         session,
         select(Plan),
@@ -58,7 +62,7 @@ def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[Plan
 
 
 def get_plan(session: Session, plan_id: str) -> PlanView:
-    """One plan with what holds now, or NotFound."""
+    """One plan with its current limits and prices. Raises NotFound."""
     plan = session.get(Plan, plan_id)
     if plan is None:
         raise _no_plan(plan_id)
@@ -66,7 +70,7 @@ def get_plan(session: Session, plan_id: str) -> PlanView:
 
 
 def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: int) -> Page[PlanVersionView]:
-    """A plan's versions, newest first."""
+    """A plan's versions, newest first. Raises NotFound."""
     if session.get(Plan, plan_id) is None:
         raise _no_plan(plan_id)
     versions = select(PlanVersion).where(PlanVersion.plan_id == plan_id)
@@ -74,7 +78,7 @@ def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: 
 
 
 def find(session: Session, id_or_name: str) -> PlanView | None:
-    """The plan with this id or, as plans' names are unique and never look like ids, this name."""
+    """The plan with this id or name, or None. Names are unique and never look like ids."""
     wanted = select(Plan).where((col(Plan.id) == id_or_name) | (col(Plan.name) == id_or_name))
     plan = session.exec(wanted).first()
     return _view(plan, _newest(session, plan.id)) if plan else None
@@ -103,7 +107,7 @@ def _plain(body: LimitsBody | PricesBody) -> dict[str, Any]:
 
 
 def _no_plan(plan_id: str) -> NotFound:
-    return NotFound(f"plan: there is none with the id {plan_id!r}.", code="plan_not_found")
+    return NotFound(f"Plan {plan_id!r} not found.", code="plan_not_found")
 
 
 def _version_view(version: PlanVersion) -> PlanVersionView:

@@ -40,7 +40,7 @@ class Acknowledgement:
     waited_ms: int
 
 
-class Acknowledger:
+class AckWaiter:
     """Looks every ``poll_ms``, the last time after ``wait_ms``; Redis and Postgres bound how long one look takes."""
 
     def __init__(self, engine: Engine, redis: Redis, *, wait_ms: int, poll_ms: int) -> None:
@@ -52,20 +52,20 @@ class Acknowledger:
     async def wait(self, change_ids: Sequence[int]) -> Acknowledgement:
         """Wait for these changes of the outbox, whose transaction has committed. Never raises for what is away."""
         began = time.monotonic()
-        look = Look(self._engine, self._redis, change_ids)
+        scan = AckScan(self._engine, self._redis, change_ids)
         while True:
-            acknowledged = await anyio.to_thread.run_sync(look.again)
+            acknowledged = await anyio.to_thread.run_sync(scan.run_once)
             waited_s = time.monotonic() - began
             if acknowledged or waited_s >= self._wait_s:
                 break
             await anyio.sleep(min(self._poll_s, self._wait_s - waited_s))
         metrics.ACKNOWLEDGE_SECONDS.labels("yes" if acknowledged else "no").observe(waited_s)
         if not acknowledged:
-            structlog.get_logger().warning("a change is not acknowledged by every gateway", awaited=look.awaited)
-        return Acknowledgement(acknowledged=acknowledged, gateways=look.having, waited_ms=round(waited_s * 1000))
+            structlog.get_logger().warning("a change is not acknowledged by every gateway", awaited=scan.awaited)
+        return Acknowledgement(acknowledged=acknowledged, gateways=scan.having, waited_ms=round(waited_s * 1000))
 
 
-class Look:
+class AckScan:
     """One wait's looks. ``having`` and ``awaited`` are of the last. The position it sees first, once its changes are
     published, is the goal: what others publish after that does not move it.
     """
@@ -78,7 +78,7 @@ class Look:
         self.having = 0
         self.awaited: list[str] = []
 
-    def again(self) -> bool:
+    def run_once(self) -> bool:
         """Whether every live gateway has the changes now."""
         try:
             position = self._published()

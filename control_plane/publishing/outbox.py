@@ -12,8 +12,8 @@ from core.contracts.snapshots import SnapshotKind
 
 
 def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxChange:
-    """Have gateways learn of this field of this snapshot, soon after the caller's transaction commits. Once flushed,
-    the note has the id by which ``acknowledge`` waits for it.
+    """Have gateways learn of this field of this snapshot, soon after the caller's transaction commits.
+    IdempotentRequest flushed, the note has the id by which ``acknowledge`` waits for it.
     """
     note = OutboxChange(kind=kind, field=field)
     session.add(note)

@@ -21,7 +21,7 @@ from control_plane import metrics
 from control_plane.publishing import snapshot_store
 from control_plane.publishing.models import OutboxChange, PublishedSnapshot
 from control_plane.publishing.projection import Projections, Published
-from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishedMeanwhile
+from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishConflict
 from core import clock
 from core.contracts.snapshots import SnapshotKind
 from core.db import unit_of_work
@@ -32,7 +32,7 @@ _STAGE_FIELDS: Final = 1000
 _REBUILD_ATTEMPTS: Final = 5
 
 
-class Relay:
+class OutboxRelay:
     """Publishes for gateways. Any number may run: one at a time works, and a stale one cannot overwrite (WATCH)."""
 
     def __init__(self, engine: Engine, redis: Redis, projections: Projections, *, batch_max: int = 500) -> None:
@@ -41,28 +41,28 @@ class Relay:
         self._projections = projections
         self._batch_max = batch_max
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Publish what waits, up to the batch size; whether there may be more to do at once."""
-        with self._alone() as alone:
+        with self._exclusive() as alone:
             if not alone:
                 return False
             try:
-                return self._step()
-            except PublishedMeanwhile:
+                return self._publish_waiting()
+            except PublishConflict:
                 return True
 
     def rebuild(self, reason: str, *, wait_s: float = 30) -> Position:
         """Replace everything in Redis by what Postgres holds now, under a new epoch, in one step for gateways."""
         deadline = time.monotonic() + wait_s
         while True:
-            with self._alone() as alone:
+            with self._exclusive() as alone:
                 if alone:
                     return self._rebuild(reason)
             if time.monotonic() > deadline:
                 raise Unavailable(f"Another process has been publishing for {wait_s:g} s; try again.")
             time.sleep(0.05)
 
-    def _step(self) -> bool:
+    def _publish_waiting(self) -> bool:
         with snapshot_store.watched(self._redis) as pipe:
             now = snapshot_store.position(pipe)
             with unit_of_work(self._engine) as session:
@@ -72,7 +72,7 @@ class Relay:
             if now is not None and not _has_lost(now, last):
                 if not changes:
                     return False
-                self._settle(snapshot_store.append(pipe, now, changes), rows)
+                self._record_published(snapshot_store.append(pipe, now, changes), rows)
                 _count(changes, rows)
                 return len(rows) == self._batch_max
         self._rebuild("first" if last is None else "redis_lost_data")
@@ -95,11 +95,11 @@ class Relay:
                     with unit_of_work(self._engine) as session:
                         last = session.get(PublishedSnapshot, 1)
                     staged = [kind for kind in KINDS if self._stage(kind, epoch)]
-                    unsure = last is not None and _has_lost(now, last)
-                    new = snapshot_store.replace(pipe, epoch, staged, unsure=unsure)
-            except PublishedMeanwhile:
+                    heartbeats_uncertain = last is not None and _has_lost(now, last)
+                    new = snapshot_store.replace(pipe, epoch, staged, heartbeats_uncertain=heartbeats_uncertain)
+            except PublishConflict:
                 continue
-            self._settle(new, [])
+            self._record_published(new, [])
             metrics.REBUILDS.labels(reason).inc()
             structlog.get_logger().info("snapshot rebuilt", epoch=epoch, reason=reason)
             return new
@@ -113,14 +113,14 @@ class Relay:
             snapshot_store.stage(self._redis, kind, epoch, part)
         return bool(fields)
 
-    def _settle(self, at: Position, rows: Sequence[OutboxChange]) -> None:
+    def _record_published(self, at: Position, rows: Sequence[OutboxChange]) -> None:
         """Remember what Redis has, and drop what has been published. Dying before this only publishes it again."""
         with unit_of_work(self._engine) as session:
             session.merge(PublishedSnapshot(id=1, epoch=at.epoch, generation=at.generation))
             session.execute(delete(OutboxChange).where(col(OutboxChange.id).in_([row.id for row in rows])))
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
+    def _exclusive(self) -> Iterator[bool]:
         """Whether this is the only relay at work, for as long as the block lasts. The lock is the connection's, so that
         no transaction is open meanwhile, and Postgres frees it when the process dies.
         """

@@ -14,7 +14,7 @@ from core import redis_keys
 from core.contracts.routes import AdapterRoute, PrefetchHint
 
 
-def hints_of_flip(route: AdapterRoute, revision_ids: Iterable[str]) -> tuple[PrefetchHint, ...]:
+def hints_for_move(route: AdapterRoute, revision_ids: Iterable[str]) -> tuple[PrefetchHint, ...]:
     """One hint for each of these ready revisions of an adapter."""
     return tuple(
         PrefetchHint(

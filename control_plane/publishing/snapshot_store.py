@@ -21,7 +21,7 @@ KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters",
 _STAGING_EXPIRES_S = 600
 
 
-class PublishedMeanwhile(Exception):
+class PublishConflict(Exception):
     """Somebody else published between the look and the write. Look again."""
 
 
@@ -44,13 +44,13 @@ class Change:
 
 @contextmanager
 def watched(redis: Redis) -> Iterator[Pipeline]:
-    """A pipeline that writes only if the position stays what it is now; raises PublishedMeanwhile otherwise."""
+    """A pipeline that writes only if the position stays what it is now; raises PublishConflict otherwise."""
     with redis.pipeline() as pipe:
         pipe.watch(redis_keys.SNAPSHOT_META)  # type: ignore[no-untyped-call] # redis-py left this one method out
         try:
             yield pipe
         except WatchError as error:
-            raise PublishedMeanwhile from error
+            raise PublishConflict from error
 
 
 def position(client: Redis | Pipeline) -> Position | None:
@@ -74,7 +74,7 @@ def append(pipe: Pipeline, now: Position, changes: Sequence[Change]) -> Position
             pipe.hdel(redis_keys.snapshot(change.kind), change.field)
         else:
             pipe.hset(redis_keys.snapshot(change.kind), change.field, value)
-        _tell(pipe, Position(epoch=now.epoch, generation=generation), change.kind, change.field, value)
+        _append_change(pipe, Position(epoch=now.epoch, generation=generation), change.kind, change.field, value)
     pipe.hincrby(redis_keys.SNAPSHOT_META, "generation", len(changes))
     pipe.execute()
     return Position(epoch=now.epoch, generation=generation)
@@ -93,9 +93,9 @@ def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[s
         pipe.execute()
 
 
-def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, unsure: bool) -> Position:
+def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, heartbeats_uncertain: bool) -> Position:
     """Put the staged snapshots in place of the old in one MULTI, and tell gateways by a change of the new epoch.
-    ``unsure`` says for a while that heartbeats of gateways that serve may be missing.
+    ``heartbeats_uncertain`` says for a while that heartbeats of gateways that serve may be missing.
     """
     new = Position(epoch=epoch, generation=1)
     pipe.multi()
@@ -106,14 +106,14 @@ def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, unsur
         else:
             pipe.delete(redis_keys.snapshot(kind))
     pipe.hset(redis_keys.SNAPSHOT_META, mapping={"epoch": epoch, "generation": new.generation})
-    if unsure:
+    if heartbeats_uncertain:
         pipe.set(redis_keys.SNAPSHOT_UNSURE, 1, ex=redis_keys.GATEWAYS_LEASE_S_MAX)
-    _tell(pipe, new, "tenants", "", None)
+    _append_change(pipe, new, "tenants", "", None)
     pipe.execute()
     return new
 
 
-def _tell(pipe: Pipeline, at: Position, kind: SnapshotKind, field: str, value: str | None) -> None:
+def _append_change(pipe: Pipeline, at: Position, kind: SnapshotKind, field: str, value: str | None) -> None:
     change = SnapshotChange(epoch=at.epoch, generation=at.generation, kind=kind, field=field, value=value)
     pipe.xadd(
         redis_keys.SNAPSHOT_CHANGES,

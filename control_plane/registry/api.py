@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.auth.authenticate import Principal
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.registry import base_models
 from control_plane.registry.revisions import rank_classes
@@ -26,7 +26,10 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
 
         @post(sync_to_thread=True, request_max_body_size=body_bytes_max)
         def register_base_model(
-            self, data: JSONBody[NewBaseModel], once: NamedDependency[Once], principal: NamedDependency[Principal]
+            self,
+            data: JSONBody[NewBaseModel],
+            idempotent: NamedDependency[IdempotentRequest],
+            principal: NamedDependency[Principal],
         ) -> Response[BaseModelView]:
             """Register a base model. The same spec again changes nothing; another under its id is refused."""
 
@@ -35,7 +38,7 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
                 rank_classes.reclassify(session, view.id)
                 return view
 
-            return once.run(register)
+            return idempotent.run(register)
 
         @get(sync_to_thread=True)
         def list_base_models(

@@ -31,7 +31,7 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
     """Add a base model, or change what its replicas serve of it: context and ranks. The same spec again is no change;
     another model under the same id is a Conflict. After new rank classes, see ``rank_classes.reclassify``.
     """
-    _check(new)
+    _require_valid(new)
     full = BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__})
     spec = msgspec.json.encode(full, order="sorted")
     spec_sha256 = hashlib.sha256(spec).hexdigest()
@@ -143,7 +143,7 @@ def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
     return published, spec.tokenizer_json.encode()
 
 
-def _check(new: NewBaseModel) -> None:
+def _require_valid(new: NewBaseModel) -> None:
     if not _ID.fullmatch(new.id):
         raise InvalidRequest("id: use lower-case letters, digits, '.', '_' and '-', at most 63.", param="id")
     if not _HUB_NAME.fullmatch(new.hub_name):
@@ -158,14 +158,14 @@ def _check(new: NewBaseModel) -> None:
             raise InvalidRequest(
                 f"modules: {module[:100]!r} has a size outside 1 to {_DIMENSION_MAX}.", param="modules"
             )
-    _check_ranks(new)
+    _require_valid_ranks(new)
     try:
         msgspec.json.decode(new.tokenizer_json, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"tokenizer_json: not a tokenizer.json: {error}.", param="tokenizer_json") from error
 
 
-def _check_ranks(new: NewBaseModel) -> None:
+def _require_valid_ranks(new: NewBaseModel) -> None:
     if not 0 < new.rank_max <= RANK_MAX:
         raise InvalidRequest(f"rank_max: must be between 1 and {RANK_MAX}.", param="rank_max")
     classes = new.rank_classes

@@ -1,4 +1,4 @@
-"""Routes of tenants: an admin's over all of them, and a tenant's over itself."""
+"""Routes of tenants: an admin's over all tenants, and a tenant's over itself."""
 
 import msgspec
 from litestar import Controller, Response, get, patch, post
@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.tenants import service
 from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
@@ -16,29 +16,32 @@ from core.db import unit_of_work
 
 
 class AdminTenants(Controller):
-    """Every tenant."""
+    """All tenants."""
 
     path = "/tenants"
     tags = ("admin: tenants",)
 
     @post(sync_to_thread=True)
     def create_tenant(
-        self, data: JSONBody[NewTenant], once: NamedDependency[Once], principal: NamedDependency[Principal]
+        self,
+        data: JSONBody[NewTenant],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[TenantView]:
         """Create a tenant on a plan."""
-        return once.run(lambda session: service.create(session, data, actor=principal.key_id))
+        return idempotent.run(lambda session: service.create(session, data, actor=principal.key_id))
 
     @get(sync_to_thread=True)
     def list_tenants(
         self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
     ) -> Page[TenantView]:
-        """Every tenant, newest first."""
+        """List all tenants, newest first."""
         with unit_of_work(engine) as session:
             return service.list_tenants(session, cursor=cursor, limit=limit)
 
     @get("/{tenant_id:str}", sync_to_thread=True)
     def get_tenant(self, tenant_id: FromPath[str], engine: NamedDependency[Engine]) -> TenantView:
-        """One tenant."""
+        """Get one tenant."""
         with unit_of_work(engine) as session:
             return service.get(session, tenant_id)
 
@@ -51,8 +54,8 @@ class AdminTenants(Controller):
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
     ) -> TenantView:
-        """Change a tenant's name, plan, status (active or suspended) or limit overrides; fields left out stay. While it
-        is suspended, replicas hold none of its adapters.
+        """Change a tenant's name, plan, status (active or suspended) or limit overrides. Omitted fields keep their
+        value. While a tenant is suspended, replicas unload its adapters.
         """
         with unit_of_work(engine) as session:
             tenant = service.change(session, tenant_id, data, actor=principal.key_id)
@@ -63,7 +66,7 @@ class AdminTenants(Controller):
 
 
 class OwnTenant(Controller):
-    """The tenant that the key belongs to."""
+    """The tenant of the calling key."""
 
     path = "/me"
     tags = ("tenant",)
@@ -71,7 +74,7 @@ class OwnTenant(Controller):
 
     @get(sync_to_thread=True)
     def get_me(self, engine: NamedDependency[Engine], principal: NamedDependency[Principal]) -> Me:
-        """Who this key belongs to and what it may do."""
+        """Get the tenant and the scopes of the calling key."""
         with unit_of_work(engine) as session:
             tenant = service.get(session, principal.own_tenant_id)
         return Me(tenant=tenant, key_id=principal.key_id, scopes=sorted(principal.scopes))

@@ -1,4 +1,4 @@
-"""Table of the tenants room: who uses the platform, on which plan, and whether they may."""
+"""Table of the tenants room: each customer with its plan and status."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from core.ids import new_id
 
 
 class Tenant(SQLModel, table=True):
-    """One customer. ``limit_overrides`` replace single limits of the plan for this tenant alone."""
+    """One customer. ``limit_overrides`` replace single limits of the plan for this tenant only."""
 
     __tablename__ = "tenants"
     __table_args__ = (CheckConstraint("status IN ('active', 'suspended')", name="status_known"),)

@@ -27,14 +27,14 @@ TenantStatus = Literal["active", "suspended"]
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``plan`` is a plan's id or name."""
+    """A new tenant. ``plan`` is a plan's id or name."""
 
     name: TenantName
     plan: PlanIdOrName
 
 
 class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Single limits that replace the plan's, within the plans' bounds; null is the plan's again (RFC 7396)."""
+    """Single limits that replace the plan's, within the bounds of plans. Null restores the plan's limit (RFC 7396)."""
 
     requests_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
     tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
@@ -57,7 +57,7 @@ class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes; a field left out stays as it is."""
+    """Changes to a tenant. An omitted field keeps its value."""
 
     name: TenantName | msgspec.UnsetType = msgspec.UNSET
     plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
@@ -66,7 +66,7 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant with what holds for it: the plan's limits, with its overrides in their place."""
+    """A tenant with its effective limits: the plan's limits with the tenant's overrides."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a key belongs to and what it may do."""
+    """The tenant and the scopes of a key."""
 
     tenant: TenantView
     key_id: str

@@ -1,4 +1,4 @@
-"""Creates and changes tenants, and says what holds for one. Every change is published and audited."""
+"""Creates and changes tenants, and computes their effective limits. Every change is published and audited."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Status = Literal["active", "suspended"]
 
 
 def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
-    """A tenant on an existing plan, active at once."""
+    """Create an active tenant on an existing plan. Raises InvalidRequest for an unknown plan."""
     plan = _plan(session, new.plan)
     tenant = Tenant(name=new.name, plan_id=plan.id)
     session.add(tenant)
@@ -42,7 +42,9 @@ def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
 
 
 def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) -> TenantView:
-    """Apply what the patch names. A new plan is charged from now on."""
+    """Apply the fields of the patch. A new plan's prices apply from now on. Raises NotFound for the tenant and
+    InvalidRequest for an unknown plan.
+    """
     tenant = _find(session, tenant_id, lock=True)
     if patch.name is not msgspec.UNSET:
         tenant.name = patch.name
@@ -70,13 +72,13 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
 
 
 def get(session: Session, tenant_id: str) -> TenantView:
-    """One tenant, or NotFound."""
+    """One tenant. Raises NotFound."""
     tenant = _find(session, tenant_id)
     return _view(tenant, plans.get_plan(session, tenant.plan_id))
 
 
 def list_tenants(session: Session, *, cursor: str | None, limit: int) -> Page[TenantView]:
-    """Every tenant, newest first."""
+    """All tenants, newest first."""
     plan_of = _plans_of(session)
     return page_of(
         session,
@@ -89,25 +91,25 @@ def list_tenants(session: Session, *, cursor: str | None, limit: int) -> Page[Te
 
 
 def lock(session: Session, tenant_id: str) -> TenantView:
-    """The same as ``get``, holding the tenant's row: what counts against a limit is decided one at a time."""
+    """Like ``get``, and locks the tenant's row, so that decisions that count against a limit run one at a time."""
     tenant = _find(session, tenant_id, lock=True)
     return _view(tenant, plans.get_plan(session, tenant.plan_id))
 
 
 def status(session: Session, tenant_id: str) -> Status:
-    """Whether the tenant may use the platform."""
+    """The tenant's status. Raises NotFound."""
     return cast("Status", _find(session, tenant_id).status)
 
 
-def publish_tenants_on(session: Session, plan_id: str) -> list[str]:
-    """Have every tenant on this plan published again, after the plan got a new version; returns their ids."""
+def publish_tenants_of_plan(session: Session, plan_id: str) -> list[str]:
+    """Publish every tenant on this plan again, after the plan got a new version. Returns their ids."""
     tenant_ids = list(session.exec(select(Tenant.id).where(Tenant.plan_id == plan_id)))
     publish_changes(session, "tenants", tenant_ids)
     return tenant_ids
 
 
 def grant(session: Session, tenant_id: str) -> TenantGrant | None:
-    """What gateways may know of a tenant; None where there is none."""
+    """The published form of a tenant, for gateways. None for an unknown id."""
     tenant = session.get(Tenant, tenant_id)
     if tenant is None:
         return None
@@ -118,7 +120,7 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
-    """Every tenant, suspended ones too, by id."""
+    """The published form of every tenant, including suspended ones, by id."""
     plan_of = _plans_of(session)
     limited = _spend_limited(session)
     charged = charged_before_month(session, limited) if limited else {}
@@ -127,7 +129,7 @@ def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
 
 
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
-    """The tenants whose spending has a limit, by id."""
+    """The published form of the tenants with a spending limit, by id."""
     plan_of = _plans_of(session)
     charged = charged_before_month(session, _spend_limited(session))
     wanted = select(Tenant).where(col(Tenant.id).in_(charged))
@@ -144,7 +146,7 @@ def _spend_limited(session: Session) -> list[str]:
 
 
 def _plans_of(session: Session) -> Callable[[str], PlanView]:
-    """Reads a plan once, however many tenants are on it."""
+    """A reader that caches each plan."""
     return functools.cache(lambda plan_id: plans.get_plan(session, plan_id))
 
 
@@ -152,7 +154,7 @@ def _find(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
     wanted = select(Tenant).where(Tenant.id == tenant_id)
     tenant = session.exec(wanted.with_for_update(key_share=True) if lock else wanted).first()
     if tenant is None:
-        raise NotFound("tenant: there is none with this id.", code="tenant_not_found")
+        raise NotFound("Tenant not found.", code="tenant_not_found")
     return tenant
 
 
@@ -160,7 +162,7 @@ def _plan(session: Session, id_or_name: str) -> PlanView:
     plan = plans.find(session, id_or_name)
     if plan is None:
         raise InvalidRequest(
-            f"plan: there is no plan {id_or_name!r}; create it first, or GET /api/v1/admin/plans for those there are.",
+            f"plan: {id_or_name!r} not found. GET /api/v1/admin/plans lists the plans.",
             code="plan_not_found",
             param="plan",
         )
@@ -172,7 +174,7 @@ def _limits(tenant: Tenant, plan: PlanView) -> Limits:
 
 
 def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
-    """``charged_nanos`` before this month; it matters only where spending has a limit."""
+    """``charged_nanos`` is the amount charged before this month. It is used only where spending has a limit."""
     limits = _limits(tenant, plan)
     spend = limits.spend_nanos_per_month
     return TenantGrant(

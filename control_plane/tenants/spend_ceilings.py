@@ -1,16 +1,16 @@
-"""Keeps the spend ceilings that gateways go by right when the month turns, and when usage of an earlier one comes late.
+"""Publishes new spend ceilings at the start of a month, and when usage of an earlier month is recorded late.
 
-What a ceiling is, ``service`` says; gateways learn of it as of any change of a tenant. Fails closed: until a new
-month's ceiling is published, the old one holds.
+``service`` computes a ceiling; gateways receive it like any change of a tenant. Fails closed: until the new month's
+ceiling is published, the old one applies.
 """
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import cast
 
 import msgspec
 from redis import Redis
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.publishing.outbox import publish_changes
@@ -18,13 +18,13 @@ from control_plane.settings import WorkerSettings
 from control_plane.tenants import service
 from core import redis_keys
 from core.contracts.grants import TenantGrant
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 
 _DECODER = msgspec.json.Decoder(TenantGrant)
 
 
 class SpendCeilings:
-    """The worker's loop over tenants whose spending has a limit."""
+    """The worker's loop over tenants with a spending limit."""
 
     def __init__(self, engine: Engine, redis: Redis, settings: WorkerSettings) -> None:
         self._engine = engine
@@ -33,8 +33,10 @@ class SpendCeilings:
         self._month = ""
         self._counted_at = 0.0
 
-    def step(self) -> bool:
-        """Publish again the tenants whose ceiling is another than the published one, if it is time to look."""
+    def run_once(self) -> bool:
+        """Publish the tenants whose ceiling differs from the published one, in a new month or after ``recount_s``.
+        Always returns False.
+        """
         with unit_of_work(self._engine) as session:
             month = _month(session)
         if month == self._month and time.monotonic() - self._counted_at < self._recount_s:
@@ -59,6 +61,5 @@ def _spend(grant: TenantGrant) -> tuple[int | None, int]:
 
 
 def _month(session: Session) -> str:
-    """The UTC month by the database's clock, by which usage is counted too."""
-    now: datetime = session.connection().execute(text("SELECT clock_timestamp()")).scalar_one()
-    return now.astimezone(UTC).strftime("%Y-%m")
+    """The UTC month by the database's clock, which also dates usage."""
+    return database_now(session).astimezone(UTC).strftime("%Y-%m")

@@ -1,4 +1,4 @@
-"""A tenant's routes over what it used and what it may still use."""
+"""A tenant's routes over its usage and its quota."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -21,7 +21,7 @@ from core.db import unit_of_work
 
 
 class OwnQuota(Controller):
-    """The limits of the tenant that is calling."""
+    """The quota of the calling tenant."""
 
     path = "/quota"
     tags = ("usage",)
@@ -34,7 +34,7 @@ class OwnQuota(Controller):
         redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
     ) -> QuotaView:
-        """The limits, what counts against them now, and what requests in work hold."""
+        """Get the limits, the current consumption, and the reservations of running requests."""
         tenant_id = principal.own_tenant_id
         with unit_of_work(engine) as session:
             limits = tenants.get(session, tenant_id).limits
@@ -43,7 +43,7 @@ class OwnQuota(Controller):
 
 
 class OwnUsage(Controller):
-    """The usage of the tenant that is calling."""
+    """The usage of the calling tenant."""
 
     path = "/usage"
     tags = ("usage",)
@@ -56,13 +56,13 @@ class OwnUsage(Controller):
         principal: NamedDependency[Principal],
         web: NamedDependency[WebSettings],
         start: Annotated[
-            datetime | None, QueryParameter(description="From here on; a day before end if left out.")
+            datetime | None, QueryParameter(description="Start, inclusive. Default: one day before `end`.")
         ] = None,
-        end: Annotated[datetime | None, QueryParameter(description="Up to here, exclusive; now if left out.")] = None,
-        bucket: Annotated[Bucket, QueryParameter(description="Length of a bucket.")] = "1h",
-        group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this.")] = None,
+        end: Annotated[datetime | None, QueryParameter(description="End, exclusive. Default: now.")] = None,
+        bucket: Annotated[Bucket, QueryParameter(description="Length of one bucket.")] = "1h",
+        group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this field.")] = None,
     ) -> UsageView:
-        """Tokens, requests, KV page-seconds and amounts, in buckets of UTC time."""
+        """Get tokens, requests, KV page-seconds and amounts in buckets of UTC time."""
         until = end or clock.now()
         with unit_of_work(engine) as session:
             return service.report(

@@ -1,6 +1,6 @@
-"""Reads a tenant's quota as gateways keep it in Redis. What is decided by it is decided there; here it is only shown.
+"""Reads a tenant's quota from the gateways' state in Redis. Gateways decide by it; this module only shows it.
 
-Fails closed: without Redis there is no answer rather than zeros.
+Fails closed: without Redis the call raises instead of returning zeros.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from core import redis_keys
 from core.contracts.grants import Limits
 from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, without_expired
 
-EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
+EXPIRED_MAX: Final = 1000  # expired leases that no gateway has swept yet; gateways sweep within seconds
 
 
 def read(redis: Redis, tenant_id: str, *, limits: Limits, adapters: int) -> QuotaView:
-    """The quota now, by Redis's own clock, which the gateways' scripts go by too."""
+    """The quota now, by Redis's clock, which the gateways' scripts use too."""
     seconds, micros = redis.time()
     leases = redis_keys.tenant_leases(tenant_id)
     now_ms = seconds * 1000 + micros // 1000
@@ -32,7 +32,7 @@ def read(redis: Redis, tenant_id: str, *, limits: Limits, adapters: int) -> Quot
 
 
 def view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView:
-    """A tenant's level as it is shown. Pure."""
+    """The response for a tenant's quota state. Pure."""
     by_rate = {
         "requests": limits.requests_per_minute,
         "tokens": limits.tokens_per_minute,

@@ -10,8 +10,8 @@ from core.contracts.grants import Limits
 
 
 class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts against the limits now: the last minute's, the UTC month's, and the adapters kept. A minute without a
-    limit is not counted, and 0.
+    """Current consumption: of the last minute, of the UTC month, and the number of adapters. A rate without a limit is
+    not counted and shown as 0.
     """
 
     requests_per_minute: int
@@ -24,7 +24,7 @@ class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests in work hold until they end. ``tokens`` and ``spend_nanos`` also count against the month."""
+    """Reservations of running requests. ``tokens`` and ``spend_nanos`` also count against the month."""
 
     concurrent_requests: int
     kv_pages: int
@@ -33,7 +33,7 @@ class QuotaHeld(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's limits, with what is used and what is held of them."""
+    """A tenant's limits, their consumption, and the reservations of running requests."""
 
     limits: Limits
     used: QuotaUsed
@@ -41,10 +41,10 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One bucket of usage, and of one group where it was grouped. ``adapter`` is the adapter's name;
-    ``adapter_id`` and ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens``.
-    ``estimated_requests`` are those whose gateway died, charged by its last checkpoint; ``service`` says how requests
-    were served, where they are grouped by revision.
+    """Usage of one bucket, or of one group in a bucket. ``adapter`` is the adapter's name; ``adapter_id`` and
+    ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens``. ``estimated_requests``
+    counts requests whose gateway died; they are charged by their last checkpoint. ``service`` has latencies and
+    outcomes, and is present only when grouped by revision.
     """
 
     start: datetime
@@ -64,7 +64,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage in ``[start, end)``; buckets without any are left out."""
+    """Usage in ``[start, end)``. Buckets without usage are omitted."""
 
     start: datetime
     end: datetime

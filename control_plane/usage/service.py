@@ -1,4 +1,4 @@
-"""What a tenant used, in buckets, as billing recorded it; here it gets adapters' names and plain numbers."""
+"""Reports a tenant's usage in buckets, as billing recorded it, and adds the names of adapters."""
 
 from datetime import datetime, timedelta
 
@@ -21,14 +21,16 @@ def report(
     group_by: GroupBy | None,
     days_max: int,
 ) -> UsageView:
-    """The tenant's usage settled in ``[start, end)``, both aware; InvalidRequest names the field that is wrong."""
+    """The tenant's usage settled in ``[start, end)``. Raises InvalidRequest for naive instants or an invalid range."""
     for name, instant in (("start", start), ("end", end)):
         if instant.tzinfo is None:
-            raise InvalidRequest(f"{name}: give an offset, such as 2026-01-01T00:00:00Z.", param=name)
+            raise InvalidRequest(f"{name}: add a UTC offset, as in 2026-01-01T00:00:00Z.", param=name)
     if end <= start:
-        raise InvalidRequest("end: must be after start.", param="end")
+        raise InvalidRequest("end: must be later than start.", param="end")
     if end - start > timedelta(days=days_max):
-        raise InvalidRequest(f"start: a query may cover {days_max} days; ask for less at a time.", param="start")
+        raise InvalidRequest(
+            f"start: one query may cover at most {days_max} days. Request a shorter range.", param="start"
+        )
     found = usage_queries.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
     names = {}
     if group_by in ("adapter", "revision"):

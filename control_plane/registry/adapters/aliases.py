@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class AliasChange:
     """An alias as it is now (None where it was removed) and what it pointed at before. ``change_id`` is the note in the
     outbox that gateways are to learn of, ``hints`` what replicas may bring ahead.
     """
@@ -39,9 +39,9 @@ class Moved:
     hints: tuple[PrefetchHint, ...] = ()
 
 
-def point(
+def set_target(
     session: Session, target: AliasTarget, *, tenant_id: str, name: str, alias: str, actor: str, settings: WebSettings
-) -> Moved:
+) -> AliasChange:
     """Point an alias of the tenant's adapter at ready revisions of it. Raises NotFound for the adapter, Conflict for a
     revision that is not ready, Forbidden above the number of aliases, else InvalidRequest naming the field.
     """
@@ -53,11 +53,11 @@ def point(
         )
     adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
     weights = _weights(target, settings)
-    _check_ready(session, adapter, weights, single=target.revision is not None)
+    _require_ready(session, adapter, weights, single=target.revision is not None)
     row = session.get(Alias, (adapter.id, alias))
     previous = None if row is None else _target(row.weights)
     if row is None:
-        _refuse_above(session, adapter, settings.aliases_max)
+        _require_below_limits(session, adapter, settings.aliases_max)
         row = Alias(adapter_id=adapter.id, name=alias, tenant_id=tenant_id, weights=weights)
     row.weights, row.updated_at = weights, clock.now()
     session.add(row)
@@ -68,14 +68,18 @@ def point(
         action="alias.moved",
         target=adapter.id,
         tenant_id=tenant_id,
-        details={"alias": alias, "weights": weights, "previous": None if previous is None else _said(previous)},
+        details={
+            "alias": alias,
+            "weights": weights,
+            "previous": None if previous is None else _target_details(previous),
+        },
     )
     route = adapters.route(session, adapters.field_of(adapter), revisions_max=1)  # and those just aliased
-    hints = () if route is None else prefetch_hints.hints_of_flip(route, weights)
-    return Moved(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
+    hints = () if route is None else prefetch_hints.hints_for_move(route, weights)
+    return AliasChange(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
 
 
-def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> Moved:
+def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> AliasChange:
     """Take an alias away; without ``prod`` the adapter's bare name means its newest ready revision again."""
     adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
     row = _find(session, adapter, alias)
@@ -88,9 +92,9 @@ def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: st
         action="alias.removed",
         target=adapter.id,
         tenant_id=tenant_id,
-        details={"alias": alias, "previous": _said(previous)},
+        details={"alias": alias, "previous": _target_details(previous)},
     )
-    return Moved(alias=None, previous=previous, change_id=change_id)
+    return AliasChange(alias=None, previous=previous, change_id=change_id)
 
 
 def get(session: Session, *, tenant_id: str, name: str, alias: str) -> AliasView:
@@ -132,7 +136,7 @@ def _weights(target: AliasTarget, settings: WebSettings) -> dict[str, int]:
     return weights
 
 
-def _check_ready(session: Session, adapter: Adapter, weights: Mapping[str, int], *, single: bool) -> None:
+def _require_ready(session: Session, adapter: Adapter, weights: Mapping[str, int], *, single: bool) -> None:
     """Every revision must be this adapter's, and ready."""
     theirs = select(Revision.id, Revision.status).where(
         Revision.tenant_id == adapter.tenant_id,
@@ -158,7 +162,7 @@ def _check_ready(session: Session, adapter: Adapter, weights: Mapping[str, int],
             )
 
 
-def _refuse_above(session: Session, adapter: Adapter, aliases_max: int) -> None:
+def _require_below_limits(session: Session, adapter: Adapter, aliases_max: int) -> None:
     counted = select(func.count()).select_from(Alias).where(col(Alias.adapter_id) == adapter.id)
     if session.exec(counted).one() >= aliases_max:
         raise Forbidden(
@@ -188,7 +192,7 @@ def _target(weights: Mapping[str, int]) -> AliasTarget:
     return AliasTarget(weights=dict(weights)) if only is None else AliasTarget(revision=only)
 
 
-def _said(target: AliasTarget) -> dict[str, object]:
+def _target_details(target: AliasTarget) -> dict[str, object]:
     return {"revision": target.revision} if target.weights is None else {"weights": target.weights}
 
 

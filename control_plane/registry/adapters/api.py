@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.auth.authenticate import Principal
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.publishing.gateway_ack import Acknowledger
+from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.prefetch_hints import send_hints
 from control_plane.registry.adapters import aliases, pins, service
 from control_plane.registry.schemas import (
@@ -42,10 +42,13 @@ class Adapters(Controller):
 
     @post(sync_to_thread=True, opt=_WRITE)
     def create_adapter(
-        self, data: JSONBody[NewAdapter], once: NamedDependency[Once], principal: NamedDependency[Principal]
+        self,
+        data: JSONBody[NewAdapter],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[AdapterView]:
         """A name for a fine-tune of a base model; its weights come as revisions."""
-        return once.run(
+        return idempotent.run(
             lambda session: service.create(session, data, tenant_id=principal.own_tenant_id, actor=principal.key_id)
         )
 
@@ -82,7 +85,7 @@ class Adapters(Controller):
         with unit_of_work(engine) as session:
             adapter = service.find(session, tenant_id=tenant_id, name=name)
             if data.pinned is not msgspec.UNSET:
-                pins.change(session, adapter, pinned=data.pinned, actor=principal.key_id)
+                pins.set_pinned(session, adapter, pinned=data.pinned, actor=principal.key_id)
             return service.get(session, tenant_id=tenant_id, name=name)
 
 
@@ -127,8 +130,8 @@ class Aliases(Controller):
         the revision they began with.
         """
 
-        def move(session: Session) -> aliases.Moved:
-            return aliases.point(
+        def move(session: Session) -> aliases.AliasChange:
+            return aliases.set_target(
                 session,
                 data,
                 tenant_id=principal.own_tenant_id,
@@ -152,7 +155,7 @@ class Aliases(Controller):
     ) -> AliasMoved:
         """Remove an alias. Without ``prod`` an adapter's name means its newest ready revision."""
 
-        def move(session: Session) -> aliases.Moved:
+        def move(session: Session) -> aliases.AliasChange:
             return aliases.remove(
                 session, tenant_id=principal.own_tenant_id, name=name, alias=alias, actor=principal.key_id
             )
@@ -161,18 +164,18 @@ class Aliases(Controller):
 
 
 async def _acknowledged(
-    move: Callable[[Session], aliases.Moved], engine: Engine, redis: Redis, web: WebSettings
+    move: Callable[[Session], aliases.AliasChange], engine: Engine, redis: Redis, web: WebSettings
 ) -> AliasMoved:
     """Commit a move, then wait for gateways without holding a thread or a connection meanwhile."""
 
-    def commit() -> aliases.Moved:
+    def commit() -> aliases.AliasChange:
         with unit_of_work(engine) as session:
             moved = move(session)
         send_hints(redis, moved.hints)
         return moved
 
     moved = await anyio.to_thread.run_sync(commit)
-    waiting = Acknowledger(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)
+    waiting = AckWaiter(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)
     said = await waiting.wait([moved.change_id])
     return AliasMoved(
         alias=moved.alias,

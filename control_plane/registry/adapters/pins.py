@@ -17,7 +17,7 @@ from core.contracts.routes import PROD, Pin
 from core.errors import Forbidden
 
 
-def change(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> None:
+def set_pinned(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> None:
     """Pin an adapter or let go of it. Forbidden where the plan's number is used up. The caller holds no row yet."""
     tenant = tenants.lock(session, adapter.tenant_id)
     session.refresh(adapter)

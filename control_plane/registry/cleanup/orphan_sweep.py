@@ -29,7 +29,7 @@ class OrphanSweep:
         self._settings = settings
         self._round = store.stored()
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Look at the next batch; whether there is more of this round."""
         try:
             batch = list(islice(self._round, self._settings.cleanup_batch_max))

@@ -17,7 +17,7 @@ from control_plane.settings import WorkerSettings
 from core.db import database_now, unit_of_work
 
 
-class StoredRemoval:
+class StoredRevisionCleanup:
     """One step removes a batch. Dying halfway leaves the rest for the next step: deleting twice is no error. With the
     store away, nothing is marked as removed.
     """
@@ -27,7 +27,7 @@ class StoredRemoval:
         self._store = store
         self._settings = settings
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Remove what is due, then say of revocations that all is gone; whether there may be more."""
         with unit_of_work(self._engine) as session:
             due = self._due(session)
@@ -71,7 +71,7 @@ class StoredRemoval:
             col(Revision.checked_digest).is_not(None),
             col(Revision.stored_removed_at).is_(None),
         )
-        rows = revocations.standing().where(
+        rows = revocations.open_revocations().where(
             AdapterRevocation.reason == "deleted",
             col(AdapterRevocation.unloaded_at).is_not(None),
             col(AdapterRevocation.removed_at).is_(None),

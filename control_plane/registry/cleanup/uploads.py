@@ -30,7 +30,7 @@ class UploadCleanup:
         self._url_expires_s = url_expires_s
         self._batch_max = batch_max
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Reject what expired, remove the objects of decided revisions, and give up multipart uploads older than any
         announcement that may still be completed; whether there may be more.
         """

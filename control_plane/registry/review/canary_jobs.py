@@ -25,7 +25,7 @@ from core.contracts.replicas import ReplicaStatus
 from core.db import database_now
 from core.rank_classes import rank_above
 
-Fate = Literal["open", "replica_died", "nothing"]
+AttemptState = Literal["open", "replica_died", "lost"]
 """What became of an attempt that was not answered in time: it waits or runs, took its replica with it, or is lost."""
 
 _LATER: Final = "the last run gave no verdict, for reasons that say nothing of the adapter; it is run again"
@@ -35,7 +35,7 @@ _CURE: Final = "upload a corrected adapter as a new revision"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class ReplicaPool:
     """Ready replicas of one base model with one largest rank. It is asked for ranks in (``rank_above``, ``rank_max``],
     which no cheaper living pool serves.
     """
@@ -46,14 +46,14 @@ class Pool:
     replicas: int
 
 
-def pools_of(alive: Sequence[ReplicaStatus]) -> list[Pool]:
+def pools_of(alive: Sequence[ReplicaStatus]) -> list[ReplicaPool]:
     """The pools that can be asked now, by base model and ascending rank. Pure."""
     ready = Counter((status.base_model, status.rank_max) for status in alive if status.state == "ready")
     classes: dict[str, list[int]] = {}
     for base_model, rank_max in ready:
         classes.setdefault(base_model, []).append(rank_max)
     return [
-        Pool(
+        ReplicaPool(
             base_model=base_model,
             rank_above=rank_above(rank_max, classes[base_model]),
             rank_max=rank_max,
@@ -70,7 +70,7 @@ def overdue(session: Session, settings: WorkerSettings) -> dict[str, int]:
     return {found.id: found.canary_attempts for found in session.exec(late.order_by(asked).limit(_OVERDUE_MAX))}
 
 
-def keep(session: Session, attempts: Mapping[str, int]) -> None:
+def extend(session: Session, attempts: Mapping[str, int]) -> None:
     """Wait on for these attempts, by revision."""
     rows = _waiting(Revision).where(col(Revision.id).in_(attempts)).with_for_update(of=Revision, skip_locked=True)
     for row in session.exec(rows).all():
@@ -79,10 +79,10 @@ def keep(session: Session, attempts: Mapping[str, int]) -> None:
             session.add(row)
 
 
-def ask(
-    session: Session, pool: Pool, fates: Mapping[tuple[str, int], Fate], settings: WorkerSettings
+def request_runs(
+    session: Session, pool: ReplicaPool, states: Mapping[tuple[str, int], AttemptState], settings: WorkerSettings
 ) -> list[CanaryJob]:
-    """Choose whose turn it is at this pool, as many as it can take now, and note that each is asked. ``fates`` are of
+    """Choose whose turn it is at this pool, as many as it can take now, and note that each is asked. ``states`` are of
     overdue attempts, by revision and number; one that is not in it is left alone. A revision of which
     ``canary_attempts_max`` attempts count is rejected.
     """
@@ -94,7 +94,7 @@ def ask(
     if free <= 0:
         return []
     order = tenant_turns.turns(session)
-    lost = [revision_id for (revision_id, _), fate in fates.items() if fate != "open"]
+    lost = [revision_id for (revision_id, _), state in states.items() if state != "open"]
     due = _waiting(Revision.id).join(order, order.c.id == col(Revision.id))
     due = due.where(mine, asked.is_(None) | ((asked < timed_out) & col(Revision.id).in_(lost)))
     jobs = []
@@ -103,7 +103,7 @@ def ask(
         row = session.exec(locked.with_for_update(skip_locked=True)).first()
         if row is None or (row.canary_asked_at is not None and row.canary_asked_at >= timed_out):
             continue  # somebody else has just asked, or decided
-        if row.canary_asked_at is None or _counts(row, fates):
+        if row.canary_asked_at is None or _counts(row, states):
             if row.canary_attempts >= settings.canary_attempts_max:
                 _reject_unanswered(session, row)
                 continue
@@ -114,11 +114,11 @@ def ask(
     return jobs
 
 
-def _counts(row: Revision, fates: Mapping[tuple[str, int], Fate]) -> bool:
+def _counts(row: Revision, states: Mapping[tuple[str, int], AttemptState]) -> bool:
     """Whether the row's last attempt does. A row on which something was noted since then was answered "later", or its
     pool was away.
     """
-    return row.canary is None or fates.get((row.id, row.canary_attempts)) == "replica_died"
+    return row.canary is None or states.get((row.id, row.canary_attempts)) == "replica_died"
 
 
 def _reject_unanswered(session: Session, row: Revision) -> None:
@@ -127,7 +127,7 @@ def _reject_unanswered(session: Session, row: Revision) -> None:
     decision.reject(session, row, [decision.problem("canary_failed", message)])
 
 
-def wait(session: Session, pools: Sequence[Pool], settings: WorkerSettings) -> int:
+def mark_waiting(session: Session, pools: Sequence[ReplicaPool], settings: WorkerSettings) -> int:
     """Note on revisions that no living pool can run that they wait."""
     largest = {pool.base_model: pool.rank_max for pool in pools}  # pools ascend by rank
     servable = or_(
@@ -201,12 +201,12 @@ def _revoked(adapter_id: Any) -> Any:
     )
 
 
-def _fits(pool: Pool) -> ColumnElement[bool]:
+def _fits(pool: ReplicaPool) -> ColumnElement[bool]:
     rank = col(Revision.rank)
     return (col(Adapter.base_model) == pool.base_model) & (rank > pool.rank_above) & (rank <= pool.rank_max)
 
 
-def _job(row: Revision, pool: Pool) -> CanaryJob:
+def _job(row: Revision, pool: ReplicaPool) -> CanaryJob:
     return CanaryJob(
         revision_id=row.id,
         base_model=pool.base_model,

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from control_plane.fleet import service as fleet
 from control_plane.registry.review import canary_jobs
-from control_plane.registry.review.canary_jobs import Fate, Pool
+from control_plane.registry.review.canary_jobs import AttemptState, ReplicaPool
 from control_plane.settings import WorkerSettings
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
@@ -20,7 +20,7 @@ from core.contracts.replicas import ReplicaStatus
 from core.db import unit_of_work
 
 
-class CanaryExchange:
+class CanaryWorker:
     """One step collects what has come back, then asks. Any number may run: rows are locked, and results that two of
     them read decide once.
     """
@@ -30,15 +30,15 @@ class CanaryExchange:
         self._redis = redis
         self._settings = settings
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Collect and ask; whether there may be more at once."""
         alive = fleet.statuses(self._redis)
-        fates = self._fates(alive)  # before collecting: whoever answers after this look is still seen to run
+        states = self._attempt_states(alive)  # before collecting: whoever answers after this look is still seen to run
         collected = self._collect()
-        self._ask(canary_jobs.pools_of(alive), fates)
+        self._ask(canary_jobs.pools_of(alive), states)
         return collected == self._settings.canary_batch_max
 
-    def _fates(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], Fate]:
+    def _attempt_states(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], AttemptState]:
         """What became of the attempts that are overdue, by revision and number."""
         with unit_of_work(self._engine) as session:
             attempts = canary_jobs.overdue(session, self._settings)
@@ -47,18 +47,18 @@ class CanaryExchange:
         waiting = {attempt for pool in canary_jobs.pools_of(alive) for attempt in self._waiting(pool)}
         running = cast("list[bytes | None]", self._redis.mget([redis_keys.canary_running(each) for each in attempts]))
         boots = {status.id: status.boot_id for status in alive}
-        fates: dict[tuple[str, int], Fate] = {}
+        states: dict[tuple[str, int], AttemptState] = {}
         for attempt, encoded in zip(attempts.items(), running, strict=True):
             taken = None if encoded is None else msgspec.json.decode(encoded, type=CanaryRunning)
             if attempt in waiting:
-                fates[attempt] = "open"
+                states[attempt] = "open"
             elif taken is None or taken.attempt != attempt[1]:
-                fates[attempt] = "nothing"
+                states[attempt] = "lost"
             else:
-                fates[attempt] = "open" if boots.get(taken.replica_id) == taken.boot_id else "replica_died"
-        return fates
+                states[attempt] = "open" if boots.get(taken.replica_id) == taken.boot_id else "replica_died"
+        return states
 
-    def _waiting(self, pool: Pool) -> list[tuple[str, int]]:
+    def _waiting(self, pool: ReplicaPool) -> list[tuple[str, int]]:
         """The attempts in a pool's list that nobody has taken."""
         lying = cast("list[bytes]", self._redis.lrange(redis_keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
         return [(job.revision_id, job.attempt) for job in (msgspec.json.decode(each, type=CanaryJob) for each in lying)]
@@ -84,13 +84,13 @@ class CanaryExchange:
             self._redis.lrem(redis_keys.CANARY_RESULTS, -1, cast("str", encoded))
         return len(results)
 
-    def _ask(self, pools: Sequence[Pool], fates: Mapping[tuple[str, int], Fate]) -> None:
+    def _ask(self, pools: Sequence[ReplicaPool], states: Mapping[tuple[str, int], AttemptState]) -> None:
         with unit_of_work(self._engine) as session:
-            canary_jobs.wait(session, pools, self._settings)
-            canary_jobs.keep(session, dict(attempt for attempt, fate in fates.items() if fate == "open"))
+            canary_jobs.mark_waiting(session, pools, self._settings)
+            canary_jobs.extend(session, dict(attempt for attempt, state in states.items() if state == "open"))
         for pool in pools:
             with unit_of_work(self._engine) as session:
-                jobs = canary_jobs.ask(session, pool, fates, self._settings)
+                jobs = canary_jobs.request_runs(session, pool, states, self._settings)
             for job in jobs:
                 self._redis.lpush(redis_keys.canary_jobs(job.base_model, job.rank_class), msgspec.json.encode(job))
                 structlog.get_logger().info("canary asked", revision_id=job.revision_id, attempt=job.attempt)

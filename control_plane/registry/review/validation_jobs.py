@@ -27,7 +27,7 @@ from core.rank_classes import class_for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ValidationJob:
     """All that validating one revision needs. ``attempt`` fences: only the newest may record or prolong."""
 
     revision_id: str
@@ -39,7 +39,7 @@ class Job:
     limits: UploadLimits
 
 
-def claim(session: Session, *, lease_s: int, attempts_max: int) -> Job | None:
+def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob | None:
     """Take up the revision that has waited longest of the tenant whose turn it is, and that nobody holds; None when
     there is none.
 
@@ -66,18 +66,18 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> Job | None:
     session.add(row)
     adapter = session.get_one(Adapter, row.adapter_id)
     tenant = tenants.get(session, row.tenant_id)
-    return Job(
+    return ValidationJob(
         revision_id=row.id,
         tenant_id=row.tenant_id,
         attempt=row.attempts,
-        files=upload_rules.declared(revisions.announced_files(session, row.id)),
+        files=upload_rules.declared_files(revisions.announced_files(session, row.id)),
         base=base_models.spec_of(session, adapter.base_model),
         known_bases=frozenset(base_models.known_names(session)),
         limits=upload_rules.upload_limits(tenant.limits, tenant.plan),
     )
 
 
-def prolong(session: Session, job: Job, *, lease_s: int) -> bool:
+def renew_lease(session: Session, job: ValidationJob, *, lease_s: int) -> bool:
     """Hold the job for ``lease_s`` from now; False when it is no longer this worker's."""
     row = _held(session, job)
     if row is None:
@@ -87,7 +87,7 @@ def prolong(session: Session, job: Job, *, lease_s: int) -> bool:
     return True
 
 
-def hand_back(session: Session, job: Job, *, pause_s: int, counted: bool) -> None:
+def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool) -> None:
     """Return a job that cannot go on now, tried again after a pause; one that could not even begin, such as with S3
     down, does not count.
     """
@@ -98,7 +98,7 @@ def hand_back(session: Session, job: Job, *, pause_s: int, counted: bool) -> Non
         session.add(row)
 
 
-def record(session: Session, job: Job, verdict: Verdict, *, canary_required: bool) -> bool:
+def record(session: Session, job: ValidationJob, verdict: Verdict, *, canary_required: bool) -> bool:
     """Make the verdict the revision's: rejected, ready, or where a canary is required, to be run by a replica first.
     False when another worker has the job now, or the adapter is gone. The caller holds an accepted digest's lock.
     """
@@ -141,7 +141,7 @@ def reject_expired(session: Session, *, expires_s: int, limit: int) -> int:
     return len(rows)
 
 
-def _held(session: Session, job: Job) -> Revision | None:
+def _held(session: Session, job: ValidationJob) -> Revision | None:
     mine = select(Revision).where(Revision.id == job.revision_id, Revision.attempts == job.attempt, _unchecked())
     return session.exec(mine.with_for_update()).first()
 

@@ -15,18 +15,18 @@ from adapters.report import Verdict
 from adapters.settings import UploadSettings
 from control_plane import metrics
 from control_plane.registry.review import validation_jobs
-from control_plane.registry.review.validation_jobs import Job
+from control_plane.registry.review.validation_jobs import ValidationJob
 from control_plane.registry.revisions import stored_digests
 from control_plane.settings import WorkerSettings
 from core.db import unit_of_work
 from core.errors import Unavailable
 
 
-class StoredMeanwhile(Unavailable):
+class StoredObjectIncomplete(Unavailable):
     """The object was stored and removed at the same time: it is not whole, and has to be stored again."""
 
 
-class Validator:
+class ValidationWorker:
     """Validates one revision a step. Fails closed: without a recorded verdict a revision is never ready."""
 
     def __init__(self, engine: Engine, store: AdapterStore, upload: UploadSettings, worker: WorkerSettings) -> None:
@@ -35,7 +35,7 @@ class Validator:
         self._upload = upload
         self._worker = worker
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Validate the revision whose turn it is; whether there was one."""
         with unit_of_work(self._engine) as session:
             job = validation_jobs.claim(
@@ -60,11 +60,11 @@ class Validator:
         except Unavailable as error:
             log.warning("validation is put off", error=error.message)
             with unit_of_work(self._engine) as session:
-                validation_jobs.hand_back(
+                validation_jobs.release(
                     session,
                     job,
                     pause_s=self._worker.validation_backoff_s,
-                    counted=isinstance(error, StoredMeanwhile),
+                    counted=isinstance(error, StoredObjectIncomplete),
                 )
             return True
         if verdict.digest is not None and not recorded:
@@ -73,7 +73,7 @@ class Validator:
         log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
         return True
 
-    def _record(self, job: Job, verdict: Verdict) -> bool:
+    def _record(self, job: ValidationJob, verdict: Verdict) -> bool:
         """Record under the digest's lock, and only what is stored whole: ``removal`` may have been at work on it."""
         if verdict.manifest is None or not verdict.accepted:
             with unit_of_work(self._engine) as session:
@@ -82,12 +82,12 @@ class Validator:
         with stored_digests.digest_lock(self._engine, digest):
             if not stored_digests.is_whole(self._store, verdict.manifest):
                 self._store.remove_revision(digest)  # or nobody would ever store it again
-                raise StoredMeanwhile(f"{digest} was removed while it was stored; it is stored again")
+                raise StoredObjectIncomplete(f"{digest} was removed while it was stored; it is stored again")
             with unit_of_work(self._engine) as session:
                 return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
 
     @contextmanager
-    def _lease_kept(self, job: Job) -> Iterator[None]:
+    def _lease_kept(self, job: ValidationJob) -> Iterator[None]:
         """Prolong the lease while the block runs. When Postgres is away the lease may be lost; ``record`` will tell."""
         done = threading.Event()
 
@@ -95,7 +95,7 @@ class Validator:
             while not done.wait(self._worker.validation_lease_s / 3):
                 try:
                     with unit_of_work(self._engine) as session:
-                        if not validation_jobs.prolong(session, job, lease_s=self._worker.validation_lease_s):
+                        if not validation_jobs.renew_lease(session, job, lease_s=self._worker.validation_lease_s):
                             return
                 except SQLAlchemyError as error:
                     structlog.get_logger().warning("lease not prolonged", error=str(error).splitlines()[0][:300])

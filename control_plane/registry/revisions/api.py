@@ -13,11 +13,11 @@ from sqlmodel import Session
 from adapters.settings import UploadSettings
 from control_plane.auth.authenticate import Principal
 from control_plane.fleet import service as fleet
-from control_plane.idempotency.service import Once
+from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.registry.revisions import rank_classes, refusal_audit
 from control_plane.registry.revisions import service as revisions
-from control_plane.registry.revisions.uploads import Uploads, revision_of
+from control_plane.registry.revisions.uploads import Uploads, revision_id_of
 from control_plane.registry.schemas import NewRevision, RankClassView, RevisionCreated, RevisionView
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
@@ -38,7 +38,7 @@ class Revisions(Controller):
         self,
         name: FromPath[str],
         data: JSONBody[NewRevision],
-        once: NamedDependency[Once],
+        idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         uploads: NamedDependency[Uploads],
         web: NamedDependency[WebSettings],
@@ -52,14 +52,14 @@ class Revisions(Controller):
             revision = revisions.announce_revision(
                 session, data, tenant_id=tenant_id, name=name, actor=principal.key_id, settings=web, upload=upload
             )
-            return uploads.announced(revision)
+            return uploads.without_urls(revision)
 
         def again(session: Session, body: bytes) -> RevisionCreated:
-            revision_id = revision_of(body)
-            return uploads.announced(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
+            revision_id = revision_id_of(body)
+            return uploads.without_urls(revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id))
 
         try:
-            answer = once.run(announce, renewed=again)
+            answer = idempotent.run(announce, replayed=again)
         except AppError as refusal:
             hourly_max = web.refusals_audited_per_hour_max
             refusal_audit.record_refusal(
@@ -67,7 +67,7 @@ class Revisions(Controller):
             )
             raise
         # After the transaction: should the store fail now, the same request again goes on from here.
-        return Response(uploads.all_of(answer.content), status_code=answer.status_code, headers=answer.headers)
+        return Response(uploads.with_all_urls(answer.content), status_code=answer.status_code, headers=answer.headers)
 
     @get(sync_to_thread=True, opt=_READ)
     def list_revisions(
@@ -108,7 +108,7 @@ class Revisions(Controller):
         """Where to PUT what has not arrived yet: fresh URLs for the missing files and parts alone."""
         with unit_of_work(engine) as session:
             revision = revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
-        return uploads.missing_of(uploads.announced(revision))
+        return uploads.with_missing_urls(uploads.without_urls(revision))
 
     @post("/{revision_id:str}/complete", sync_to_thread=True, opt=_WRITE, status_code=202)
     def complete_revision(
@@ -116,7 +116,7 @@ class Revisions(Controller):
         name: FromPath[str],
         revision_id: FromPath[str],
         engine: NamedDependency[Engine],
-        once: NamedDependency[Once],
+        idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         uploads: NamedDependency[Uploads],
     ) -> Response[RevisionView]:
@@ -125,8 +125,8 @@ class Revisions(Controller):
         with unit_of_work(engine) as session:
             revision = revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id)
         if revision.status == "uploading":
-            uploads.finish(revision.id)
-        return once.run(
+            uploads.complete_uploads(revision.id)
+        return idempotent.run(
             lambda session: revisions.complete(
                 session, tenant_id=tenant_id, name=name, revision_id=revision_id, actor=principal.key_id
             ),

@@ -37,8 +37,8 @@ def announce_revision(
     tenant = tenants.lock(session, tenant_id)
     adapter = adapters.find(session, tenant_id=tenant_id, name=name)
     limits = upload_rules.upload_limits(tenant.limits, tenant.plan)
-    upload_rules.judge(new.files, files_max=settings.upload_files_max, limits=limits)
-    _refuse_above(settings, session, adapter)
+    upload_rules.require_allowed(new.files, files_max=settings.upload_files_max, limits=limits)
+    _require_below_limits(settings, session, adapter)
     row = Revision(tenant_id=tenant_id, adapter_id=adapter.id, size_bytes=sum(file.size_bytes for file in new.files))
     session.add(row)
     session.flush()
@@ -87,7 +87,7 @@ def announced_files(session: Session, revision_id: str) -> list[FileUpload]:
     ]
 
 
-def keep_upload_id(
+def store_upload_id(
     session: Session, revision_id: str, path: str, upload_id: str, *, instead_of: str | None
 ) -> str | None:
     """Make ``upload_id`` the file's open multipart upload, unless another took the place of ``instead_of`` before;
@@ -126,7 +126,7 @@ def _find(session: Session, *, tenant_id: str, name: str, revision_id: str, lock
     return row
 
 
-def _refuse_above(settings: WebSettings, session: Session, adapter: Adapter) -> None:
+def _require_below_limits(settings: WebSettings, session: Session, adapter: Adapter) -> None:
     counted = select(func.count()).select_from(Revision).where(col(Revision.tenant_id) == adapter.tenant_id)
     open_now = session.exec(counted.where(col(Revision.status).in_(("uploading", "validating")))).one()
     if open_now >= settings.uploads_open_max:

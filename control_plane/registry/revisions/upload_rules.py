@@ -23,7 +23,7 @@ class FileUpload:
     s3_upload_id: str | None
 
 
-def judge(files: Sequence[AnnouncedFile], *, files_max: int, limits: UploadLimits) -> None:
+def require_allowed(files: Sequence[AnnouncedFile], *, files_max: int, limits: UploadLimits) -> None:
     """Raise for the first thing that is wrong with the announced files: 400 or 415 naming the file, 413 with the
     plan's number of bytes.
     """
@@ -34,7 +34,7 @@ def judge(files: Sequence[AnnouncedFile], *, files_max: int, limits: UploadLimit
         raise _refusal(problem.code)(problem.message, code=problem.code, param=problem.file or "files")
 
 
-def declared(files: Sequence[FileUpload]) -> tuple[DeclaredFile, ...]:
+def declared_files(files: Sequence[FileUpload]) -> tuple[DeclaredFile, ...]:
     """The announced files in the words of ``adapters``."""
     return tuple(DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files)
 

@@ -37,13 +37,13 @@ class Uploads:
         self._store = store
         self._lifetime_s = lifetime_s
 
-    def announced(self, revision: RevisionView) -> RevisionCreated:
+    def without_urls(self, revision: RevisionView) -> RevisionCreated:
         """What can be kept of the answer to an announcement: no URL is in it."""
         return RevisionCreated(
             id=revision.id, status=revision.status, uploads=[], uploads_expire_at=self._expire_at(revision.created_at)
         )
 
-    def all_of(self, created: RevisionCreated) -> RevisionCreated:
+    def with_all_urls(self, created: RevisionCreated) -> RevisionCreated:
         """The answer to an announcement, now or replayed, with URLs for everything while it waits for its files."""
         if created.status != "uploading" or self._expires_s(created) < URL_USEFUL_S:
             return created
@@ -54,7 +54,7 @@ class Uploads:
                 uploads.append(self._signed(created, ready, _parts(file)))
         return msgspec.structs.replace(created, uploads=uploads)
 
-    def missing_of(self, created: RevisionCreated) -> RevisionCreated:
+    def with_missing_urls(self, created: RevisionCreated) -> RevisionCreated:
         """The same with URLs for only those files and parts that have not arrived. Raises Conflict once the URLs of
         this announcement have expired.
         """
@@ -67,7 +67,7 @@ class Uploads:
         uploads = [view for file in self._files(created.id) if (view := self._missing(created, file)) is not None]
         return msgspec.structs.replace(created, uploads=uploads)
 
-    def finish(self, revision_id: str) -> None:
+    def complete_uploads(self, revision_id: str) -> None:
         """Put files together that came in parts. Raises Conflict naming the first file that is not there whole."""
         for file in self._files(revision_id):
             key = upload_key(revision_id, file.path)
@@ -108,7 +108,7 @@ class Uploads:
         key = upload_key(revision_id, file.path)
         fresh = self._store.open_multipart(key)
         with unit_of_work(self._engine) as session:
-            kept = revisions.keep_upload_id(session, revision_id, file.path, fresh, instead_of=instead_of)
+            kept = revisions.store_upload_id(session, revision_id, file.path, fresh, instead_of=instead_of)
         if kept != fresh:
             self._store.abort_multipart(key, fresh)
         return replace(file, s3_upload_id=kept) if kept else None
@@ -149,7 +149,7 @@ class Uploads:
         return int((created.uploads_expire_at - clock.now()).total_seconds()) - 1
 
 
-def revision_of(stored: bytes) -> str:
+def revision_id_of(stored: bytes) -> str:
     """The id of the revision in a stored answer."""
     return msgspec.json.decode(stored, type=RevisionCreated).id
 

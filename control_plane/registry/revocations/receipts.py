@@ -27,7 +27,7 @@ from core.contracts.revocations import RevocationReceipt
 from core.db import database_now, unit_of_work
 
 
-def awaited(base_model: str, receipts: Mapping[str, Any], alive: Sequence[ReplicaStatus]) -> list[str]:
+def awaited_replicas(base_model: str, receipts: Mapping[str, Any], alive: Sequence[ReplicaStatus]) -> list[str]:
     """The live replicas of the base model that have not yet said, since their engine's start, that nothing is left."""
     return [
         status.id
@@ -36,7 +36,7 @@ def awaited(base_model: str, receipts: Mapping[str, Any], alive: Sequence[Replic
     ]
 
 
-def merged(
+def merge_receipts(
     known: Mapping[str, Any], answered: Mapping[bytes, bytes], *, revocation_id: str, engine_names: Collection[str]
 ) -> dict[str, Any]:
     """The newest receipt of each replica, as JSON. Names of other adapters are left out of them: they are shown to
@@ -72,16 +72,16 @@ class ReceiptCollector:
         self._clear_since: dict[str, datetime] = {}
         self._after = {"awaited": "", "unloaded": ""}
 
-    def step(self) -> bool:
+    def run_once(self) -> bool:
         """Look at a batch of those that replicas are awaited for, going round; whether there is more of this round."""
         return self._look("awaited", col(AdapterRevocation.unloaded_at).is_(None))
 
-    def revisit(self) -> bool:
+    def recheck_unloaded(self) -> bool:
         """The same for those that every replica has answered: some come back later, and in the end all is forgotten."""
         return self._look("unloaded", col(AdapterRevocation.unloaded_at).is_not(None))
 
     def _look(self, which: str, condition: ColumnElement[bool]) -> bool:
-        rows = revocations.standing().where(condition, col(AdapterRevocation.id) > self._after[which])
+        rows = revocations.open_revocations().where(condition, col(AdapterRevocation.id) > self._after[which])
         with unit_of_work(self._engine) as session:
             batch = session.exec(
                 rows.order_by(col(AdapterRevocation.id)).limit(self._settings.revocation_batch_max)
@@ -111,12 +111,12 @@ class ReceiptCollector:
         if row is None or row.lifted_at or row.forgotten_at:
             self._clear_since.pop(revocation_id, None)
             return
-        receipts = merged(row.receipts, answered, revocation_id=row.id, engine_names=row.engine_names)
+        receipts = merge_receipts(row.receipts, answered, revocation_id=row.id, engine_names=row.engine_names)
         if receipts != row.receipts:
             row.receipts = receipts
         now = database_now(session)
         base_model = session.get_one(Adapter, row.adapter_id).base_model
-        if row.unloaded_at is None and self._clear_for_long(row, awaited(base_model, receipts, alive), now):
+        if row.unloaded_at is None and self._clear_for_long(row, awaited_replicas(base_model, receipts, alive), now):
             row.unloaded_at = now
             metrics.REVOCATION_SECONDS.labels(row.reason).observe((now - row.created_at).total_seconds())
         if row.removed_at and row.created_at < now - timedelta(seconds=self._settings.revocation_keep_s):

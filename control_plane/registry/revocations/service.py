@@ -51,29 +51,29 @@ def apply_tenant_status(session: Session, tenant_id: str, status: Status) -> Non
     suspended = status == "suspended"
     live = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
     for adapter in session.exec(live.order_by(col(Adapter.id)).with_for_update()).all():
-        standing = session.exec(_standing(adapter.id)).first()
-        if suspended and standing is None:
+        unlifted = session.exec(_unlifted(adapter.id)).first()
+        if suspended and unlifted is None:
             _revoke(session, adapter, "suspended")
-        elif not suspended and standing is not None and standing.reason == "suspended":
-            standing.lifted_at = clock.now()
-            session.add(standing)
-            _publish(session, adapter, standing)
+        elif not suspended and unlifted is not None and unlifted.reason == "suspended":
+            unlifted.lifted_at = clock.now()
+            session.add(unlifted)
+            _publish(session, adapter, unlifted)
 
 
 def revocation(session: Session, revocation_id: str) -> Revocation | None:
     """What replicas may know of a revocation: None once it is lifted, or forgotten."""
     row = session.get(AdapterRevocation, revocation_id)
-    return _told(session, row) if row and not row.forgotten_at and not row.lifted_at else None
+    return _contract(session, row) if row and not row.forgotten_at and not row.lifted_at else None
 
 
 def all_revocations(session: Session) -> Iterator[tuple[str, Revocation]]:
     """Every revocation that replicas must know."""
-    for row in session.exec(standing()).all():
-        if told := _told(session, row):
-            yield row.id, told
+    for row in session.exec(open_revocations()).all():
+        if contract := _contract(session, row):
+            yield row.id, contract
 
 
-def standing() -> SelectOfScalar[AdapterRevocation]:
+def open_revocations() -> SelectOfScalar[AdapterRevocation]:
     """Those that are neither lifted nor forgotten."""
     return select(AdapterRevocation).where(
         col(AdapterRevocation.forgotten_at).is_(None), col(AdapterRevocation.lifted_at).is_(None)
@@ -104,13 +104,13 @@ def _publish(session: Session, adapter: Adapter, row: AdapterRevocation) -> None
     publish_change(session, "revocations", row.id)
 
 
-def _standing(adapter_id: str) -> SelectOfScalar[AdapterRevocation]:
+def _unlifted(adapter_id: str) -> SelectOfScalar[AdapterRevocation]:
     return select(AdapterRevocation).where(
         AdapterRevocation.adapter_id == adapter_id, col(AdapterRevocation.lifted_at).is_(None)
     )
 
 
-def _told(session: Session, row: AdapterRevocation) -> Revocation | None:
+def _contract(session: Session, row: AdapterRevocation) -> Revocation | None:
     if not row.engine_names:
         return None
     return Revocation(

@@ -63,7 +63,7 @@ def get(
     row = session.get(AdapterRevocation, revocation_id)
     if row is None or tenant_id not in (None, row.tenant_id):
         raise NotFound("revocation: there is none with this id.", code="revocation_not_found")
-    return view(session, row, alive, whole=tenant_id is None)
+    return view(session, row, alive, include_shared_files=tenant_id is None)
 
 
 def list_revocations(
@@ -77,14 +77,18 @@ def list_revocations(
         session,
         rows,
         col(AdapterRevocation.id),
-        lambda row: view(session, row, alive, whole=tenant_id is None),
+        lambda row: view(session, row, alive, include_shared_files=tenant_id is None),
         cursor=cursor,
         limit=limit,
     )
 
 
 def view(
-    session: Session, row: AdapterRevocation, alive: Sequence[ReplicaStatus] | None, *, whole: bool = False
+    session: Session,
+    row: AdapterRevocation,
+    alive: Sequence[ReplicaStatus] | None,
+    *,
+    include_shared_files: bool = False,
 ) -> RevocationView:
     """The row as it is shown. ``alive`` are the live replicas, None where they were not asked; ``whole`` is for admins,
     who may know which files are another adapter's too.
@@ -99,7 +103,10 @@ def view(
         reason="deleted" if row.reason == "deleted" else "suspended",
         state=state_of(row),
         engine_names=row.engine_names,
-        receipts=[_receipt(row.receipts[replica], whole=whole) for replica in sorted(row.receipts)],
+        receipts=[
+            _receipt(row.receipts[replica], include_shared_files=include_shared_files)
+            for replica in sorted(row.receipts)
+        ],
         awaited_replicas=None if alive is None else _awaited(row, adapter.base_model, alive),
         created_at=row.created_at,
         unloaded_at=row.unloaded_at,
@@ -122,10 +129,10 @@ def state_of(row: AdapterRevocation) -> State:
 def _awaited(row: AdapterRevocation, base_model: str, alive: Sequence[ReplicaStatus]) -> list[str]:
     if not row.engine_names or row.lifted_at or row.forgotten_at:
         return []
-    return receipts.awaited(base_model, row.receipts, alive)
+    return receipts.awaited_replicas(base_model, row.receipts, alive)
 
 
-def _receipt(receipt: Mapping[str, Any], *, whole: bool) -> ReceiptView:
+def _receipt(receipt: Mapping[str, Any], *, include_shared_files: bool) -> ReceiptView:
     return ReceiptView(
         replica=receipt["replica_id"],
         boot_id=receipt["boot_id"],
@@ -134,6 +141,6 @@ def _receipt(receipt: Mapping[str, Any], *, whole: bool) -> ReceiptView:
         aborted_requests=receipt["aborted_requests"],
         in_slots=receipt["in_slots"],
         in_memory=receipt["in_memory"],
-        on_disk=receipt["on_disk"] if whole or receipt["state"] != "removed" else [],
+        on_disk=receipt["on_disk"] if include_shared_files or receipt["state"] != "removed" else [],
         at=clock.from_ms(receipt["at_ms"]),
     )

@@ -10,7 +10,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import StoreSettings
 from control_plane.projections import projections
-from control_plane.publishing.outbox_relay import Relay
+from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings
 from core.settings import RedisSettings
 from tests.conftest import create_database
@@ -47,8 +47,8 @@ def base(api):
 
 
 @pytest.fixture
-def relay(engine, redis) -> Relay:
-    return Relay(engine, redis, projections())
+def relay(engine, redis) -> OutboxRelay:
+    return OutboxRelay(engine, redis, projections())
 
 
 @pytest.fixture

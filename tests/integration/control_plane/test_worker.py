@@ -161,13 +161,13 @@ def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
     with db.unit_of_work(engine) as session:
         late = validation_jobs.claim(session, lease_s=60, attempts_max=3)
-        assert validation_jobs.prolong(session, late, lease_s=60)
+        assert validation_jobs.renew_lease(session, late, lease_s=60)
     _expire_leases(engine)
     with db.unit_of_work(engine) as session:
         current = validation_jobs.claim(session, lease_s=60, attempts_max=3)
     verdict = rejected(Problem(code="validation_failed", message="no"))
     with db.unit_of_work(engine) as session:
-        assert not validation_jobs.prolong(session, late, lease_s=60)
+        assert not validation_jobs.renew_lease(session, late, lease_s=60)
         assert not validation_jobs.record(session, late, verdict, canary_required=False)
     assert tenant.http.get(path).json()["status"] == "validating"
     with db.unit_of_work(engine) as session:
@@ -185,12 +185,12 @@ def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base
     httpx.request(first["method"], first["url"], headers=first["headers"], content=content).raise_for_status()
     cleanup = UploadCleanup(engine, uploads, upload_expires_s=3600, url_expires_s=60, batch_max=10)
     path = f"/api/v1/adapters/router/revisions/{revision['id']}"
-    cleanup.step()
+    cleanup.run_once()
     assert tenant.http.get(path).json()["status"] == "uploading"
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET created_at = created_at - interval '2 hours'")
     for _ in range(2):
-        cleanup.step()
+        cleanup.run_once()
     now = tenant.http.get(path).json()
     assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
     assert uploads.head(f"uploads/{revision['id']}/{first['path']}") is None

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from sqlmodel import Session
 
-from control_plane.idempotency.service import Once, forget_expired
+from control_plane.idempotency.service import IdempotentRequest, remove_expired
 from core import db
 from core.errors import Conflict
 
@@ -93,10 +93,10 @@ def test_a_request_whose_first_is_still_in_work_is_told_so(engine, settings):
             connection.exec_driver_sql("SET lock_timeout = '100ms'")
             connection.commit()
         with pytest.raises(Conflict, match="still in work"):
-            Once(impatient, **once).run(lambda _session: "second")
+            IdempotentRequest(impatient, **once).run(lambda _session: "second")
         return "first"
 
-    assert Once(engine, **once).run(effect).content == "first"
+    assert IdempotentRequest(engine, **once).run(effect).content == "first"
     impatient.dispose()
 
 
@@ -108,15 +108,15 @@ def test_what_dies_between_effect_and_response_has_had_no_effect(engine):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Once(engine, **once).run(effect)
+        IdempotentRequest(engine, **once).run(effect)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT to_regclass('effects')").scalar() is None
-    assert Once(engine, **once).run(lambda _: "now").content == "now"
+    assert IdempotentRequest(engine, **once).run(lambda _: "now").content == "now"
 
 
 def test_old_responses_are_forgotten(engine):
-    Once(engine, caller="tn_1", key="old", request_sha256="0" * 64).run(lambda _: "x")
+    IdempotentRequest(engine, caller="tn_1", key="old", request_sha256="0" * 64).run(lambda _: "x")
     with db.unit_of_work(engine) as session:
-        assert forget_expired(session, 60) == 0
+        assert remove_expired(session, 60) == 0
         session.connection().exec_driver_sql("UPDATE idempotent_responses SET created_at = now() - interval '61 s'")
-        assert forget_expired(session, 60) == 1
+        assert remove_expired(session, 60) == 1

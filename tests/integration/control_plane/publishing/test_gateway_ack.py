@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from control_plane.dependencies import open_redis
-from control_plane.publishing.gateway_ack import Acknowledger, Look
+from control_plane.publishing.gateway_ack import AckScan, AckWaiter
 from control_plane.publishing.outbox import publish_change
 from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
@@ -16,7 +16,7 @@ from core.db import unit_of_work
 @pytest.fixture
 def published(relay):
     """The snapshot has an epoch."""
-    while relay.step():
+    while relay.run_once():
         pass
 
 
@@ -36,7 +36,7 @@ def beat(redis, gateway_id: str, *, behind: int = 0, epoch: str | None = None) -
 
 
 async def acknowledged(engine, redis, change_id: int, wait_ms: int = 300):
-    return await Acknowledger(engine, redis, wait_ms=wait_ms, poll_ms=5).wait([change_id])
+    return await AckWaiter(engine, redis, wait_ms=wait_ms, poll_ms=5).wait([change_id])
 
 
 async def test_a_change_that_is_not_published_is_not_acknowledged(engine, redis, relay, published):
@@ -45,7 +45,7 @@ async def test_a_change_that_is_not_published_is_not_acknowledged(engine, redis,
     said = await acknowledged(engine, redis, waiting)
     assert (said.acknowledged, said.gateways) == (False, 0)
     assert said.waited_ms >= 300
-    relay.step()
+    relay.run_once()
     beat(redis, "gw_1")
     said = await acknowledged(engine, redis, waiting)
     assert (said.acknowledged, said.gateways) == (True, 1)
@@ -53,7 +53,7 @@ async def test_a_change_that_is_not_published_is_not_acknowledged(engine, redis,
 
 async def test_every_status_that_stands_is_awaited_and_none_that_has_expired(engine, redis, relay, published):
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     beat(redis, "gw_1")
     beat(redis, "gw_2", behind=1)
     redis.zadd(redis_keys.GATEWAYS, {"gw_dead": 1})
@@ -67,7 +67,7 @@ async def test_every_status_that_stands_is_awaited_and_none_that_has_expired(eng
 
 async def test_with_no_gateway_alive_there_is_nobody_to_wait_for(engine, redis, relay, published):
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     said = await acknowledged(engine, redis, waiting)
     assert (said.acknowledged, said.gateways) == (True, 0)
 
@@ -75,11 +75,11 @@ async def test_with_no_gateway_alive_there_is_nobody_to_wait_for(engine, redis, 
 async def test_a_redis_that_has_lost_its_data_tells_nothing_of_gateways(engine, redis, relay, published):
     """Those that were alive may go on serving until their lease is over, and none of them is to be seen."""
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     beat(redis, "gw_1", behind=1)
     redis.flushdb()
     assert not (await acknowledged(engine, redis, waiting)).acknowledged, "and nobody has noticed yet"
-    while relay.step():
+    while relay.run_once():
         pass
     assert not (await acknowledged(engine, redis, waiting)).acknowledged
     assert 50 < redis.ttl(redis_keys.SNAPSHOT_UNSURE) <= 60
@@ -92,7 +92,7 @@ async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_al
     beat(redis, "gw_old")
     waiting = change(engine)
     relay.rebuild("test")
-    relay.step()
+    relay.run_once()
     said = await acknowledged(engine, redis, waiting)
     assert (said.acknowledged, said.gateways) == (False, 0)
     beat(redis, "gw_old")
@@ -102,7 +102,7 @@ async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_al
 async def test_a_rebuild_in_the_middle_is_no_gap(engine, redis, relay, published):
     """The change was published in one epoch, a gateway is still behind in it, and then goes straight to the next."""
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     beat(redis, "gw_1", behind=1)
 
     def rebuilt() -> None:
@@ -116,7 +116,7 @@ async def test_a_rebuild_in_the_middle_is_no_gap(engine, redis, relay, published
 
 async def test_redis_away_is_no_acknowledgement_and_no_error(engine, redis, relay, published):
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     nobody = open_redis("redis://127.0.0.1:1/0")
     said = await acknowledged(engine, nobody, waiting)
     assert (said.acknowledged, said.gateways) == (False, 0)
@@ -124,15 +124,15 @@ async def test_redis_away_is_no_acknowledgement_and_no_error(engine, redis, rela
 
 def test_what_others_publish_meanwhile_does_not_move_the_goal(engine, redis, relay, published):
     waiting = change(engine)
-    relay.step()
+    relay.run_once()
     beat(redis, "gw_1", behind=1)
-    look = Look(engine, redis, [waiting])
-    assert not look.again()
+    scan = AckScan(engine, redis, [waiting])
+    assert not scan.run_once()
     for others in range(1, 4):
         change(engine)
-        relay.step()
+        relay.run_once()
         beat(redis, "gw_1", behind=others)
-        assert look.again()
+        assert scan.run_once()
     beat(redis, "gw_1", behind=4)
-    assert not look.again()
-    assert look.awaited == ["gw_1"]
+    assert not scan.run_once()
+    assert scan.awaited == ["gw_1"]

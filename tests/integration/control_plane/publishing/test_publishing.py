@@ -10,9 +10,9 @@ from sqlmodel import Session, select
 
 from control_plane.publishing import outbox, snapshot_store
 from control_plane.publishing.models import OutboxChange
-from control_plane.publishing.outbox_relay import Relay
+from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.publishing.projection import Projection, published
-from control_plane.publishing.snapshot_store import KINDS, PublishedMeanwhile
+from control_plane.publishing.snapshot_store import KINDS, PublishConflict
 from core import db, redis_keys
 from core.api_keys import hash_key
 from core.contracts.grants import KeyGrant, TenantGrant
@@ -21,8 +21,8 @@ from core.contracts.snapshots import SnapshotChange
 from tests.fixtures.control_plane.api import LIMITS, PEPPER
 
 
-def drain(relay: Relay) -> None:
-    while relay.step():
+def drain(relay: OutboxRelay) -> None:
+    while relay.run_once():
         pass
 
 
@@ -133,7 +133,7 @@ def test_a_relay_that_dies_after_publishing_publishes_again_to_the_same_end(api,
     with monkeypatch.context() as patched:
         patched.setattr(relay, "_settle", die)
         with pytest.raises(Died):
-            relay.step()
+            relay.run_once()
     before, at = content(redis), generation(redis)
     assert tenant.id.encode() in before["tenants"]
     drain(relay)
@@ -162,14 +162,14 @@ def test_a_change_that_commits_late_is_not_passed_over(api, relay, redis, engine
 
 def test_two_relays_racing_publish_each_change_in_order_without_a_gap(api, engine, redis_settings, redis):
     tenants = [api.tenant() for _ in range(3)]
-    drain(Relay(engine, redis, _projections()))
+    drain(OutboxRelay(engine, redis, _projections()))
     stop = threading.Event()
 
     def race():
         with Redis.from_url(redis_settings.redis_url) as client:
-            relay = Relay(engine, client, _projections(), batch_max=2)
+            relay = OutboxRelay(engine, client, _projections(), batch_max=2)
             while not stop.is_set():
-                relay.step()
+                relay.run_once()
 
     threads = [threading.Thread(target=race) for _ in range(2)]
     for thread in threads:
@@ -181,7 +181,7 @@ def test_two_relays_racing_publish_each_change_in_order_without_a_gap(api, engin
     stop.set()
     for thread in threads:
         thread.join()
-    drain(Relay(engine, redis, _projections()))
+    drain(OutboxRelay(engine, redis, _projections()))
     held = followed(redis)["tenants"]
     assert held == redis.hgetall(redis_keys.snapshot("tenants"))
     assert {msgspec.json.decode(value, type=TenantGrant).limits.kv_pages for value in held.values()} == {10}
@@ -197,7 +197,7 @@ def test_a_stale_relay_cannot_overwrite_a_newer_change(redis):
             redis.hincrby(redis_keys.SNAPSHOT_META, "generation", 1)
             snapshot_store.append(pipe, now, [change])
 
-    with pytest.raises(PublishedMeanwhile):
+    with pytest.raises(PublishConflict):
         publish_late()
     assert generation(redis) == 6
 
@@ -207,7 +207,7 @@ def test_a_redis_that_lost_everything_or_the_last_second_is_made_whole(api, rela
     drain(relay)
     whole = content(redis)
     redis.flushall()
-    assert relay.step()
+    assert relay.run_once()
     assert content(redis) == whole
     kept = content(redis)
     at = generation(redis)
@@ -230,7 +230,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
 
     nothing = Projection(one=lambda *_: published(None), every=lambda _: iter(()))
     projections = dict.fromkeys(KINDS, nothing) | {"tenants": Projection(one=nothing.one, every=every)}
-    relay = Relay(engine, redis, projections)
+    relay = OutboxRelay(engine, redis, projections)
     relay.rebuild("asked")
     stop, torn = threading.Event(), []
 
@@ -255,12 +255,12 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
 def test_a_rebuild_waits_for_a_relay_at_work_and_then_gives_up(engine, redis):
     from core.errors import Unavailable
 
-    relay = Relay(engine, redis, _projections())
+    relay = OutboxRelay(engine, redis, _projections())
     with relay._alone() as alone:
         assert alone
         with pytest.raises(Unavailable, match="publishing"):
-            Relay(engine, redis, _projections()).rebuild("asked", wait_s=0.2)
-        assert not Relay(engine, redis, _projections()).step()
+            OutboxRelay(engine, redis, _projections()).rebuild("asked", wait_s=0.2)
+        assert not OutboxRelay(engine, redis, _projections()).run_once()
 
 
 def test_a_rolled_back_change_is_never_published(engine, redis, relay):

@@ -44,7 +44,7 @@ def test_a_spend_limit_is_published_as_a_ceiling_over_what_was_charged_before_th
     tenant = api.tenant(plan["name"])
     before = charge(tenant.id, days_ago=40)
     charge(tenant.id, days_ago=0)
-    while relay.step():
+    while relay.run_once():
         pass
     found = grant(redis, tenant.id)
     assert found.prices == Prices(**PRICES)
@@ -52,14 +52,14 @@ def test_a_spend_limit_is_published_as_a_ceiling_over_what_was_charged_before_th
     api.admin.patch(
         f"/api/v1/admin/tenants/{tenant.id}", json={"limits": {"spend_nanos_per_month": 1}}
     ).raise_for_status()
-    while relay.step():
+    while relay.run_once():
         pass
     assert grant(redis, tenant.id).spend_ceiling_nanos == before + 1
 
 
 def test_without_a_limit_there_is_no_ceiling(api, relay, redis):
     tenant = api.tenant()
-    while relay.step():
+    while relay.run_once():
         pass
     assert grant(redis, tenant.id).spend_ceiling_nanos is None
 
@@ -68,21 +68,21 @@ def test_late_usage_of_an_earlier_month_raises_the_ceiling_when_it_is_counted_ag
     """The same step publishes the new ceilings when a month turns: what was charged before it is more."""
     plan = api.plan(limits={"spend_nanos_per_month": 1000})
     tenant, other = api.tenant(plan["name"]), api.tenant(plan["name"])
-    while relay.step():
+    while relay.run_once():
         pass
     late = charge(tenant.id, days_ago=40)
     ceilings = SpendCeilings(engine, redis, WorkerSettings(spend_ceiling_recount_s=3600))
-    ceilings.step()
+    ceilings.run_once()
     with engine.connect() as connection:
         fields = connection.exec_driver_sql("SELECT field FROM outbox").scalars().all()
     assert fields == [tenant.id]
-    while relay.step():
+    while relay.run_once():
         pass
     assert grant(redis, tenant.id).spend_ceiling_nanos == late + 1000
     assert grant(redis, other.id).spend_ceiling_nanos == 1000
     charge(tenant.id, days_ago=40)
-    ceilings.step()  # not yet time to look again
-    assert not relay.step()
+    ceilings.run_once()  # not yet time to look again
+    assert not relay.run_once()
 
 
 def test_a_key_has_limits_of_its_own_for_good(api, relay, redis, engine):
@@ -93,7 +93,7 @@ def test_a_key_has_limits_of_its_own_for_good(api, relay, redis, engine):
     assert made["limits"] == everything
     assert tenant.http.get(f"/api/v1/api-keys/{made['id']}").json()["limits"] == everything
     assert tenant.http.get(f"/api/v1/api-keys/{tenant.key_id}").json()["limits"] is None
-    while relay.step():
+    while relay.run_once():
         pass
     grants = [msgspec.json.decode(value, type=KeyGrant) for value in redis.hvals(redis_keys.snapshot("keys"))]
     assert {each.key_id: each.limits for each in grants} == {tenant.key_id: None, made["id"]: KeyLimits(**limits)}
@@ -133,13 +133,13 @@ def test_prices_are_published_with_their_version_by_which_running_requests_are_c
     """A price that rises under a request breaks no hold: it is charged what was held for it."""
     plan = api.plan()
     tenant = api.tenant(plan["name"])
-    while relay.step():
+    while relay.run_once():
         pass
     before = grant(redis, tenant.id)
     dearer = {name: nanos * 10 for name, nanos in PRICES.items()}
     answer = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/versions", json={"limits": LIMITS, "prices": dearer})
     answer.raise_for_status()
-    while relay.step():
+    while relay.run_once():
         pass
     after = grant(redis, tenant.id)
     assert before.price_version_id != after.price_version_id

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from control_plane.projections import projections
-from control_plane.publishing.outbox_relay import Relay
+from control_plane.publishing.outbox_relay import OutboxRelay
 from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from tenora.doctor.command import examine
@@ -24,7 +24,7 @@ from tests.fixtures.engine.agent_harness import engine_name, room_of
 def room(redis_server, engine, tmp_path):
     """An agent and a gateway over what Postgres has, published by the control plane's own relay."""
     with room_of(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
-        Relay(engine, room.client, projections()).rebuild("first")
+        OutboxRelay(engine, room.client, projections()).rebuild("first")
         yield room
 
 
@@ -74,7 +74,7 @@ def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_
     assert ("snapshot tenants tn_of_nobody", "is published and not in Postgres") in said
     assert ("gateway gw_late", "decides by another epoch of the snapshot") in said
     room.client.delete(redis_keys.gateway(late.id))
-    Relay(engine, room.client, projections()).rebuild("the cure")
+    OutboxRelay(engine, room.client, projections()).rebuild("the cure")
     wait_until(lambda: doctor() == (0, []), what="the cure to work")
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from control_plane.projections import projections
-from control_plane.publishing.outbox_relay import Relay
+from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, PublishingSettings, WebSettings
 from core import redis_keys
 from core.contracts.routes import AdapterRoute, PrefetchHint
@@ -58,10 +58,10 @@ def test_a_flip_tells_replicas_what_to_bring_ahead(tenant, ready, base, redis):
 
 def test_gateways_are_told_of_the_newest_revisions_and_of_those_with_an_alias(engine, tenant, ready, redis):
     put(tenant, "old", revision=ready[0]).raise_for_status()
-    relay = Relay(engine, redis, projections(PublishingSettings(revisions_published_max=1)))
+    relay = OutboxRelay(engine, redis, projections(PublishingSettings(revisions_published_max=1)))
 
     def published() -> AdapterRoute:
-        while relay.step():
+        while relay.run_once():
             pass
         return msgspec.json.decode(redis.hget(redis_keys.snapshot("adapters"), f"{tenant.id}/bot"), type=AdapterRoute)
 
@@ -105,7 +105,7 @@ def test_gateways_are_told_of_every_alias_and_every_ready_revision(tenant, ready
     def published() -> AdapterRoute:
         return msgspec.json.decode(redis.hget(redis_keys.snapshot("adapters"), f"{tenant.id}/bot"), type=AdapterRoute)
 
-    while relay.step():
+    while relay.run_once():
         pass
     route = published()
     assert route.aliases == {"prod": {ready[0]: 3, ready[2]: 1}, "old": {ready[1]: 1}}
@@ -114,7 +114,7 @@ def test_gateways_are_told_of_every_alias_and_every_ready_revision(tenant, ready
     relay.rebuild("test")
     assert published() == route
     tenant.http.delete(f"{ALIASES}/old").raise_for_status()
-    while relay.step():
+    while relay.run_once():
         pass
     assert published().aliases == {"prod": {ready[0]: 3, ready[2]: 1}}
 

@@ -14,7 +14,7 @@ def pinned(redis, relay):
     """The engine names that replicas are told to keep, after what has been committed is published."""
 
     def read() -> set[str]:
-        while relay.step():
+        while relay.run_once():
             pass
         values = redis.hgetall(redis_keys.snapshot("pins"))
         assert all(msgspec.json.decode(value, type=Pin).engine_name == key.decode() for key, value in values.items())

@@ -10,8 +10,8 @@ from adapters.object_store.revision_store import revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
-from control_plane.registry.cleanup.stored_revisions import StoredRemoval
-from control_plane.registry.review.validation_worker import Validator
+from control_plane.registry.cleanup.stored_revisions import StoredRevisionCleanup
+from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revisions import stored_digests
 from control_plane.registry.revocations.receipts import ReceiptCollector
 from core import db
@@ -29,13 +29,13 @@ def s3_settings(s3_settings):
 
 
 @pytest.fixture
-def removal(engine, store) -> StoredRemoval:
-    return StoredRemoval(engine, store, impatient())
+def removal(engine, store) -> StoredRevisionCleanup:
+    return StoredRevisionCleanup(engine, store, impatient())
 
 
 @pytest.fixture
-def validator(engine, store) -> Validator:
-    return Validator(engine, store, UploadSettings(), impatient(canary_required=False))
+def validator(engine, store) -> ValidationWorker:
+    return ValidationWorker(engine, store, UploadSettings(), impatient(canary_required=False))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def validated(tenant, validator, name: str, base, folder) -> str:
     """Upload and validate; returns the digest."""
     tenant.adapter(name, base)
     path = upload(tenant, name, folder)
-    assert validator.step()
+    assert validator.run_once()
     revision = tenant.http.get(path).json()
     assert revision["status"] == "ready", revision
     return revision["sha256"]
@@ -69,23 +69,23 @@ def test_the_object_goes_after_its_quarantine_with_the_last_adapter_of_its_diges
     folder = write_adapter(tmp_path / "a", base, seed=101)
     digest = validated(ours, validator, "bot", base, folder)
     assert validated(theirs, validator, "bot", base, folder) == digest
-    removal.step()
+    removal.run_once()
     assert lies(store, digest)
     ours.http.delete("/api/v1/adapters/bot").raise_for_status()
-    removal.step()
+    removal.run_once()
     assert states(ours) == {"stopping"}, "replicas have not answered"
     forget()
-    patient = StoredRemoval(engine, store, impatient(revocation_quarantine_s=3600))
-    patient.step()
+    patient = StoredRevisionCleanup(engine, store, impatient(revocation_quarantine_s=3600))
+    patient.run_once()
     assert states(ours) == {"quarantined"}
-    removal.step()
+    removal.run_once()
     assert (states(ours), lies(store, digest)) == ({"removed"}, True), "another tenant's adapter is the same"
     theirs.http.delete("/api/v1/adapters/bot").raise_for_status()
     forget()
-    patient.step()
+    patient.run_once()
     assert lies(store, digest)
     for _ in range(2):
-        removal.step()
+        removal.run_once()
         assert (states(theirs), lies(store, digest)) == ({"removed"}, False)
 
 
@@ -103,7 +103,7 @@ def test_what_a_dead_worker_stored_and_no_row_knows_goes_when_it_is_old(api, bas
 
 
 def sweep(orphans: OrphanSweep) -> None:
-    while orphans.step():
+    while orphans.run_once():
         pass
 
 
@@ -113,7 +113,7 @@ def test_what_a_failed_canary_leaves_is_removed_too(api, base, engine, store, re
     with engine.begin() as connection:
         change = "UPDATE revisions SET status = 'rejected', digest = NULL, decided_at = now()"
         connection.exec_driver_sql(change)
-    removal.step()
+    removal.run_once()
     assert not lies(store, digest)
 
 
@@ -131,7 +131,7 @@ def test_a_verdict_that_comes_after_the_deletion_leaves_nothing_stored(
         return digests[-1]
 
     monkeypatch.setattr(store, "put_revision", put_then_delete)
-    assert validator.step()
+    assert validator.run_once()
     assert not lies(store, digests[0])
 
 
@@ -150,19 +150,19 @@ def test_what_is_removed_while_it_is_validated_again_is_stored_again(
 
     def put_then_remove(work, manifest):
         found = put(work, manifest)
-        removal.step()
+        removal.run_once()
         return found
 
     store.put_revision = put_then_remove
-    assert validator.step()
+    assert validator.run_once()
     assert tenant.http.get(path).json()["status"] == "validating", "not recorded: it is not there"
     store.put_revision = put
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")
-    assert validator.step()
+    assert validator.run_once()
     assert tenant.http.get(path).json()["status"] == "ready"
     assert lies(store, digest)
-    removal.step()
+    removal.run_once()
     assert lies(store, digest)
 
 
@@ -191,11 +191,14 @@ def test_who_refers_to_a_digest_is_whoever_may_still_need_it(api, base, engine):
     tenant.adapter("bot", base)
     one, two = (add_revision(engine, tenant, "bot", digest="d" * 64, ready=ready) for ready in (True, False))
     with db.unit_of_work(engine) as session:
-        assert (stored_digests.others(session, "d" * 64), stored_digests.others(session, "d" * 64, than=one["id"])) == (
+        assert (
+            stored_digests.count_references(session, "d" * 64),
+            stored_digests.count_references(session, "d" * 64, except_revision_id=one["id"]),
+        ) == (
             2,
             1,
         )
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET stored_removed_at = now() WHERE id = %s", (two["id"],))
     with db.unit_of_work(engine) as session:
-        assert stored_digests.others(session, "d" * 64, than=one["id"]) == 0
+        assert stored_digests.count_references(session, "d" * 64, except_revision_id=one["id"]) == 0

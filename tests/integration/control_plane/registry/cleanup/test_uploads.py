@@ -51,10 +51,10 @@ def test_an_upload_in_parts_that_nobody_goes_on_with_is_given_up(tenant, engine,
     first = revision["uploads"][1]["parts"][0]
     httpx.put(first["url"], content=bytes(first["size_bytes"])).raise_for_status()
     key = upload_key(revision["id"], WEIGHTS)
-    cleanup.step()
+    cleanup.run_once()
     assert len(open_uploads(uploads, key)) == 1, "it may still be completed"
     grow_older(engine)
-    cleanup.step()
+    cleanup.run_once()
     assert open_uploads(uploads, key) == []
     assert httpx.put(first["url"], content=bytes(first["size_bytes"])).status_code == 404
     now = tenant.http.get(f"/api/v1/adapters/router/revisions/{revision['id']}").json()
@@ -66,17 +66,17 @@ def test_open_parts_of_a_decided_revision_go_with_its_objects(tenant, engine, up
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET status = 'rejected', report = '{}'")
     grow_older(engine, "10 minutes")
-    cleanup.step()
+    cleanup.run_once()
     assert open_uploads(uploads, upload_key(revision["id"], WEIGHTS)) == []
 
 
 def test_an_upload_that_no_row_knows_is_given_up_once_it_is_old(engine, uploads, cleanup):
     key = "uploads/rev_nobody/file"
     upload_id = uploads.open_multipart(key)
-    cleanup.step()
+    cleanup.run_once()
     assert open_uploads(uploads, key) == [upload_id]
     hurried = UploadCleanup(engine, uploads, upload_expires_s=-3600, url_expires_s=-3600, batch_max=10)
-    while hurried.step():
+    while hurried.run_once():
         pass
     assert open_uploads(uploads, key) == []
 

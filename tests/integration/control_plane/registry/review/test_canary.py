@@ -5,15 +5,15 @@ import json
 import msgspec
 import pytest
 
-from control_plane.registry.review.canary_worker import CanaryExchange
+from control_plane.registry.review.canary_worker import CanaryWorker
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
 from tests.fixtures.control_plane.registry_rows import add_revision, beat, impatient
 
 
 @pytest.fixture
-def exchange(engine, redis) -> CanaryExchange:
-    return CanaryExchange(engine, redis, impatient())
+def exchange(engine, redis) -> CanaryWorker:
+    return CanaryWorker(engine, redis, impatient())
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def grow_older(engine, seconds: int) -> None:
 def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine, redis, relay, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     waiting = seen(tenant, revision)
     assert (waiting["status"], waiting["stage"], waiting["sha256"]) == ("validating", "canary", None)
     (job,) = jobs(redis, base)
     assert (job.revision_id, job.engine_name, job.attempt) == (revision["id"], revision["engine_name"], 1)
     result(redis, job)
-    exchange.step()
+    exchange.run_once()
     ready = seen(tenant, revision)
     assert (ready["status"], ready["stage"], ready["sha256"]) == ("ready", None, revision["digest"])
     assert ready["report"]["notes"] == ["a note"]
@@ -90,10 +90,10 @@ def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine
 def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, engine, redis, relay, exchange, code):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     (job,) = jobs(redis, base)
     result(redis, job, code, adapter_answer="\0" * 3, logprob_difference=None)
-    exchange.step()
+    exchange.run_once()
     rejected = seen(tenant, revision)
     (problem,) = rejected["report"]["problems"]
     assert (rejected["status"], rejected["sha256"], problem["code"]) == ("rejected", None, code)
@@ -107,48 +107,48 @@ def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, 
 def test_a_lost_job_is_asked_again_and_a_late_answer_is_dropped(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
-    exchange.step()
+    exchange.run_once()
+    exchange.run_once()
     (first,) = jobs(redis, base)
     assert first.attempt == 1, "asked once while its time runs"
     grow_older(engine, 31)
-    exchange.step()
+    exchange.run_once()
     (second,) = jobs(redis, base)
     assert second.attempt == 2
     result(redis, msgspec.structs.replace(second, attempt=1), "canary_no_effect")
     redis.lpush(redis_keys.CANARY_RESULTS, b"{")
     result(redis, second)
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
     result(redis, second, "canary_no_effect")
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready", "what is decided stays so"
 
 
 def test_a_run_that_went_well_counts_though_it_was_slow(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     (first,) = jobs(redis, base)
     grow_older(engine, 31)
-    exchange.step()
+    exchange.run_once()
     result(redis, first)
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
 
 
 def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     result(redis, jobs(redis, base)[0])
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE revisions RENAME TO away")
     with pytest.raises(Exception, match="revisions"):
-        exchange.step()
+        exchange.run_once()
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE away RENAME TO revisions")
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
 
 
@@ -156,10 +156,10 @@ def test_a_pool_that_never_answers_gets_the_revision_rejected(base, tenant, engi
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for attempt in (1, 2, 3):
-        exchange.step()
+        exchange.run_once()
         assert [job.attempt for job in jobs(redis, base)] == [attempt]
         grow_older(engine, 31)
-    exchange.step()
+    exchange.run_once()
     rejected = seen(tenant, revision)
     assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
 
@@ -173,18 +173,18 @@ def test_a_job_that_waits_or_runs_is_no_attempt_however_long_it_takes(base, tena
     revision = add_revision(engine, tenant, "bot", ready=False)
     replica = beat(redis, base.id)
     for _ in range(5):
-        exchange.step()
+        exchange.run_once()
         assert redis.llen(redis_keys.canary_jobs(base.id, 16)) == 1
         grow_older(engine, 31)
     (job,) = jobs(redis, base)
     take(redis, job, replica)
     for _ in range(5):
-        exchange.step()
+        exchange.run_once()
         assert jobs(redis, base) == []
         grow_older(engine, 31)
     assert job.attempt == 1
     result(redis, job)
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
 
 
@@ -192,18 +192,18 @@ def test_a_run_without_a_verdict_is_no_attempt_and_is_asked_again_after_its_time
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for _ in range(5):
-        exchange.step()
+        exchange.run_once()
         (job,) = jobs(redis, base)
         assert job.attempt == 1
         result(redis, job, "canary_later")
-        exchange.step()
+        exchange.run_once()
         waiting = seen(tenant, revision)
         assert (waiting["status"], jobs(redis, base)) == ("validating", [])
         assert "gave no verdict" in waiting["report"]["notes"][-1]
         grow_older(engine, 31)
-    exchange.step()
+    exchange.run_once()
     result(redis, jobs(redis, base)[0])
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
 
 
@@ -213,16 +213,16 @@ def test_a_revision_that_costs_three_replicas_is_rejected_though_each_was_the_la
     revision = add_revision(engine, tenant, "bot", ready=False)
     for attempt in (1, 2, 3):
         replica = beat(redis, base.id, replica_id="rep_1")
-        exchange.step()
+        exchange.run_once()
         (job,) = jobs(redis, base)
         assert job.attempt == attempt
         take(redis, job, replica)
         redis.delete(redis_keys.replica(replica.id))
-        exchange.step()
+        exchange.run_once()
         assert seen(tenant, revision)["status"] == "validating"
         grow_older(engine, 31)
     beat(redis, base.id, replica_id="rep_1")
-    exchange.step()
+    exchange.run_once()
     rejected = seen(tenant, revision)
     assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
 
@@ -233,11 +233,11 @@ def test_a_good_answer_that_lies_there_is_read_before_the_last_attempt_is_given_
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for _ in range(3):
-        exchange.step()
+        exchange.run_once()
         (job,) = jobs(redis, base)
         grow_older(engine, 31)
     result(redis, job)
-    exchange.step()
+    exchange.run_once()
     assert seen(tenant, revision)["status"] == "ready"
 
 
@@ -247,7 +247,7 @@ def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, en
     beat(redis, base.id, state="starting")
     beat(redis, "another-base")
     for _ in range(5):
-        exchange.step()
+        exchange.run_once()
         grow_older(engine, 31)
     waiting = seen(tenant, revision)
     assert (waiting["status"], waiting["stage"]) == ("validating", "canary")
@@ -255,7 +255,7 @@ def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, en
     assert "rank 12" in note
     assert jobs(redis, base, 8) == []
     small, large = beat(redis, base.id, rank_max=16), beat(redis, base.id, rank_max=64)
-    exchange.step()
+    exchange.run_once()
     assert (len(jobs(redis, base, small.rank_max)), len(jobs(redis, base, large.rank_max))) == (1, 0)
     assert note not in seen(tenant, revision)["report"]["notes"]
 
@@ -264,11 +264,11 @@ def test_jobs_lost_with_their_pool_do_not_count(base, tenant, engine, redis, exc
     revision = add_revision(engine, tenant, "bot", ready=False)
     for _ in range(4):
         replica = beat(redis, base.id)
-        exchange.step()
+        exchange.run_once()
         assert [job.attempt for job in jobs(redis, base)] == [1]
         redis.delete(redis_keys.replica(replica.id))
         grow_older(engine, 31)
-        exchange.step()
+        exchange.run_once()
     assert seen(tenant, revision)["status"] == "validating"
 
 
@@ -278,18 +278,18 @@ def test_a_pool_is_asked_no_more_than_it_can_take_in_turns_between_tenants(api, 
     flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(6)]
     single = add_revision(engine, other, "bot", ready=False)["id"]
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     first = jobs(redis, base)
     assert [job.revision_id for job in first] == [flood[0], single]
-    exchange.step()
+    exchange.run_once()
     assert jobs(redis, base) == []
     result(redis, first[0])
-    exchange.step()
+    exchange.run_once()
     assert [job.revision_id for job in jobs(redis, base)] == [flood[1]]
 
 
 def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engine, redis):
-    one_at_a_time = CanaryExchange(engine, redis, impatient(canary_jobs_per_replica=1))
+    one_at_a_time = CanaryWorker(engine, redis, impatient(canary_jobs_per_replica=1))
     other = api.tenant()
     other.adapter("bot", base)
     flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(4)]
@@ -299,11 +299,11 @@ def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engin
     beat(redis, base.id)
     order = []
     for _ in range(3):
-        one_at_a_time.step()
+        one_at_a_time.run_once()
         (job,) = jobs(redis, base)
         order.append(job.revision_id)
         result(redis, job)
-        one_at_a_time.step()
+        one_at_a_time.run_once()
         redis.delete(redis_keys.canary_jobs(base.id, 16))
         grow_older(engine, 31)
     assert order == [flood[0], single, flood[1]]
@@ -312,17 +312,17 @@ def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engin
 def test_a_suspended_tenants_revision_is_neither_asked_nor_judged(api, base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     (job,) = jobs(redis, base)
     path = f"/api/v1/admin/tenants/{tenant.id}"
     api.admin.patch(path, json={"status": "suspended"}).raise_for_status()
     result(redis, job, "canary_failed_to_load")
-    exchange.step()
+    exchange.run_once()
     grow_older(engine, 31)
-    exchange.step()
+    exchange.run_once()
     assert jobs(redis, base) == []
     api.admin.patch(path, json={"status": "active"}).raise_for_status()
-    exchange.step()
+    exchange.run_once()
     assert [job.attempt for job in jobs(redis, base)] == [2]
     assert seen(tenant, revision)["status"] == "validating"
 
@@ -330,11 +330,11 @@ def test_a_suspended_tenants_revision_is_neither_asked_nor_judged(api, base, ten
 def test_a_result_for_a_deleted_adapter_changes_nothing(base, tenant, engine, redis, relay, exchange):
     add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.step()
+    exchange.run_once()
     (job,) = jobs(redis, base)
     tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
     result(redis, job)
-    exchange.step()
+    exchange.run_once()
     relay.rebuild("test")
     assert not redis.exists(redis_keys.snapshot("adapters"))
     assert job.engine_name in json.loads(redis.hvals(redis_keys.snapshot("revocations"))[0])["engine_names"]

@@ -37,7 +37,7 @@ def test_new_classes_move_revisions_to_the_cheapest_that_fits_and_publish_them(a
     small, large = add_revision(engine, tenant, "bot", rank=4), add_revision(engine, tenant, "bot", rank=12)
     relay.rebuild("test")
     api.register(msgspec.structs.replace(base, rank_max=64, rank_classes=(8, 16, 64))).raise_for_status()
-    while relay.step():
+    while relay.run_once():
         pass
     route = msgspec.json.decode(redis.hget(redis_keys.snapshot("adapters"), f"{tenant.id}/bot"), type=AdapterRoute)
     assert {id_: revision.rank_class for id_, revision in route.revisions.items()} == {small["id"]: 8, large["id"]: 16}

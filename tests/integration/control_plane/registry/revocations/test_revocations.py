@@ -15,7 +15,7 @@ def collector(engine, redis) -> ReceiptCollector:
 
 
 def drain(relay) -> None:
-    while relay.step():
+    while relay.run_once():
         pass
 
 
@@ -93,14 +93,14 @@ def test_it_is_unloaded_only_after_every_live_replica_of_the_base_has_said_so(ap
     assert shown(tenant, revocation)["awaited_replicas"] == sorted([one.id, two.id])
     answer(redis, revocation["id"], one, drained_requests=2)
     answer(redis, revocation["id"], two, state="draining", in_slots=(name,))
-    collector.step()
+    collector.run_once()
     now = shown(tenant, revocation)
     assert (now["state"], now["unloaded_at"], now["awaited_replicas"]) == ("draining", None, [two.id])
     receipts = {receipt["replica"]: receipt for receipt in now["receipts"]}
     assert (receipts[one.id]["state"], receipts[one.id]["drained_requests"]) == ("removed", 2)
     assert (receipts[two.id]["state"], receipts[two.id]["in_slots"]) == ("draining", [name])
     answer(redis, revocation["id"], two, after_s=1, aborted_requests=1)
-    collector.step()
+    collector.run_once()
     now = shown(tenant, revocation)
     assert (now["state"], now["awaited_replicas"]) == ("quarantined", [])
     assert now["unloaded_at"]
@@ -113,7 +113,7 @@ def test_a_tenant_does_not_learn_that_another_has_the_same_weights(api, base, en
     replica = beat(redis, base.id)
     revocation = deleted(tenant, "bot")
     answer(redis, revocation["id"], replica, on_disk=(digest,))
-    collector.step()
+    collector.run_once()
     assert [receipt["on_disk"] for receipt in shown(tenant, revocation)["receipts"]] == [[]]
     whole = api.admin.get(f"/api/v1/admin/revocations/{revocation['id']}").json()
     assert [receipt["on_disk"] for receipt in whole["receipts"]] == [[digest]]
@@ -128,11 +128,11 @@ def test_a_replica_that_restarted_is_awaited_anew_and_one_that_is_gone_is_not(ap
     answer(redis, revocation["id"], restarted)
     redis.delete(redis_keys.replica(gone.id))
     again = beat(redis, base.id, replica_id=restarted.id, state="starting")
-    collector.step()
+    collector.run_once()
     now = shown(tenant, revocation)
     assert (now["unloaded_at"], now["awaited_replicas"]) == (None, [restarted.id])
     answer(redis, revocation["id"], again, after_s=1)
-    collector.step()
+    collector.run_once()
     assert shown(tenant, revocation)["unloaded_at"]
 
 
@@ -144,12 +144,12 @@ def test_a_redis_that_lost_its_memory_completes_nothing(api, base, engine, redis
     replica = beat(redis, base.id)
     patient = ReceiptCollector(engine, redis, impatient(revocation_settle_s=60))
     revocation = deleted(tenant, "bot")
-    patient.step()
+    patient.run_once()
     redis.flushall()
-    patient.step()
+    patient.run_once()
     assert shown(tenant, revocation)["unloaded_at"] is None, "nobody is alive because nobody is remembered"
     beat(redis, base.id, replica_id=replica.id, boot_id=replica.boot_id)
-    patient.step()
+    patient.run_once()
     assert shown(tenant, revocation)["awaited_replicas"] == [replica.id]
     drain(relay)
     assert set(told(redis)) == {revocation["id"]}, "replicas are told again"
@@ -163,11 +163,11 @@ def test_receipts_already_collected_outlive_redis(api, base, engine, redis, coll
     other = beat(redis, base.id)
     revocation = deleted(tenant, "bot")
     answer(redis, revocation["id"], replica)
-    collector.step()
+    collector.run_once()
     redis.flushall()
     for status in (replica, other):
         beat(redis, base.id, replica_id=status.id, boot_id=status.boot_id)
-    collector.step()
+    collector.run_once()
     assert shown(tenant, revocation)["awaited_replicas"] == [other.id]
 
 
@@ -176,15 +176,15 @@ def test_a_deletion_is_told_for_long_and_then_forgotten(api, base, engine, redis
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
     revocation = deleted(tenant, "bot")
-    collector.step()
+    collector.run_once()
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE adapter_revocations SET removed_at = now()")
-    collector.revisit()
+    collector.recheck_unloaded()
     relay.rebuild("test")
     assert set(told(redis)) == {revocation["id"]}, "replicas that come back must hear of it"
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE adapter_revocations SET created_at = created_at - interval '8 days'")
-    collector.revisit()
+    collector.recheck_unloaded()
     drain(relay)
     assert told(redis) == {}
     assert shown(tenant, revocation)["state"] == "removed"
@@ -208,7 +208,7 @@ def test_a_suspended_tenant_is_served_by_nobody_and_comes_back_whole(api, base, 
         ("empty", "suspended", "unloaded"),
     }
     assert len(told(redis)) == 1
-    collector.step()
+    collector.run_once()
     relay.rebuild("test")
     assert (len(told(redis)), routed(redis)) == (1, {f"{other.id}/bot"}), "told for as long as it lasts"
     for _ in range(2):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.registry.models import AdapterRevocation
-from control_plane.registry.revocations.receipts import awaited, merged
+from control_plane.registry.revocations.receipts import awaited_replicas, merge_receipts
 from control_plane.registry.revocations.views import state_of
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.revocations import RevocationReceipt
@@ -40,7 +40,7 @@ def receipt(replica: str, *, boot: str = "boot_1", state: str = "removed", at_ms
 
 def collect(answered: dict[str, bytes], known: dict | None = None) -> dict:
     encoded = {replica.encode(): value for replica, value in answered.items()}
-    return merged(known or {}, encoded, revocation_id="rvk_1", engine_names=[MINE])
+    return merge_receipts(known or {}, encoded, revocation_id="rvk_1", engine_names=[MINE])
 
 
 def test_a_replica_is_awaited_until_its_present_engine_says_that_nothing_is_left():
@@ -52,11 +52,11 @@ def test_a_replica_is_awaited_until_its_present_engine_says_that_nothing_is_left
         }
     )
     alive = [status(name) for name in ("done", "draining", "restarted", "silent")]
-    assert awaited("tiny", receipts, alive) == ["draining", "restarted", "silent"]
+    assert awaited_replicas("tiny", receipts, alive) == ["draining", "restarted", "silent"]
 
 
 def test_replicas_of_another_base_model_are_not_awaited():
-    assert awaited("tiny", {}, [status("other", base_model="large")]) == []
+    assert awaited_replicas("tiny", {}, [status("other", base_model="large")]) == []
 
 
 def test_a_receipt_shows_no_name_but_the_revoked_ones():
