@@ -1,11 +1,10 @@
-"""Waits until every live gateway decides by a change that has been committed. What it changes is not known here.
+"""Waits until every live gateway has applied a committed change. This module does not know the content of the change.
 
-Fails open: when Redis or a gateway does not answer in time the change stands all the same, and the answer says that it
-is not acknowledged. A gateway process without a heartbeat serves nothing (``data_plane.gateway.state.heartbeat``) and
-serves again
-only with all that was published by then, so nobody is awaited who has none: with no gateway at all, every change is
-acknowledged. A Redis that has lost data has lost heartbeats too, of gateways that still serve by them; until those are
-over, nothing is acknowledged.
+Fails open: when Redis or a gateway does not answer in time, the change stands and the response says that it is not
+acknowledged. A gateway process without a heartbeat serves nothing (``data_plane.gateway.state.heartbeat``), and it
+serves again only after it has loaded everything published by then. Gateways without a heartbeat are therefore not
+awaited; without any gateway every change is acknowledged. A Redis that lost data also lost heartbeats of gateways that
+still serve. Until those leases have expired, nothing is acknowledged.
 """
 
 import time
@@ -33,7 +32,7 @@ from core.db import unit_of_work
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledgement:
-    """Whether every live gateway has a change, how many gateways have it, and how long that was waited for."""
+    """Whether every live gateway has a change, how many gateways have it, and how long the wait took."""
 
     acknowledged: bool
     gateways: int
@@ -41,7 +40,9 @@ class Acknowledgement:
 
 
 class AckWaiter:
-    """Looks every ``poll_ms``, the last time after ``wait_ms``; Redis and Postgres bound how long one look takes."""
+    """Scans every ``poll_ms``, for the last time after ``wait_ms``. The timeouts of Redis and Postgres bound one
+    scan.
+    """
 
     def __init__(self, engine: Engine, redis: Redis, *, wait_ms: int, poll_ms: int) -> None:
         self._engine = engine
@@ -50,7 +51,9 @@ class AckWaiter:
         self._poll_s = poll_ms / 1000
 
     async def wait(self, change_ids: Sequence[int]) -> Acknowledgement:
-        """Wait for these changes of the outbox, whose transaction has committed. Never raises for what is away."""
+        """Wait for these outbox changes, whose transaction has committed. An unavailable Redis or Postgres never
+        raises.
+        """
         began = time.monotonic()
         scan = AckScan(self._engine, self._redis, change_ids)
         while True:
@@ -61,32 +64,32 @@ class AckWaiter:
             await anyio.sleep(min(self._poll_s, self._wait_s - waited_s))
         metrics.ACKNOWLEDGE_SECONDS.labels("yes" if acknowledged else "no").observe(waited_s)
         if not acknowledged:
-            structlog.get_logger().warning("a change is not acknowledged by every gateway", awaited=scan.awaited)
+            structlog.get_logger().warning("change not acknowledged by every gateway", awaited=scan.awaited)
         return Acknowledgement(acknowledged=acknowledged, gateways=scan.having, waited_ms=round(waited_s * 1000))
 
 
 class AckScan:
-    """One wait's looks. ``having`` and ``awaited`` are of the last. The position it sees first, once its changes are
-    published, is the goal: what others publish after that does not move it.
+    """The scans of one wait. ``having`` and ``awaited`` describe the last scan. The first position that contains the
+    changes is the goal; changes that others publish later do not move it.
     """
 
     def __init__(self, engine: Engine, redis: Redis, change_ids: Sequence[int]) -> None:
         self._engine = engine
         self._redis = redis
         self._change_ids = change_ids
-        self._enough: dict[str, int] = {}  # by epoch, the generation that has the changes
+        self._enough: dict[str, int] = {}  # by epoch, the first generation that contains the changes
         self.having = 0
         self.awaited: list[str] = []
 
     def run_once(self) -> bool:
-        """Whether every live gateway has the changes now."""
+        """Whether every live gateway has the changes now. Unavailable dependencies count as no."""
         try:
             position = self._published()
             if position is None:
                 return False
             statuses = self._statuses(position)
         except (RedisError, OSError, SQLAlchemyError, msgspec.MsgspecError) as error:
-            structlog.get_logger().warning("cannot see what gateways have", error=repr(error))
+            structlog.get_logger().warning("gateway positions unavailable", error=repr(error))
             return False
         if statuses is None:
             return False
@@ -95,30 +98,35 @@ class AckScan:
         return not self.awaited
 
     def _published(self) -> Position | None:
-        """What Redis has, once the changes are in it. Every epoch that begins after that was read from Postgres with
-        them in it.
+        """The position of Redis, or None until the changes are in it. Every epoch that begins later was read from
+        Postgres and therefore contains them.
         """
         with unit_of_work(self._engine) as session:
             waiting = select(OutboxChange.id).where(col(OutboxChange.id).in_(self._change_ids)).limit(1)
-            # One statement, because whoever publishes removes the changes and moves the position in one transaction.
+            # One statement, because the relay removes the changes and moves the position in one transaction.
             row = session.exec(select(PublishedSnapshot, waiting.scalar_subquery())).first()
         if row is None:
             return None
-        position, still_waits = row
-        if still_waits is not None and not self._enough:
+        position, still_waiting = row
+        if still_waiting is not None and not self._enough:
             return None
         self._enough.setdefault(position.epoch, 1 if self._enough else position.generation)
         return Position(epoch=position.epoch, generation=position.generation)
 
     def _statuses(self, published: Position) -> list[GatewayStatus] | None:
-        """Every gateway's; None from a Redis that has lost data, which nobody may have noticed yet."""
+        """The status of every gateway. None when Redis has lost data, even if the relay has not noticed yet."""
         names = [name.decode() for name in cast("list[bytes]", self._redis.zrange(redis_keys.GATEWAYS, 0, -1))]
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
             pipe.exists(redis_keys.SNAPSHOT_UNSURE)
             for name in names:
                 pipe.get(redis_keys.gateway(name))
-            (epoch, generation), unsure, *found = pipe.execute()
-        if unsure or epoch is None or epoch.decode() != published.epoch or int(generation) < published.generation:
+            (epoch, generation), heartbeats_uncertain, *found = pipe.execute()
+        if (
+            heartbeats_uncertain
+            or epoch is None
+            or epoch.decode() != published.epoch
+            or int(generation) < published.generation
+        ):
             return None
         return [msgspec.json.decode(value, type=GatewayStatus) for value in found if value is not None]

@@ -1,4 +1,4 @@
-"""Tables of the publishing room: changes that gateways have yet to hear of, and what they have heard so far."""
+"""Tables of the publishing room: changes that are not yet published, and the position of the published snapshot."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from core import clock
 
 
 class OutboxChange(SQLModel, table=True):
-    """Says that one field of a published snapshot must be read again from its room. Removed once published."""
+    """One field of a published snapshot that must be read again from its room. Deleted once published."""
 
     __tablename__ = "outbox"
 
@@ -20,7 +20,7 @@ class OutboxChange(SQLModel, table=True):
 
 
 class PublishedSnapshot(SQLModel, table=True):
-    """One row: the epoch and generation that Redis had acknowledged. A Redis that has less has lost something."""
+    """One row: the epoch and generation that Redis last acknowledged. A Redis that has less has lost data."""
 
     __tablename__ = "published_snapshot"
     __table_args__ = (CheckConstraint("id = 1", name="one_row"),)

@@ -1,6 +1,6 @@
-"""What other rooms call to have a change published: a note in the outbox, in the transaction of the change.
+"""The outbox: other rooms call it to have a change published, in the transaction of the change.
 
-The note names a field of a snapshot, not its value: whoever publishes it reads the value as it is then.
+A row names a field of a snapshot, not its value. The relay reads the current value when it publishes.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from core.contracts.snapshots import SnapshotKind
 
 
 def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxChange:
-    """Have gateways learn of this field of this snapshot, soon after the caller's transaction commits.
-    IdempotentRequest flushed, the note has the id by which ``acknowledge`` waits for it.
+    """Have this field of this snapshot published soon after the caller's transaction commits. Once flushed, the
+    returned row has the id that ``gateway_ack`` waits for.
     """
-    note = OutboxChange(kind=kind, field=field)
-    session.add(note)
-    return note
+    change = OutboxChange(kind=kind, field=field)
+    session.add(change)
+    return change
 
 
 def publish_changes(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
-    """The same for many fields."""
+    """Like ``publish_change``, for many fields."""
     session.add_all(OutboxChange(kind=kind, field=field) for field in fields)

@@ -1,7 +1,7 @@
-"""Carries committed changes from the outbox to Redis, and rebuilds the whole snapshot when Redis has lost any of it.
+"""Publishes committed changes from the outbox to Redis, and rebuilds the whole snapshot when Redis has lost data.
 
-Postgres is the truth and is read anew for each change, so publishing twice, late or out of order ends in
-the same snapshot. No Redis call is made inside a transaction; while Redis is away, changes wait.
+Postgres is the source of truth and is read again for each change, so publishing twice, late or out of order gives the
+same snapshot. No transaction contains a call to Redis. While Redis is unavailable, changes wait in the outbox.
 """
 
 import secrets
@@ -27,13 +27,15 @@ from core.contracts.snapshots import SnapshotKind
 from core.db import unit_of_work
 from core.errors import Unavailable
 
-_ADVISORY_LOCK: Final = 7_301_945_119  # any fixed number but the migrations': one relay publishes at a time
+_ADVISORY_LOCK: Final = 7_301_945_119  # any fixed number except the migrations'; one relay publishes at a time
 _STAGE_FIELDS: Final = 1000
 _REBUILD_ATTEMPTS: Final = 5
 
 
 class OutboxRelay:
-    """Publishes for gateways. Any number may run: one at a time works, and a stale one cannot overwrite (WATCH)."""
+    """Publishes to gateways. Any number may run: one at a time publishes, and WATCH keeps a slow one from
+    overwriting.
+    """
 
     def __init__(self, engine: Engine, redis: Redis, projections: Projections, *, batch_max: int = 500) -> None:
         self._engine = engine
@@ -42,9 +44,9 @@ class OutboxRelay:
         self._batch_max = batch_max
 
     def run_once(self) -> bool:
-        """Publish what waits, up to the batch size; whether there may be more to do at once."""
-        with self._exclusive() as alone:
-            if not alone:
+        """Publish waiting changes up to the batch size. Returns whether more may be waiting."""
+        with self._exclusive() as exclusive:
+            if not exclusive:
                 return False
             try:
                 return self._publish_waiting()
@@ -52,14 +54,16 @@ class OutboxRelay:
                 return True
 
     def rebuild(self, reason: str, *, wait_s: float = 30) -> Position:
-        """Replace everything in Redis by what Postgres holds now, under a new epoch, in one step for gateways."""
+        """Replace the snapshot in Redis with the state of Postgres, under a new epoch, in one step for gateways. Raises
+        Unavailable when other processes keep publishing for ``wait_s``.
+        """
         deadline = time.monotonic() + wait_s
         while True:
-            with self._exclusive() as alone:
-                if alone:
+            with self._exclusive() as exclusive:
+                if exclusive:
                     return self._rebuild(reason)
             if time.monotonic() > deadline:
-                raise Unavailable(f"Another process has been publishing for {wait_s:g} s; try again.")
+                raise Unavailable(f"Another process has been publishing for {wait_s:g} s. Try again.")
             time.sleep(0.05)
 
     def _publish_waiting(self) -> bool:
@@ -79,7 +83,7 @@ class OutboxRelay:
         return True
 
     def _read(self, session: Session, rows: Sequence[OutboxChange]) -> list[Change]:
-        """Each field named by the rows once, with its value now."""
+        """Each field that the rows name, once, with its current value."""
         named = dict.fromkeys((cast("SnapshotKind", row.kind), row.field) for row in rows)
         return [
             Change(kind=kind, field=field, published=self._projections[kind].one(session, field))
@@ -103,10 +107,10 @@ class OutboxRelay:
             metrics.REBUILDS.labels(reason).inc()
             structlog.get_logger().info("snapshot rebuilt", epoch=epoch, reason=reason)
             return new
-        raise Unavailable("Somebody else keeps publishing while the snapshot is rebuilt; try again.")
+        raise Unavailable("Another process keeps publishing while the snapshot is rebuilt. Try again.")
 
     def _stage(self, kind: SnapshotKind, epoch: str) -> bool:
-        """Read one kind whole, then write it beside the live one; whether there was anything."""
+        """Read one kind completely, then write it to its staging key. Returns whether it has any field."""
         with unit_of_work(self._engine) as session:
             fields = list(self._projections[kind].every(session))
         for part in _parts(fields):
@@ -114,29 +118,31 @@ class OutboxRelay:
         return bool(fields)
 
     def _record_published(self, at: Position, rows: Sequence[OutboxChange]) -> None:
-        """Remember what Redis has, and drop what has been published. Dying before this only publishes it again."""
+        """Store the position of Redis and delete the published changes. A crash before this only publishes them
+        again.
+        """
         with unit_of_work(self._engine) as session:
             session.merge(PublishedSnapshot(id=1, epoch=at.epoch, generation=at.generation))
             session.execute(delete(OutboxChange).where(col(OutboxChange.id).in_([row.id for row in rows])))
 
     @contextmanager
     def _exclusive(self) -> Iterator[bool]:
-        """Whether this is the only relay at work, for as long as the block lasts. The lock is the connection's, so that
-        no transaction is open meanwhile, and Postgres frees it when the process dies.
+        """Yields whether this relay holds the lock of publishing while the block runs. The lock belongs to the
+        connection, so no transaction stays open, and Postgres releases it when the process dies.
         """
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            alone = connection.execute(
+            exclusive = connection.execute(
                 text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _ADVISORY_LOCK}
             ).scalar_one()
             try:
-                yield bool(alone)
+                yield bool(exclusive)
             finally:
-                if alone:
+                if exclusive:
                     connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _ADVISORY_LOCK})
 
 
 def _has_lost(now: Position | None, last: PublishedSnapshot | None) -> bool:
-    """Whether Redis has less than it once acknowledged: nothing at all, another's epoch, or an older generation."""
+    """Whether Redis has less than it once acknowledged: nothing, another epoch, or an older generation."""
     return now is None or last is None or now.epoch != last.epoch or now.generation < last.generation
 
 

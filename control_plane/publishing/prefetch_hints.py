@@ -1,6 +1,6 @@
-"""Tells replicas that an alias has been moved, so that they bring the adapter before the first request for it.
+"""Hints for replicas that an alias was changed, so that they load the adapter before the first request for it.
 
-Fails open: a hint is advice, and one that is lost only makes that first request slower.
+Fails open: a hint is advice, and a lost one only makes that first request slower.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ def hints_for_move(route: AdapterRoute, revision_ids: Iterable[str]) -> tuple[Pr
 
 
 def send_hints(redis: Redis, hints: Sequence[PrefetchHint]) -> None:
-    """Send them, once the move is committed. Never raises for a Redis that is away."""
+    """Send the hints after the change is committed. An unavailable Redis never raises."""
     if not hints:
         return
     try:
@@ -44,4 +44,4 @@ def send_hints(redis: Redis, hints: Sequence[PrefetchHint]) -> None:
                 )
             pipe.execute()
     except (RedisError, OSError) as error:
-        structlog.get_logger().info("hints of a flip were not sent", error=repr(error))
+        structlog.get_logger().info("prefetch hints not sent", error=repr(error))

@@ -1,6 +1,6 @@
-"""What the snapshots are made of: for each kind, how its room's present state becomes published fields.
+"""The types of a published snapshot: for each kind, a reader that turns a room's current state into published fields.
 
-Publishing knows no room; the rooms' readers are handed to it (see ``control_plane.projections``).
+This room knows no other room; it receives their readers (see ``control_plane.projections``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from core.contracts.snapshots import SnapshotKind
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One field's value as it stands in Postgres now: encoded, or None where gateways must not have it. ``blobs`` are
+    """The current value of one field in Postgres: encoded, or None where it must not be published. ``blobs`` are the
     content-addressed bytes that the value refers to, by SHA-256.
     """
 
@@ -24,7 +24,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """Reads one kind: ``one`` field now, or ``every`` field that has a value."""
+    """Reads one kind of snapshot: ``one`` field, or ``every`` field that has a value."""
 
     one: Callable[[Session, str], Published]
     every: Callable[[Session], Iterator[tuple[str, Published]]]
@@ -34,5 +34,5 @@ Projections = Mapping[SnapshotKind, Projection]
 
 
 def published(value: msgspec.Struct | None, blobs: Mapping[str, bytes] | None = None) -> Published:
-    """A struct of ``core.contracts``, or None, as it is published."""
+    """Encode a struct of ``core.contracts``, or None, for publication."""
     return Published(value=None if value is None else msgspec.json.encode(value).decode(), blobs=blobs or {})

@@ -1,7 +1,7 @@
-"""The snapshots' side in Redis: single changes appended, or everything replaced in one step.
+"""The snapshots in Redis: appends single changes, or replaces everything in one step.
 
-Every write is a MULTI that happens only if nobody else has published since the writer looked (WATCH on the epoch and
-generation), so what was read from Postgres before another's newer write can never overwrite it.
+Every write is a MULTI that succeeds only if no other process has published since the writer read the position (WATCH on
+epoch and generation). A value read from Postgres can therefore never overwrite a newer one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ _STAGING_EXPIRES_S = 600
 
 
 class PublishConflict(Exception):
-    """Somebody else published between the look and the write. Look again."""
+    """Another process published between the read and the write. Read again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a snapshot has come. Generations count changes within an epoch."""
+    """The position of a snapshot. Generations count the changes within an epoch."""
 
     epoch: str
     generation: int
@@ -44,9 +44,9 @@ class Change:
 
 @contextmanager
 def watched(redis: Redis) -> Iterator[Pipeline]:
-    """A pipeline that writes only if the position stays what it is now; raises PublishConflict otherwise."""
+    """A pipeline that writes only if the position does not change. Raises PublishConflict otherwise."""
     with redis.pipeline() as pipe:
-        pipe.watch(redis_keys.SNAPSHOT_META)  # type: ignore[no-untyped-call] # redis-py left this one method out
+        pipe.watch(redis_keys.SNAPSHOT_META)  # type: ignore[no-untyped-call] # redis-py does not annotate this method
         try:
             yield pipe
         except WatchError as error:
@@ -54,7 +54,9 @@ def watched(redis: Redis) -> Iterator[Pipeline]:
 
 
 def position(client: Redis | Pipeline) -> Position | None:
-    """Where the snapshot in Redis stands; None where there is none. On a watched pipeline, before its MULTI."""
+    """The position of the snapshot in Redis, or None without a snapshot. On a watched pipeline, call it before
+    MULTI.
+    """
     epoch, generation = cast("list[bytes | None]", client.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
     if epoch is None or generation is None:
         return None
@@ -62,7 +64,7 @@ def position(client: Redis | Pipeline) -> Position | None:
 
 
 def append(pipe: Pipeline, now: Position, changes: Sequence[Change]) -> Position:
-    """Publish changes one after the other, in one MULTI; returns the new position."""
+    """Publish the changes in order, in one MULTI. Returns the new position."""
     pipe.multi()
     generation = now.generation
     for change in changes:
@@ -81,21 +83,21 @@ def append(pipe: Pipeline, now: Position, changes: Sequence[Change]) -> Position
 
 
 def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[str, Published]]) -> None:
-    """Write part of a rebuilt snapshot where no gateway looks. It expires by itself if the rebuild is cut short."""
+    """Write part of a rebuilt snapshot to its staging key, which no gateway reads and which expires after a crash."""
     staging = redis_keys.snapshot_staging(kind, epoch)
     with redis.pipeline(transaction=False) as pipe:
         for field, content in fields:
             for sha256, blob in content.blobs.items():
                 pipe.set(redis_keys.blob(sha256), blob)
-            assert content.value is not None, "a rebuild reads only what has a value"
+            assert content.value is not None, "a rebuild reads only fields with a value"
             pipe.hset(staging, field, content.value)
         pipe.expire(staging, _STAGING_EXPIRES_S)
         pipe.execute()
 
 
 def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, heartbeats_uncertain: bool) -> Position:
-    """Put the staged snapshots in place of the old in one MULTI, and tell gateways by a change of the new epoch.
-    ``heartbeats_uncertain`` says for a while that heartbeats of gateways that serve may be missing.
+    """Replace the snapshots with the staged ones in one MULTI, and append a change of the new epoch for gateways.
+    ``heartbeats_uncertain`` marks, for the longest lease, that heartbeats of serving gateways may be missing.
     """
     new = Position(epoch=epoch, generation=1)
     pipe.multi()

@@ -16,10 +16,10 @@ from core.db import unit_of_work
 
 
 def admin_base_models(body_bytes_max: int) -> type[Controller]:
-    """The admin's routes over base models; a spec carries a tokenizer, so its body may be larger than others."""
+    """The admin's routes over base models. A spec contains a tokenizer, so its body may be larger than others."""
 
     class AdminBaseModels(Controller):
-        """What adapters are made for."""
+        """The base models that adapters are trained on."""
 
         path = "/base-models"
         tags = ("admin: base models",)
@@ -31,7 +31,9 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
             idempotent: NamedDependency[IdempotentRequest],
             principal: NamedDependency[Principal],
         ) -> Response[BaseModelView]:
-            """Register a base model. The same spec again changes nothing; another under its id is refused."""
+            """Register a base model. Registering the same spec again changes nothing; another spec under its id is
+            refused.
+            """
 
             def register(session: Session) -> BaseModelView:
                 view = base_models.register(session, data, actor=principal.key_id)
@@ -44,7 +46,7 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
         def list_base_models(
             self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
         ) -> Page[BaseModelView]:
-            """Every base model."""
+            """List all base models."""
             with unit_of_work(engine) as session:
                 return base_models.list_base_models(session, cursor=cursor, limit=limit)
 

@@ -1,4 +1,4 @@
-"""Registers base models and tells what is known of them. One never changes: adapters depend on its shapes."""
+"""Registers base models and reads them. Their shapes never change, because adapters depend on them."""
 
 import hashlib
 import re
@@ -28,8 +28,9 @@ _RANK_CLASSES_MAX: Final = 16
 
 
 def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
-    """Add a base model, or change what its replicas serve of it: context and ranks. The same spec again is no change;
-    another model under the same id is a Conflict. After new rank classes, see ``rank_classes.reclassify``.
+    """Add a base model, or change its context length and ranks. Registering the same spec again changes nothing;
+    another model under the same id raises Conflict. After a change of rank classes the caller runs
+    ``rank_classes.reclassify``.
     """
     _require_valid(new)
     full = BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__})
@@ -51,13 +52,13 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
             audit.record(session, actor=actor, action="base_model.changed", target=known.id, details=served)
             return _view(known)
         raise Conflict(
-            f"id: {new.id!r} is registered with another spec, on which adapters may depend; choose a new id.",
+            f"id: {new.id!r} is registered with another spec, and adapters may depend on it. Choose a new id.",
             code="base_model_exists",
             param="id",
         )
     if session.exec(select(Adapter.id).where(Adapter.name == new.id, col(Adapter.deleted_at).is_(None))).first():
         raise Conflict(
-            f"id: a tenant's adapter is called {new.id!r}; choose another id.", code="name_taken", param="id"
+            f"id: a tenant has an adapter with the name {new.id!r}. Choose another id.", code="name_taken", param="id"
         )
     row = BaseModel(
         id=new.id,
@@ -83,12 +84,12 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
 
 
 def list_base_models(session: Session, *, cursor: str | None, limit: int) -> Page[BaseModelView]:
-    """Every base model, by id from the end of the alphabet."""
+    """All base models, by id in descending order."""
     return page_of(session, select(BaseModel), col(BaseModel.id), _view, cursor=cursor, limit=limit)
 
 
 def find_id(session: Session, id_or_hub_name: str) -> str | None:
-    """The id of the base model with this id or Hub name."""
+    """The id of the base model with this id or Hub name, or None."""
     if not _HUB_NAME.fullmatch(id_or_hub_name):
         return None
     wanted = select(BaseModel.id).where(
@@ -98,25 +99,25 @@ def find_id(session: Session, id_or_hub_name: str) -> str | None:
 
 
 def spec_of(session: Session, base_model: str) -> BaseModelSpec:
-    """The whole spec of a registered model."""
+    """The spec of a registered model."""
     row = session.get(BaseModel, base_model)
-    assert row is not None, "adapters refer to base models by foreign key, and those are never removed"
+    assert row is not None, "adapters refer to base models by foreign key, and base models are never deleted"
     return _spec(row)
 
 
 def known_names(session: Session) -> set[str]:
-    """Every id and Hub name there is."""
+    """The ids and Hub names of all base models."""
     return {name for pair in session.exec(select(BaseModel.id, BaseModel.hub_name)) for name in pair}
 
 
 def route(session: Session, base_model: str) -> tuple[BaseModelRoute, bytes] | None:
-    """What gateways may know of a model, and the tokenizer's bytes; None where there is no such model."""
+    """The published form of a model and its tokenizer's bytes. None for an unknown model."""
     row = session.get(BaseModel, base_model)
     return _route(row) if row else None
 
 
 def all_routes(session: Session) -> Iterator[tuple[str, BaseModelRoute, bytes]]:
-    """Every model's route and tokenizer, by id."""
+    """The published form and the tokenizer of every model, by id."""
     for base_model in session.exec(select(BaseModel.id)).all():
         row = session.get_one(BaseModel, base_model)
         yield (row.id, *_route(row))
@@ -145,14 +146,14 @@ def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
 
 def _require_valid(new: NewBaseModel) -> None:
     if not _ID.fullmatch(new.id):
-        raise InvalidRequest("id: use lower-case letters, digits, '.', '_' and '-', at most 63.", param="id")
+        raise InvalidRequest("id: use lower-case letters, digits, '.', '_' and '-', at most 63 characters.", param="id")
     if not _HUB_NAME.fullmatch(new.hub_name):
-        raise InvalidRequest("hub_name: write it as on the Hub, such as 'org/model'.", param="hub_name")
+        raise InvalidRequest("hub_name: use the name on the Hub, such as 'org/model'.", param="hub_name")
     for field in ("context_tokens", "vocab_size"):
         if not 0 < getattr(new, field) <= _DIMENSION_MAX:
             raise InvalidRequest(f"{field}: must be between 1 and {_DIMENSION_MAX}.", param=field)
     if not 0 < len(new.modules) <= _MODULES_MAX:
-        raise InvalidRequest(f"modules: name between 1 and {_MODULES_MAX} linear modules.", param="modules")
+        raise InvalidRequest(f"modules: list between 1 and {_MODULES_MAX} linear modules.", param="modules")
     for module, shape in new.modules.items():
         if not all(0 < size <= _DIMENSION_MAX for size in shape):
             raise InvalidRequest(
@@ -162,7 +163,9 @@ def _require_valid(new: NewBaseModel) -> None:
     try:
         msgspec.json.decode(new.tokenizer_json, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"tokenizer_json: not a tokenizer.json: {error}.", param="tokenizer_json") from error
+        raise InvalidRequest(
+            f"tokenizer_json: this is not a tokenizer.json: {error}.", param="tokenizer_json"
+        ) from error
 
 
 def _require_valid_ranks(new: NewBaseModel) -> None:
@@ -171,15 +174,13 @@ def _require_valid_ranks(new: NewBaseModel) -> None:
     classes = new.rank_classes
     if list(classes) != sorted(set(classes)) or not all(0 < each <= RANK_MAX for each in classes):
         raise InvalidRequest(
-            f"rank_classes: give each pool's largest rank once, ascending, between 1 and {RANK_MAX}.",
+            f"rank_classes: list each pool's largest rank once, in ascending order, between 1 and {RANK_MAX}.",
             param="rank_classes",
         )
     if len(classes) > _RANK_CLASSES_MAX:
-        raise InvalidRequest(f"rank_classes: at most {_RANK_CLASSES_MAX} pools.", param="rank_classes")
+        raise InvalidRequest(f"rank_classes: list at most {_RANK_CLASSES_MAX} pools.", param="rank_classes")
     if classes and classes[-1] != new.rank_max:
-        raise InvalidRequest(
-            f"rank_max: must be the largest of rank_classes, which is {classes[-1]}.", param="rank_max"
-        )
+        raise InvalidRequest(f"rank_max: must be {classes[-1]}, the largest of rank_classes.", param="rank_max")
 
 
 def _view(row: BaseModel) -> BaseModelView:

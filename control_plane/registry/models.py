@@ -1,4 +1,4 @@
-"""Tables of the registry room: base models, tenants' adapters, their revisions and the files each one announced."""
+"""Tables of the registry room: base models, adapters, their aliases, revisions and announced files, and revocations."""
 
 from datetime import datetime
 from typing import Any
@@ -12,9 +12,9 @@ from core.ids import new_id
 
 
 class BaseModel(SQLModel, table=True):
-    """A model that adapters are made for. ``spec_zlib`` is the compressed JSON of
-    ``adapters.base_model_spec.BaseModelSpec``, tokenizer and template included; the columns beside it are what is
-    asked for often. Never changed.
+    """A model that adapters are trained on. ``spec_zlib`` is the compressed JSON of
+    ``adapters.base_model_spec.BaseModelSpec``, including tokenizer and template; the other columns repeat the fields
+    that are queried often. Only context length and ranks change.
     """
 
     __tablename__ = "base_models"
@@ -25,14 +25,12 @@ class BaseModel(SQLModel, table=True):
     vocab_size: int = Field(sa_type=BigInteger)
     tokenizer_sha256: str = Field(sa_type=Text)
     spec_zlib: bytes = Field(sa_type=LargeBinary)
-    spec_sha256: str = Field(
-        sa_type=Text, description="Of the spec's canonical JSON: two specs are equal when these are."
-    )
+    spec_sha256: str = Field(sa_type=Text, description="SHA-256 of the spec's canonical JSON; equal for equal specs.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
 class Adapter(SQLModel, table=True):
-    """A tenant's name for a fine-tune of one base model. A deleted adapter keeps its row, and frees its name."""
+    """A tenant's name for a fine-tune of one base model. A deleted adapter keeps its row and frees its name."""
 
     __tablename__ = "adapters"
     __table_args__ = (
@@ -44,7 +42,7 @@ class Adapter(SQLModel, table=True):
     tenant_id: str = Field(foreign_key="tenants.id", sa_type=Text)
     base_model: str = Field(foreign_key="base_models.id", index=True, sa_type=Text)
     name: str = Field(sa_type=Text)
-    pinned: bool = Field(default=False, description="Kept in host memory, as far as the plan pays for it.")
+    pinned: bool = Field(default=False, description="Kept in replicas' host memory, within the plan's limit.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
     deleted_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
 
@@ -63,7 +61,7 @@ class Alias(SQLModel, table=True):
 
 
 class Revision(SQLModel, table=True):
-    """One upload and its verdict. ``attempts`` counts the workers that took it up, and fences out one that is late."""
+    """One upload and its verdict. ``attempts`` counts the workers that claimed it and is their fencing token."""
 
     __tablename__ = "revisions"
     __table_args__ = (
@@ -83,10 +81,13 @@ class Revision(SQLModel, table=True):
     size_bytes: int = Field(sa_type=BigInteger)
     digest: str | None = Field(default=None, sa_type=Text)
     checked_digest: str | None = Field(
-        default=None, sa_type=Text, index=True, description="Of what validation accepted and stored, ready or not."
+        default=None,
+        sa_type=Text,
+        index=True,
+        description="Digest of the files that validation accepted and stored, ready or not.",
     )
     rank: int | None = Field(default=None)
-    rank_class: int | None = Field(default=None, description="Largest rank of the pool that serves it.")
+    rank_class: int | None = Field(default=None, description="Largest rank of the pool that serves the revision.")
     canary: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
     canary_attempts: int = Field(default=0)
     canary_asked_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
@@ -101,7 +102,7 @@ class Revision(SQLModel, table=True):
 
 
 class UploadFile(SQLModel, table=True):
-    """One file that a revision announced before it was uploaded."""
+    """One file of a revision, announced before its upload."""
 
     __tablename__ = "upload_files"
     __table_args__ = (CheckConstraint("size_bytes > 0", name="size_positive"),)
@@ -110,13 +111,16 @@ class UploadFile(SQLModel, table=True):
     path: str = Field(primary_key=True, sa_type=Text)
     size_bytes: int = Field(sa_type=BigInteger)
     sha256: str = Field(sa_type=Text)
-    s3_upload_id: str | None = Field(default=None, sa_type=Text, description="Of a multipart upload, while it is open.")
+    s3_upload_id: str | None = Field(
+        default=None, sa_type=Text, description="Id of the open multipart upload, if there is one."
+    )
     part_bytes: int | None = Field(default=None, sa_type=BigInteger)
 
 
 class AdapterRevocation(SQLModel, table=True):
-    """That an adapter may be served no more, from the stop of its routing to the removal of its last copy. One with
-    ``reason`` suspended is lifted when its tenant may serve again; one with deleted goes on to the object store.
+    """The revocation of an adapter, from the end of its route to the removal of its last copy. With the ``reason``
+    suspended it is lifted when the tenant becomes active again; with deleted the files in the object store are removed
+    too.
     """
 
     __tablename__ = "adapter_revocations"
@@ -134,7 +138,13 @@ class AdapterRevocation(SQLModel, table=True):
     engine_names: list[str] = Field(sa_type=JSONB)
     receipts: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB, description="By replica id.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
-    unloaded_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="By every replica.")
-    removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="From the store.")
-    forgotten_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True), description="No longer told.")
+    unloaded_at: datetime | None = Field(
+        default=None, sa_type=DateTime(timezone=True), description="When every replica had unloaded it."
+    )
+    removed_at: datetime | None = Field(
+        default=None, sa_type=DateTime(timezone=True), description="When its files were deleted."
+    )
+    forgotten_at: datetime | None = Field(
+        default=None, sa_type=DateTime(timezone=True), description="When its publication ended."
+    )
     lifted_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))

@@ -1,4 +1,4 @@
-"""Wire types of the registry room: base models, adapters, revisions and what their files must look like."""
+"""Wire types of the registry room: base models, adapters, aliases, revisions and their uploads."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -12,11 +12,11 @@ RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class NewBaseModel(BaseModelSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The spec that ``adapters.base_model_spec.describe`` makes of a checkpoint, as JSON."""
+    """The spec of a checkpoint, as ``adapters.base_model_spec.describe`` creates it."""
 
 
 class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A base model without its tokenizer and module table."""
+    """A base model, without its tokenizer and module table."""
 
     id: str
     hub_name: str
@@ -27,15 +27,15 @@ class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A name for a fine-tune, and the id or Hub name of the base model it was trained on."""
+    """A new adapter: its name, and the id or Hub name of its base model."""
 
     name: str
     base_model: str
 
 
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter. ``revision`` is the newest ready one, with its rank and the rank class that serves it; all three are
-    null until there is one. ``pinned``: kept in replicas' host memory, as far as the plan pays for it.
+    """An adapter. ``revision`` is the newest ready revision, with its rank and the rank class that serves it; all three
+    are null without a ready revision. A ``pinned`` adapter is kept in replicas' host memory, within the plan's limit.
     """
 
     id: str
@@ -49,15 +49,15 @@ class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes; a field left out stays as it is."""
+    """Changes to an adapter. An omitted field keeps its value."""
 
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of a base model by its largest rank. A slot takes ``slot_bytes``, filled or not: memory that would hold
-    ``kv_pages_per_slot`` KV pages (null where a page's size is not known). The totals are over the slots of the live
-    replicas. One that is not ``registered`` is served by replicas, but no revision is placed in it.
+    """One pool of a base model, identified by its largest rank. A slot takes ``slot_bytes`` even when it is empty; this
+    memory would hold ``kv_pages_per_slot`` KV pages (null where the size of a page is unknown). The totals cover the
+    slots of the live replicas. Replicas serve a class that is not ``registered``, but no revision is placed in it.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file about to be uploaded."""
+    """A file that will be uploaded."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -80,13 +80,13 @@ class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The files of a new revision. How many there may be is a setting."""
+    """The files of a new revision. A setting limits their number."""
 
     files: Annotated[list[AnnouncedFile], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):
-    """How to send one part of a large file: these bytes of it to this URL with exactly these headers."""
+    """How to upload one part of a large file: PUT these bytes to this URL with exactly these headers."""
 
     number: int
     offset_bytes: int
@@ -96,8 +96,8 @@ class PartView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadView(msgspec.Struct, frozen=True, kw_only=True):
-    """How to send one file: whole to ``url`` with exactly these headers, or, where there is no ``url``, each of its
-    ``parts`` to the part's own, in any order and side by side.
+    """How to upload one file: PUT it to ``url`` with exactly these headers. Without a ``url``, PUT each of its
+    ``parts`` to the part's URL, in any order and in parallel.
     """
 
     path: str
@@ -109,8 +109,8 @@ class UploadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision and what is to be sent for it. The URLs are good until ``uploads_expire_at``, to within two seconds;
-    there are none once the revision is past uploading or its URLs are about to expire.
+    """A revision and its uploads. The URLs are valid until ``uploads_expire_at``, within two seconds. The list is empty
+    after the revision has left the state uploading, or when its URLs are about to expire.
     """
 
     id: str
@@ -120,8 +120,9 @@ class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found: each problem has code, message, file and where. ``canary`` is what a replica's run of it gave:
-    a prompt, what base and adapter answered, the largest difference in log-probability (nats), and the time to load.
+    """The result of the review: each problem has code, message, file and where. ``canary`` is the result of a replica's
+    run: a prompt, the answers of base model and adapter, the largest difference in log-probability (nats), and the time
+    to load.
     """
 
     problems: list[dict[str, Any]]
@@ -130,8 +131,9 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision. ``sha256`` is the digest of what engines load, once ready. ``stage`` says what a validating one waits
-    for: its files are checked, then a replica runs it. ``report`` is there from the second on, complete once decided.
+    """A revision. ``sha256`` is the digest of the files that engines load, once it is ready. ``stage`` shows what a
+    validating revision waits for: the check of its files, then a canary run. ``report`` is present from the second
+    stage on, and complete once the revision is decided.
     """
 
     id: str
@@ -149,14 +151,14 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AliasTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an alias points at: one ``revision``, or several by ``weights`` such as ``{"rev_a": 90, "rev_b": 10}``."""
+    """The target of an alias: one ``revision``, or several by ``weights`` such as ``{"rev_a": 90, "rev_b": 10}``."""
 
     revision: RevisionId | None = None
     weights: dict[RevisionId, int] | None = None
 
 
 class AliasView(msgspec.Struct, frozen=True, kw_only=True):
-    """An alias. ``model`` is what callers of the gateway write; ``revision`` is there when it is one only."""
+    """An alias. ``model`` is the model name in requests to the gateway. ``revision`` is null with several weights."""
 
     name: str
     adapter: str
@@ -167,9 +169,9 @@ class AliasView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AliasMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """An alias after it was set, or removed: then ``alias`` is null. ``previous`` is what it pointed at before or null;
-    sent as the body of the same call it takes the move back. ``acknowledged`` says that from now on every live gateway
-    decides by this; ``gateways`` counts those that do, after ``waited_ms``.
+    """An alias after a change; ``alias`` is null after its removal. ``previous`` is the target before the change, or
+    null; sending it as the body of the same call undoes the change. With ``acknowledged`` every live gateway uses the
+    new target from now on; ``gateways`` counts those that do, after ``waited_ms``.
     """
 
     alias: AliasView | None

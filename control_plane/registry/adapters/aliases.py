@@ -1,7 +1,6 @@
 """Aliases of an adapter: movable names for one of its ready revisions, or for several by weight.
 
-Flip, canary and rollback are the same call. How gateways choose by weight is in
-``data_plane.gateway.scheduling.affinity``.
+Rollout, canary and rollback are the same call. ``data_plane.gateway`` chooses between revisions by weight.
 """
 
 import re
@@ -29,8 +28,8 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 @dataclass(frozen=True, kw_only=True)
 class AliasChange:
-    """An alias as it is now (None where it was removed) and what it pointed at before. ``change_id`` is the note in the
-    outbox that gateways are to learn of, ``hints`` what replicas may bring ahead.
+    """An alias after its change (None after its removal) and its previous target. ``change_id`` is the row of the
+    outbox that gateways must acknowledge; ``hints`` let replicas load the revisions early.
     """
 
     alias: AliasView | None
@@ -42,12 +41,12 @@ class AliasChange:
 def set_target(
     session: Session, target: AliasTarget, *, tenant_id: str, name: str, alias: str, actor: str, settings: WebSettings
 ) -> AliasChange:
-    """Point an alias of the tenant's adapter at ready revisions of it. Raises NotFound for the adapter, Conflict for a
-    revision that is not ready, Forbidden above the number of aliases, else InvalidRequest naming the field.
+    """Set the target of an adapter's alias to ready revisions of the adapter. Raises NotFound for the adapter, Conflict
+    for a revision that is not ready, Forbidden above the limit of aliases, and InvalidRequest naming an invalid field.
     """
     if not _NAME.fullmatch(alias):
         raise InvalidRequest(
-            "alias: use lower-case letters, digits and '-', at most 63, not beginning with '-'.",
+            "alias: use lower-case letters, digits and '-', at most 63 characters, and do not start with '-'.",
             code="invalid_name",
             param="alias",
         )
@@ -74,13 +73,13 @@ def set_target(
             "previous": None if previous is None else _target_details(previous),
         },
     )
-    route = adapters.route(session, adapters.field_of(adapter), revisions_max=1)  # and those just aliased
+    route = adapters.route(session, adapters.field_of(adapter), revisions_max=1)  # and those that the alias names
     hints = () if route is None else prefetch_hints.hints_for_move(route, weights)
     return AliasChange(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
 
 
 def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> AliasChange:
-    """Take an alias away; without ``prod`` the adapter's bare name means its newest ready revision again."""
+    """Remove an alias. Without ``prod`` the adapter's name serves its newest ready revision again. Raises NotFound."""
     adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
     row = _find(session, adapter, alias)
     previous = _target(row.weights)
@@ -98,12 +97,12 @@ def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: st
 
 
 def get(session: Session, *, tenant_id: str, name: str, alias: str) -> AliasView:
-    """One alias of one of the tenant's adapters, or NotFound."""
+    """One alias of one of the tenant's adapters. Raises NotFound."""
     return _view(_find(session, adapters.find(session, tenant_id=tenant_id, name=name), alias), name)
 
 
 def list_aliases(session: Session, *, tenant_id: str, name: str) -> list[AliasView]:
-    """An adapter's aliases, by name. There are at most ``aliases_max``."""
+    """An adapter's aliases by name, at most ``aliases_max``. Raises NotFound for the adapter."""
     adapter = adapters.find(session, tenant_id=tenant_id, name=name)
     mine = select(Alias).where(Alias.adapter_id == adapter.id).order_by(col(Alias.name))
     return [_view(row, name) for row in session.exec(mine)]
@@ -113,50 +112,52 @@ def _weights(target: AliasTarget, settings: WebSettings) -> dict[str, int]:
     """The target as weights. Raises InvalidRequest naming the field."""
     if (target.revision is None) == (target.weights is None):
         raise InvalidRequest(
-            'revision: say either {"revision": "rev_…"} or {"weights": {"rev_…": 90, "rev_…": 10}}.', param="revision"
+            'revision: send either {"revision": "rev_…"} or {"weights": {"rev_…": 90, "rev_…": 10}}.', param="revision"
         )
     if target.revision is not None:
         return {target.revision: 1}
     weights = dict(target.weights or {})
     if not 1 <= len(weights) <= settings.alias_revisions_max:
         raise InvalidRequest(
-            f"weights: name 1 to {settings.alias_revisions_max} revisions; there are {len(weights)}.", param="weights"
+            f"weights: list 1 to {settings.alias_revisions_max} revisions; this request has {len(weights)}.",
+            param="weights",
         )
     for revision_id, weight in weights.items():
         if weight < 1:
             raise InvalidRequest(
-                f"weights.{revision_id}: is {weight}; give it 1 or more, or leave it out if it is to get nothing.",
+                f"weights.{revision_id}: is {weight}. Use 1 or more, or omit a revision that gets no traffic.",
                 param=f"weights.{revision_id}",
             )
     if (total := sum(weights.values())) > settings.alias_weights_max:
         raise InvalidRequest(
-            f"weights: they come to {total}; only proportions count, so keep them to {settings.alias_weights_max}.",
+            f"weights: their sum is {total}, the limit is {settings.alias_weights_max}. Only proportions matter; scale "
+            "them down.",
             param="weights",
         )
     return weights
 
 
 def _require_ready(session: Session, adapter: Adapter, weights: Mapping[str, int], *, single: bool) -> None:
-    """Every revision must be this adapter's, and ready."""
+    """Raise unless every revision belongs to this adapter and is ready."""
     theirs = select(Revision.id, Revision.status).where(
         Revision.tenant_id == adapter.tenant_id,
         Revision.adapter_id == adapter.id,
         col(Revision.id).in_(weights),
     )
-    statuses = {revision_id: status for revision_id, status in session.exec(theirs)}  # noqa: C416 - rows are no pairs to mypy
+    statuses = {revision_id: status for revision_id, status in session.exec(theirs)}  # noqa: C416 - mypy does not see rows as pairs
     for revision_id in weights:
         param = "revision" if single else f"weights.{revision_id}"
         status = statuses.get(revision_id)
         if status is None:
             raise InvalidRequest(
-                f"{param}: {adapter.name!r} has no revision {revision_id!r}; list them with "
+                f"{param}: {adapter.name!r} has no revision {revision_id!r}. List its revisions with "
                 f"GET /api/v1/adapters/{adapter.name}/revisions.",
                 code="revision_not_found",
                 param=param,
             )
         if status != "ready":
             raise Conflict(
-                f"{param}: {revision_id!r} is {status}, not ready; point at a ready one, or wait for its verdict.",
+                f"{param}: {revision_id!r} is {status}, not ready. Use a ready revision, or wait for the verdict.",
                 code="revision_not_ready",
                 param=param,
             )
@@ -166,28 +167,29 @@ def _require_below_limits(session: Session, adapter: Adapter, aliases_max: int) 
     counted = select(func.count()).select_from(Alias).where(col(Alias.adapter_id) == adapter.id)
     if session.exec(counted).one() >= aliases_max:
         raise Forbidden(
-            f"alias: an adapter may have {aliases_max}; remove one that is not used.", code="alias_quota_exceeded"
+            f"alias: an adapter may have at most {aliases_max} aliases. Remove an unused one.",
+            code="alias_quota_exceeded",
         )
 
 
 def _publish(session: Session, adapter: Adapter) -> int:
     session.flush()
     pins.refresh(session, adapter)
-    note = publish_change(session, "adapters", adapters.field_of(adapter))
+    change = publish_change(session, "adapters", adapters.field_of(adapter))
     session.flush()
-    assert note.id is not None, "the database has given it one"
-    return note.id
+    assert change.id is not None, "a flushed row has an id"
+    return change.id
 
 
 def _find(session: Session, adapter: Adapter, alias: str) -> Alias:
     row = session.get(Alias, (adapter.id, alias))
     if row is None:
-        raise NotFound("alias: this adapter has none with this name.", code="alias_not_found")
+        raise NotFound("Alias not found.", code="alias_not_found")
     return row
 
 
 def _target(weights: Mapping[str, int]) -> AliasTarget:
-    """What to send so that an alias points there: the inverse of what is stored."""
+    """The request body that sets these weights: the inverse of ``_weights``."""
     only = _only(weights)
     return AliasTarget(weights=dict(weights)) if only is None else AliasTarget(revision=only)
 

@@ -35,7 +35,7 @@ _WRITE = {"scope": "adapters:write"}
 
 
 class Adapters(Controller):
-    """The adapters of the tenant that is calling."""
+    """The adapters of the calling tenant."""
 
     path = "/adapters"
     tags = ("adapters",)
@@ -47,7 +47,7 @@ class Adapters(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
     ) -> Response[AdapterView]:
-        """A name for a fine-tune of a base model; its weights come as revisions."""
+        """Create an adapter: a name for a fine-tune of a base model. Its weights are uploaded as revisions."""
         return idempotent.run(
             lambda session: service.create(session, data, tenant_id=principal.own_tenant_id, actor=principal.key_id)
         )
@@ -60,7 +60,7 @@ class Adapters(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[AdapterView]:
-        """The tenant's adapters, newest first."""
+        """List the tenant's adapters, newest first."""
         with unit_of_work(engine) as session:
             return service.list_adapters(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
 
@@ -68,7 +68,7 @@ class Adapters(Controller):
     def get_adapter(
         self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> AdapterView:
-        """One adapter."""
+        """Get one adapter."""
         with unit_of_work(engine) as session:
             return service.get(session, tenant_id=principal.own_tenant_id, name=name)
 
@@ -80,7 +80,9 @@ class Adapters(Controller):
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
     ) -> AdapterView:
-        """Pin an adapter, up to the plan's number, or let go of it: what its name serves stays in host memory."""
+        """Pin or unpin an adapter, within the plan's limit. Replicas keep the revisions of a pinned adapter's name in
+        host memory.
+        """
         tenant_id = principal.own_tenant_id
         with unit_of_work(engine) as session:
             adapter = service.find(session, tenant_id=tenant_id, name=name)
@@ -99,7 +101,7 @@ class Aliases(Controller):
     def list_aliases(
         self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> Page[AliasView]:
-        """An adapter's aliases, by name, on one page."""
+        """List an adapter's aliases by name, on one page."""
         with unit_of_work(engine) as session:
             return Page(data=aliases.list_aliases(session, tenant_id=principal.own_tenant_id, name=name))
 
@@ -111,7 +113,7 @@ class Aliases(Controller):
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
     ) -> AliasView:
-        """One alias."""
+        """Get one alias."""
         with unit_of_work(engine) as session:
             return aliases.get(session, tenant_id=principal.own_tenant_id, name=name, alias=alias)
 
@@ -126,8 +128,8 @@ class Aliases(Controller):
         principal: NamedDependency[Principal],
         web: NamedDependency[WebSettings],
     ) -> AliasMoved:
-        """Point an alias at a revision, or at several by weight: flip, canary and rollback. Requests in work finish on
-        the revision they began with.
+        """Set the target of an alias: one revision, or several by weight. Use it for rollout, canary and rollback.
+        Running requests finish on the revision that they started with.
         """
 
         def move(session: Session) -> aliases.AliasChange:
@@ -153,7 +155,7 @@ class Aliases(Controller):
         principal: NamedDependency[Principal],
         web: NamedDependency[WebSettings],
     ) -> AliasMoved:
-        """Remove an alias. Without ``prod`` an adapter's name means its newest ready revision."""
+        """Remove an alias. Without the alias `prod`, an adapter's name serves its newest ready revision."""
 
         def move(session: Session) -> aliases.AliasChange:
             return aliases.remove(
@@ -166,7 +168,7 @@ class Aliases(Controller):
 async def _acknowledged(
     move: Callable[[Session], aliases.AliasChange], engine: Engine, redis: Redis, web: WebSettings
 ) -> AliasMoved:
-    """Commit a move, then wait for gateways without holding a thread or a connection meanwhile."""
+    """Commit a change, then wait for gateways without holding a thread or a database connection."""
 
     def commit() -> aliases.AliasChange:
         with unit_of_work(engine) as session:
@@ -176,11 +178,11 @@ async def _acknowledged(
 
     moved = await anyio.to_thread.run_sync(commit)
     waiting = AckWaiter(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)
-    said = await waiting.wait([moved.change_id])
+    ack = await waiting.wait([moved.change_id])
     return AliasMoved(
         alias=moved.alias,
         previous=moved.previous,
-        acknowledged=said.acknowledged,
-        gateways=said.gateways,
-        waited_ms=said.waited_ms,
+        acknowledged=ack.acknowledged,
+        gateways=ack.gateways,
+        waited_ms=ack.waited_ms,
     )

@@ -1,7 +1,7 @@
-"""Adapters that replicas keep in host memory because their tenant's plan includes that, and what of them is published.
+"""Pinned adapters, which replicas keep in host memory because the tenant's plan includes it, and their published form.
 
-What is pinned is what the adapter's name serves: the revisions of its alias ``prod``, or else its newest ready one. A
-plan that shrinks keeps the adapters that were created first.
+The pinned revisions are those that the adapter's name serves: the revisions of its alias ``prod``, or its newest ready
+revision. When a plan shrinks, the oldest adapters keep their pins.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,7 +18,9 @@ from core.errors import Forbidden
 
 
 def set_pinned(session: Session, adapter: Adapter, *, pinned: bool, actor: str) -> None:
-    """Pin an adapter or let go of it. Forbidden where the plan's number is used up. The caller holds no row yet."""
+    """Pin or unpin an adapter. Raises Forbidden when the plan's limit is reached. The caller must hold no row lock
+    yet.
+    """
     tenant = tenants.lock(session, adapter.tenant_id)
     session.refresh(adapter)
     if adapter.pinned == pinned:
@@ -26,7 +28,7 @@ def set_pinned(session: Session, adapter: Adapter, *, pinned: bool, actor: str) 
     allowed = tenant.limits.pinned_adapters
     if pinned and len(session.exec(_pinned(adapter.tenant_id)).all()) >= allowed:
         raise Forbidden(
-            f'pinned: plan "{tenant.plan}" keeps {allowed} adapters in memory; unpin another or change the plan.',
+            f'pinned: plan "{tenant.plan}" keeps {allowed} adapters in memory. Unpin another one or change the plan.',
             code="pin_quota_exceeded",
             param="pinned",
         )
@@ -35,20 +37,22 @@ def set_pinned(session: Session, adapter: Adapter, *, pinned: bool, actor: str) 
     session.flush()
     _republish(session, adapter)
     if not pinned:
-        refresh_tenants(session, [adapter.tenant_id])  # the plan may now pay for one that it did not reach before
+        refresh_tenants(session, [adapter.tenant_id])  # another pinned adapter may now be within the limit
     action = "adapter.pinned" if pinned else "adapter.unpinned"
     audit.record(session, actor=actor, action=action, target=adapter.id, tenant_id=adapter.tenant_id)
 
 
 def refresh(session: Session, adapter: Adapter) -> None:
-    """Have a pinned adapter's pins published again, since what its name serves or its revocation changed."""
+    """Publish a pinned adapter's pins again, after a change of the revisions that its name serves or of its
+    revocation.
+    """
     if adapter.pinned:
         _republish(session, adapter)
 
 
 def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
-    """The same for all pinned adapters of these tenants, after their plan's number, or how many share it, may have
-    changed.
+    """Publish the pins of all pinned adapters of these tenants again, after a possible change of the plan's limit or of
+    the adapters that count against it.
     """
     theirs = select(Adapter).where(col(Adapter.tenant_id).in_(tenant_ids), col(Adapter.pinned))
     for adapter in session.exec(theirs.where(col(Adapter.deleted_at).is_(None))).all():
@@ -56,7 +60,7 @@ def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
 
 
 def pin(session: Session, engine_name: str) -> Pin | None:
-    """What replicas may know under an engine name: None for what is not, or no longer, to be kept in memory."""
+    """The published pin of an engine name. None where it must not be kept in memory."""
     adapter = session.get(Adapter, engine_name.partition("@")[0])
     if adapter is None or adapter.id not in _within_plan(session, adapter.tenant_id):
         return None
@@ -64,24 +68,24 @@ def pin(session: Session, engine_name: str) -> Pin | None:
 
 
 def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
-    """Every pin, by engine name."""
+    """All published pins, by engine name."""
     holders = select(Adapter.tenant_id).where(col(Adapter.pinned), col(Adapter.deleted_at).is_(None)).distinct()
     for tenant_id in session.exec(holders).all():
-        kept = _within_plan(session, tenant_id)
+        within_plan = _within_plan(session, tenant_id)
         for adapter in session.exec(_pinned(tenant_id)).all():
-            if adapter.id in kept:
+            if adapter.id in within_plan:
                 yield from ((each.engine_name, each) for each in _pins_of(session, adapter))
 
 
 def _republish(session: Session, adapter: Adapter) -> None:
-    """Note every name that may be pinned or may have been: which of them is, is seen when they are published."""
+    """Publish every engine name that may be or may have been pinned; ``pin`` decides when the relay reads it."""
     ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
     names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
     publish_changes(session, "pins", names)
 
 
 def _within_plan(session: Session, tenant_id: str) -> set[str]:
-    """The pinned adapters that the tenant's plan pays for now; none while the tenant is suspended."""
+    """The pinned adapters within the tenant's limit. Empty while the tenant is suspended."""
     tenant = tenants.get(session, tenant_id)
     if tenant.status != "active":
         return set()
@@ -95,7 +99,7 @@ def _pins_of(session: Session, adapter: Adapter) -> Iterator[Pin]:
         served = ready.where(col(Revision.id).in_(prod.weights))
     else:
         served = ready.order_by(col(Revision.id).desc()).limit(1)
-    pins = {}  # two revisions may be one digest, and so one pin
+    pins = {}  # two revisions may have one digest, and then share a pin
     for revision in session.exec(served):
         if revision.rank_class is not None:
             name = f"{adapter.id}@{revision.digest}"
@@ -109,7 +113,7 @@ def _pins_of(session: Session, adapter: Adapter) -> Iterator[Pin]:
 
 
 def _pinned(tenant_id: str) -> SelectOfScalar[Adapter]:
-    """The tenant's live pinned adapters that are not revoked, first made first."""
+    """The tenant's live pinned adapters that are not revoked, oldest first."""
     revoked = select(AdapterRevocation.id).where(
         AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
     )

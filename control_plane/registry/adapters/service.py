@@ -1,4 +1,4 @@
-"""Tenants' adapters: names for fine-tunes, within the plan's number, and the route of each that gateways follow."""
+"""Tenants' adapters: names for fine-tunes, within the plan's limit, and the route of each that gateways follow."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,28 +27,30 @@ _Aliases = dict[str, dict[str, int]] | None
 
 
 def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> AdapterView:
-    """An adapter without a revision, if the plan allows one more."""
+    """Create an adapter without revisions. Raises Forbidden when the plan's limit is reached, Conflict for a taken
+    name, and InvalidRequest for an invalid name or an unknown base model.
+    """
     if not _NAME.fullmatch(new.name):
         raise InvalidRequest(
-            "name: use lower-case letters, digits and '-', at most 63, not beginning with '-'.",
+            "name: use lower-case letters, digits and '-', at most 63 characters, and do not start with '-'.",
             code="invalid_name",
             param="name",
         )
     if base_models.find_id(session, new.name):
         raise InvalidRequest(
-            f"name: {new.name!r} is a base model's id; choose another.", code="invalid_name", param="name"
+            f"name: {new.name!r} is the id of a base model. Choose another name.", code="invalid_name", param="name"
         )
     base_model = base_models.find_id(session, new.base_model)
     if base_model is None:
         raise InvalidRequest(
-            f"base_model: there is no {new.base_model!r} here; GET /v1/models at the gateway lists what there is.",
+            f"base_model: {new.base_model!r} not found. GET /v1/models at the gateway lists the base models.",
             code="base_model_not_found",
             param="base_model",
         )
     tenant = tenants.lock(session, tenant_id)
     if count(session, tenant_id) >= tenant.limits.adapters:
         raise Forbidden(
-            f'adapters: plan "{tenant.plan}" allows {tenant.limits.adapters}; delete one or change the plan.',
+            f'adapters: plan "{tenant.plan}" allows {tenant.limits.adapters}. Delete one or change the plan.',
             code="adapter_quota_exceeded",
         )
     row = Adapter(tenant_id=tenant_id, base_model=base_model, name=new.name)
@@ -57,7 +59,7 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> 
         session.flush()
     except IntegrityError as error:
         raise Conflict(
-            f"name: you have an adapter {new.name!r} already; add a revision to it.",
+            f"name: you already have an adapter {new.name!r}. Add a revision to it.",
             code="adapter_exists",
             param="name",
         ) from error
@@ -73,7 +75,7 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> 
 
 
 def get(session: Session, *, tenant_id: str, name: str) -> AdapterView:
-    """One of the tenant's adapters, or NotFound."""
+    """One of the tenant's adapters. Raises NotFound."""
     return _view(session, find(session, tenant_id=tenant_id, name=name))
 
 
@@ -84,36 +86,38 @@ def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit
 
 
 def count(session: Session, tenant_id: str) -> int:
-    """How many adapters the tenant has."""
+    """The number of the tenant's adapters."""
     mine = select(func.count()).select_from(Adapter)
     return session.exec(mine.where(col(Adapter.tenant_id) == tenant_id, col(Adapter.deleted_at).is_(None))).one()
 
 
 def names_of(session: Session, *, tenant_id: str, adapter_ids: AbstractSet[str]) -> dict[str, str]:
-    """The names of these adapters of the tenant, deleted ones too, by id."""
+    """The names of these adapters of the tenant, including deleted ones, by id."""
     mine = select(Adapter.id, Adapter.name).where(Adapter.tenant_id == tenant_id, col(Adapter.id).in_(adapter_ids))
     return {adapter_id: name for adapter_id, name in session.exec(mine)}  # noqa: C416 - dict() does not know row types
 
 
 def find(session: Session, *, tenant_id: str, name: str, lock: bool = False) -> Adapter:
-    """The row of one of the tenant's adapters; NotFound for another tenant's as for none."""
+    """The row of one of the tenant's adapters. Raises NotFound, also for another tenant's adapter."""
     mine = select(Adapter).where(
         Adapter.tenant_id == tenant_id, Adapter.name == name, col(Adapter.deleted_at).is_(None)
     )
     row = session.exec(mine.with_for_update() if lock else mine).first()
     if row is None:
-        raise NotFound("adapter: you have none with this name.", code="adapter_not_found")
+        raise NotFound("Adapter not found.", code="adapter_not_found")
     return row
 
 
 def field_of(adapter: Adapter) -> str:
-    """Where the adapter's route is published. By name: a deleted adapter's successor has the same field."""
+    """The field under which the adapter's route is published. It has the name, so a successor of a deleted adapter uses
+    the same field.
+    """
     return f"{adapter.tenant_id}/{adapter.name}"
 
 
 def route(session: Session, field: str, *, revisions_max: int) -> AdapterRoute | None:
-    """What gateways may know under ``<tenant_id>/<name>``: None without a live adapter that has a ready revision, and
-    for one that is revoked. It has the newest ``revisions_max`` and all that an alias names.
+    """The published route of ``<tenant_id>/<name>``. None for a revoked adapter, and without a live adapter that has a
+    ready revision. The route contains the newest ``revisions_max`` revisions and all that an alias names.
     """
     tenant_id, _, name = field.partition("/")
     rows = session.exec(_routable().where(Adapter.tenant_id == tenant_id, Adapter.name == name)).all()
@@ -121,14 +125,14 @@ def route(session: Session, field: str, *, revisions_max: int) -> AdapterRoute |
 
 
 def all_routes(session: Session, *, revisions_max: int) -> Iterator[tuple[str, AdapterRoute]]:
-    """The route of every adapter that has one."""
+    """The published route of every adapter that has one."""
     rows = session.exec(_routable().execution_options(yield_per=1000))
     for adapter, of_adapter in groupby(rows, key=lambda row: row[0]):
         yield field_of(adapter), _route(session, adapter, list(of_adapter), revisions_max)
 
 
 def _routable() -> Select[Adapter, Revision, _Aliases]:
-    """Every live adapter that is not revoked with each of its ready revisions, the newest first, and its aliases."""
+    """Every live adapter that is not revoked, with each ready revision, newest first, and its aliases."""
     aliases = select(func.jsonb_object_agg(Alias.name, Alias.weights)).where(Alias.adapter_id == Adapter.id)
     revoked = select(AdapterRevocation.id).where(
         AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
@@ -152,7 +156,7 @@ def _newest_ready(session: Session, adapter: Adapter) -> Revision | None:
 def _route(
     session: Session, adapter: Adapter, rows: Sequence[tuple[Adapter, Revision, _Aliases]], revisions_max: int
 ) -> AdapterRoute:
-    """A flip sends the whole route to every gateway, so old revisions that nobody named are not in it."""
+    """Every change of an alias sends the whole route to every gateway, so it omits old revisions without an alias."""
     aliases = rows[0][2] or {}
     named = {revision_id for weights in aliases.values() for revision_id in weights}
     kept = [revision for place, (_, revision, _) in enumerate(rows) if place < revisions_max or revision.id in named]
@@ -170,8 +174,8 @@ def _route(
 
 
 def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> RevisionRoute:
-    """A revision whose rank was never recorded is taken for the largest that its base model's replicas serve."""
-    assert revision.digest is not None, "a ready revision has a digest; a constraint says so too"
+    """A revision without a recorded rank counts as the largest rank that the replicas of its base model serve."""
+    assert revision.digest is not None, "a ready revision has a digest; a constraint ensures it too"
     rank, rank_class = revision.rank, revision.rank_class
     if rank is None or rank_class is None:
         largest = base_models.spec_of(session, adapter.base_model).rank_max
