@@ -1,5 +1,6 @@
-"""What the door's own routes, ``/tenora/v1``, take and answer, as JSON. The door is in ``door``; its agent and the
-doctor ask it.
+"""JSON bodies of the middleware's control routes, ``/tenora/v1``: the replica's agent and the doctor call them.
+
+The routes themselves are in ``middleware.control_routes``, the agent's client in ``agent.control_client``.
 """
 
 from typing import Literal
@@ -11,7 +12,7 @@ from core.contracts.replicas import Tier
 
 
 class PrefetchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which adapter to bring how far up. Downloads take turns by ``tenant``; without one, by adapter."""
+    """Load an adapter up to a tier. Loads are limited for each ``tenant``; without a tenant, for each adapter."""
 
     name: str
     tier: Literal["disk", "memory"] = "memory"
@@ -19,24 +20,24 @@ class PrefetchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prefetched(msgspec.Struct, frozen=True):
-    """Where an adapter lay before, and how long bringing it took."""
+    """The tier in which the adapter was found, and how long its load took."""
 
     tier: Tier
     load_ms: int
 
 
 class UnloadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which adapter to take out, and how long its requests may go on."""
+    """Unload an adapter. Its running requests get ``drain_s`` before they are aborted."""
 
     name: str
     drain_s: float = 0.0
 
 
 class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of an adapter ended by themselves and how many were ended, and what is left of it where.
+    """Requests of the adapter that ended by themselves and that were aborted, and the copies that are left.
 
-    ``holders`` are who else has a right to its files, so that they stay: engine names, or "another process" of this
-    machine. ``on_disk`` is what is there without such a right.
+    ``holders`` are the other leaseholders of its files, for which the files stay: engine names, or "another process" of
+    this machine. ``on_disk`` lists files that are there without such a lease.
     """
 
     drained: int
@@ -48,31 +49,31 @@ class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole set of engine names to keep in host memory."""
+    """The complete set of engine names to keep in host memory."""
 
     names: tuple[str, ...]
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """Those that are not in host memory yet."""
+    """Pinned names that are not in host memory yet."""
 
     missing: tuple[str, ...]
 
 
 class RevokedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole set of adapter ids to refuse, every revision of them."""
+    """The complete set of adapter ids to refuse, with all their revisions."""
 
     adapters: tuple[str, ...]
 
 
-class Refusing(msgspec.Struct, frozen=True):
-    """How many adapters are refused now."""
+class RevokedCount(msgspec.Struct, frozen=True):
+    """The number of adapters that are refused now."""
 
     adapters: int
 
 
 class SlotContents(msgspec.Struct, frozen=True):
-    """One slot of the engine: which adapter is in it, and whether its weights are all zero."""
+    """One slot of the engine: the adapter in it, and whether all its weights are zero."""
 
     index: int
     lora_int_id: int | None
@@ -81,15 +82,16 @@ class SlotContents(msgspec.Struct, frozen=True):
 
 
 class MemoryContents(msgspec.Struct, frozen=True):
-    """One adapter in the engine's host memory. ``name`` is None where the engine has forgotten whose it is."""
+    """One adapter in the engine's host memory. ``name`` is None when the engine no longer knows the name."""
 
     lora_int_id: int
     name: str | None
 
 
 class EngineInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Where adapters lie, as the engine itself says. ``disk`` has digests, ``revoked`` adapter ids, the others engine
-    names. The worker knows ``slots``, ``memory`` and ``staged``, the door the rest.
+    """Where adapters are, as the engine itself finds by inspecting its tables and tensors. ``disk`` lists digests,
+    ``revoked`` adapter ids, the other fields engine names. ``slots``, ``memory`` and ``staged`` come from the worker,
+    the rest from the middleware.
     """
 
     slots: tuple[SlotContents, ...]
@@ -107,14 +109,14 @@ class EngineInventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """Engine names in host memory, registered or ready to be."""
+        """Engine names in host memory, registered with vLLM or staged."""
         return frozenset(each.name for each in self.memory if each.name is not None) | frozenset(self.staged)
 
     @property
     def known(self) -> frozenset[str]:
-        """Every engine name that any tier above the disk, or the front end, still has."""
+        """Every engine name that a tier above the disk, or vLLM's front end, still has."""
         return self.in_memory | frozenset(name for name in self.in_slots if name is not None) | frozenset(self.names)
 
     def refuses(self, name: str) -> bool:
-        """Whether the door lets no request for this engine name in."""
+        """Whether the middleware refuses requests for this engine name."""
         return adapter_of(name) in self.revoked

@@ -1,4 +1,4 @@
-"""The engine's command line and environment, as pure functions of the settings. Starting it is the agent's business."""
+"""The engine's command line and environment, as pure functions of the settings. The agent starts the process."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from data_plane.engine.settings import MiddlewareSettings, ReplicaSettings
 
 
 def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
-    """VLLM's own OpenAI server. Not the ``vllm`` command, which fails for the CPU distribution."""
+    """Arguments of vLLM's OpenAI server module. The ``vllm`` command fails with the CPU distribution."""
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
     argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
@@ -33,29 +33,34 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
-    argv += ["--tool-strict-level", "parameter"]  # else a forced call of a tool without `strict` may have any arguments
-    # Gateways compile schemas with this one before an engine sees them: another would be one nobody has tried them on.
+    argv += [
+        "--tool-strict-level",
+        "parameter",
+    ]  # otherwise a forced call of a tool without `strict` may have any arguments
+    # Gateways compile every schema with this backend before an engine sees it; another backend could reject it.
     argv += ["--structured-outputs-config", '{"backend": "xgrammar"}']
     argv += ["--middleware", "data_plane.engine.middleware.middleware.EngineMiddleware"]
     if device == "cpu":
-        argv += ["--enforce-eager"]  # starts in half the time and, with libiomp5, serves faster here than compiled
+        argv += [
+            "--enforce-eager"
+        ]  # starts in half the time and, with libiomp5, serves faster on a CPU than compiled code
     return argv
 
 
 def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
-    """What the plugin, the door and the worker read again, each in a process of its own."""
-    chosen = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - {"engine_key"})
-    return {f"TENORA_{name}".upper(): str(value) for name, value in chosen.items()}
+    """Settings that the plugin, the middleware and the worker read again in their own processes."""
+    shared = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - {"engine_key"})
+    return {f"TENORA_{name}".upper(): str(value) for name, value in shared.items()}
 
 
 def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) -> dict[str, str]:
-    """``environ`` plus what vLLM and the plugin need. The engine key is never on a command line."""
+    """``environ`` plus the variables of vLLM and the plugin. The engine key is never on a command line."""
     env = {
         **environ,
         ACTIVATION: device,
         **_shared_settings(settings),
         "VLLM_API_KEY": settings.engine_key.get_secret_value(),
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never asks a resolver
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # without it vLLM never calls a resolver
         "VLLM_PLUGINS": "tenora",
         "VLLM_MAX_N_SEQUENCES": "4",
         "VLLM_NO_USAGE_STATS": "1",
@@ -65,10 +70,10 @@ def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) 
         "TOKENIZERS_PARALLELISM": "false",
     }
     if device == "cpu":
-        # vLLM would compile some samplers at their first use, in a step that everybody waits for (seconds), and with a
-        # C++ compiler that a machine need not have.
+        # Otherwise vLLM compiles some samplers at their first use. That takes seconds in a step for which every request
+        # waits, and needs a C++ compiler, which a machine may not have.
         env["TORCHDYNAMO_DISABLE"] = "1"
-        # Compiled once, in a folder that the engine may surely write to and that no start empties.
+        # LoRA code is compiled once, into a folder that the engine can write to and that no start empties.
         env.setdefault("NUMBA_CACHE_DIR", str(settings.run_dir.with_name("compiled")))
         env["VLLM_CPU_KVCACHE_SPACE"] = str(settings.engine_kv_gib)
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"

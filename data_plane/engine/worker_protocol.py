@@ -1,5 +1,7 @@
-"""What the door and the worker's loader say to each other over a Unix socket: one JSON object a line, in any order of
-answers. The socket lies in the run folder, which only the replica's own user can enter.
+"""Messages between the middleware and the worker's loader over a Unix socket: one JSON object per line, answered in
+any order.
+
+The socket is in the run folder, which only the replica's own user can enter.
 """
 
 import os
@@ -12,23 +14,25 @@ import msgspec
 
 from data_plane.engine.residency import SOCKET_FILE
 
-LINE_BYTES_MAX: Final = 4 << 20  # the set of refused adapters is sent whole
+LINE_BYTES_MAX: Final = 4 << 20  # the set of revoked adapters is sent as a whole
 
 
 class WorkerCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``hold`` and ``release`` a name, ``load`` it from a folder into host memory, replace the set of held or
-    pinned names or, as ``names`` too, of refused adapter ids.
+    """``acquire``, ``release`` or ``load`` (from the folder ``path`` into host memory) the adapter ``name``, or replace
+    a whole set with ``names``: ``replace_acquired`` and ``pin`` take engine names, ``revoke`` takes adapter ids.
     """
 
     id: int
-    op: Literal["hold", "hold_only", "release", "load", "pin", "refuse"]
+    op: Literal["acquire", "replace_acquired", "release", "load", "pin", "revoke"]
     name: str = ""
     path: str = ""
     names: tuple[str, ...] = ()
 
 
 class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``tier`` answers ``hold``, ``loaded`` answers ``load``, ``missing`` answers ``pin``; ``error`` says why not."""
+    """``tier`` answers ``acquire``, ``loaded`` answers ``load``, ``missing`` answers ``pin``; ``error`` is why a
+    ``load`` failed.
+    """
 
     id: int
     tier: Literal["slot", "memory"] | None = None
@@ -39,8 +43,8 @@ class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 @contextmanager
 def socket_address(run_dir: Path) -> Iterator[str]:
-    """A path of the socket that is short enough for the kernel's 107 bytes however deep the folder lies; it holds
-    within the block.
+    """A path of the socket that fits the kernel's limit of 107 bytes, however deep the run folder is. Valid within the
+    block.
     """
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,9 +1,11 @@
-"""Brings an adapter into host memory before vLLM hears of the request that needs it, and keeps it there meanwhile.
+"""Loads an adapter into host memory before vLLM gets the request that needs it, and keeps it there while requests use
+it.
 
-Store to disk is ``disk_holds``, disk to memory the worker's loader; here are their order, the request's patience
-and the promise that no more adapters are in use at once than host memory holds. How many are brought in at once is
-bounded, in all and for each tenant; what lies in host memory already does not count, whatever the store does. Fails
-closed: a request whose adapter is not held is never let in.
+``disk_leases`` downloads from the store to disk, the worker's loader reads from disk to memory. This module decides
+their order, limits how long a request waits, and guarantees that requests never use more adapters at once than host
+memory holds. Parallel loads are limited in total and for each tenant. An adapter that is already in host memory does
+not count, whatever the store does. Fails closed: a request whose adapter is not acquired in the worker never reaches
+vLLM.
 """
 
 import asyncio
@@ -26,177 +28,182 @@ from data_plane.engine.residency import ResidencyReader
 from data_plane.engine.settings import MiddlewareSettings
 
 _log = structlog.get_logger()
-_LOAD_ATTEMPTS = 2  # the second after the disk cache has looked at every byte and mended what it found
+_LOAD_ATTEMPTS = 2  # before the second one the disk cache verifies every byte and repairs what is damaged
 
 
 class AdapterUnusable(Unavailable):
-    """The engine cannot read the adapter, though its bytes are those that were validated."""
+    """The engine cannot read the adapter, although its bytes are the validated ones."""
 
     default_code = "adapter_unusable"
 
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """Where an adapter lay when a request came, and how long the request waited for it."""
+    """The tier in which an adapter was when a request arrived, and how long the request waited for it."""
 
     tier: Tier
     load_ms: int
 
 
 class _AdapterUse:
-    """One adapter in use. ``turn`` lets one request bring it in while the others of the same adapter wait; ``held``
-    is a place taken in host memory, ``ready`` that the adapter lies there.
+    """One adapter in use. ``loading`` lets one request load it while other requests for the same adapter wait.
+    ``acquired`` means that it counts against the capacity of host memory, ``ready`` that it is in host memory.
     """
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
+        self.loading = asyncio.Lock()
         self.users = 0
-        self.held = False
+        self.acquired = False
         self.ready = False
 
 
 class AdapterLoader:
-    """Who holds what in host memory. One event loop."""
+    """Which adapters are in use in host memory. Used on one event loop."""
 
     def __init__(
         self,
         settings: MiddlewareSettings,
-        refused: RevokedAdapters,
+        revoked: RevokedAdapters,
         disk: DiskLeases,
         worker: WorkerClient,
         residency: ResidencyReader,
     ) -> None:
         self._settings = settings
-        self._refused = refused
+        self._revoked = revoked
         self._disk = disk
         self._worker = worker
         self._residency = residency
-        self._holdings: dict[str, _AdapterUse] = {}
-        self._room = asyncio.Semaphore(settings.memory_adapters)
-        self._on_the_way: Counter[str] = Counter()  # by tenant
+        self._uses: dict[str, _AdapterUse] = {}
+        self._memory_capacity = asyncio.Semaphore(settings.memory_adapters)
+        self._loads: Counter[str] = Counter()  # by tenant
 
     @property
     def names(self) -> frozenset[str]:
-        """Adapters in use or on their way."""
-        return frozenset(self._holdings)
+        """Adapters that are in use or being loaded."""
+        return frozenset(self._uses)
 
     @asynccontextmanager
-    async def warm(self, name: str, tenant: str | None) -> AsyncIterator[LoadOutcome]:
-        """The adapter is in host memory within the block, and stays there.
+    async def loaded(self, name: str, tenant: str | None) -> AsyncIterator[LoadOutcome]:
+        """Load the adapter into host memory and keep it there within the block.
 
-        Raises ``AdapterLoading`` when that takes longer than a request waits or too many are on their way, ``NotFound``
-        for one that is not stored, revoked or of another base model, another ``Unavailable`` when something below is
-        down.
+        Raises ``AdapterLoading`` when the load takes longer than a request may wait or too many loads run, ``NotFound``
+        for an adapter that is not stored, revoked or of another base model, another ``Unavailable`` when a component
+        below fails.
         """
-        holding = self._enter(name)
+        use = self._begin_use(name)
         try:
-            yield await self._acquire(name, tenant, holding)
+            yield await self._ensure_ready(name, tenant, use)
         finally:
-            self._leave(name, holding)
+            self._end_use(name, use)
 
-    def lost(self, name: str) -> None:
-        """The adapter was taken out although requests of it run on: the next one brings it in again."""
-        if (holding := self._holdings.get(name)) is not None:
-            holding.ready = False
+    def mark_evicted(self, name: str) -> None:
+        """Record that the adapter was evicted although requests still use it: the next request loads it again."""
+        if (use := self._uses.get(name)) is not None:
+            use.ready = False
 
-    def _enter(self, name: str) -> _AdapterUse:
-        holding = self._holdings.setdefault(name, _AdapterUse())
-        holding.users += 1
-        return holding
+    def _begin_use(self, name: str) -> _AdapterUse:
+        use = self._uses.setdefault(name, _AdapterUse())
+        use.users += 1
+        return use
 
-    def _leave(self, name: str, holding: _AdapterUse) -> None:
-        holding.users -= 1
-        if holding.users == 0:
-            del self._holdings[name]
-            if holding.held:
-                self._let_go(name, holding)
+    def _end_use(self, name: str, use: _AdapterUse) -> None:
+        use.users -= 1
+        if use.users == 0:
+            del self._uses[name]
+            if use.acquired:
+                self._release(name, use)
 
-    async def _acquire(self, name: str, tenant: str | None, holding: _AdapterUse) -> LoadOutcome:
+    async def _ensure_ready(self, name: str, tenant: str | None, use: _AdapterUse) -> LoadOutcome:
         started = time.monotonic()
-        if holding.ready:
-            return LoadOutcome(self._tier_of_held(name), 0)
+        if use.ready:
+            return LoadOutcome(self._tier_of_acquired(name), 0)
         try:
-            async with asyncio.timeout(self._settings.adapter_load_deadline_s) as patience:
-                async with holding.turn:
-                    tier = self._tier_of_held(name) if holding.ready else await self._bring(name, tenant, holding)
-                    holding.ready = True
+            async with asyncio.timeout(self._settings.adapter_load_deadline_s) as deadline:
+                async with use.loading:
+                    tier = self._tier_of_acquired(name) if use.ready else await self._load(name, tenant, use)
+                    use.ready = True
         except TimeoutError as error:
-            if not patience.expired():
+            if not deadline.expired():
                 raise
             raise AdapterLoading(
-                "the adapter is being brought in behind others; ask again", eta_s=1, retry_after_s=1
+                "the adapter is still being loaded; retry the request", eta_s=1, retry_after_s=1
             ) from error
         return LoadOutcome(tier, round((time.monotonic() - started) * 1000))
 
-    async def _bring(self, name: str, tenant: str | None, holding: _AdapterUse) -> Tier:
-        with ExitStack() as place:
-            counts = not self._is_resident(name)
-            if counts:
-                place.enter_context(self._place(name, tenant))
-            if (tier := await self._hold(name, holding)) is not None:
+    async def _load(self, name: str, tenant: str | None, use: _AdapterUse) -> Tier:
+        with ExitStack() as permits:
+            needs_permit = not self._is_resident(name)
+            if needs_permit:
+                permits.enter_context(self._load_permit(name, tenant))
+            if (tier := await self._acquire(name, use)) is not None:
                 return tier
-            self._let_go(name, holding)  # downloads can be slow, and must not keep others out of host memory
-            if not counts:  # it was evicted meanwhile
-                place.enter_context(self._place(name, tenant))
-            return await self._bring_from_below(name, tenant, holding)
+            self._release(name, use)  # a download can be slow and must not keep other adapters out of host memory
+            if not needs_permit:  # it was evicted after the residency check
+                permits.enter_context(self._load_permit(name, tenant))
+            return await self._load_from_disk(name, tenant, use)
 
     @contextmanager
-    def _place(self, name: str, tenant: str | None) -> Iterator[None]:
-        """One of the adapters that are brought in at the same time."""
-        owner, most = name if tenant is None else tenant, self._settings.adapter_loads_per_tenant_max
-        if self._on_the_way[owner] >= most:
-            raise AdapterLoading(f"{most} adapters of this tenant are being brought in", eta_s=1, retry_after_s=1)
-        if self._on_the_way.total() >= self._settings.adapter_loads_max:
-            raise AdapterLoading("this engine is bringing in too many adapters at once", eta_s=1, retry_after_s=1)
-        self._on_the_way[owner] += 1
+    def _load_permit(self, name: str, tenant: str | None) -> Iterator[None]:
+        """Count as one of the parallel loads within the block. Raises ``AdapterLoading`` at a limit."""
+        owner, limit = name if tenant is None else tenant, self._settings.adapter_loads_per_tenant_max
+        if self._loads[owner] >= limit:
+            raise AdapterLoading(
+                f"{limit} adapters of this tenant are being loaded already; retry the request", eta_s=1, retry_after_s=1
+            )
+        if self._loads.total() >= self._settings.adapter_loads_max:
+            raise AdapterLoading(
+                "this engine is loading too many adapters already; retry the request", eta_s=1, retry_after_s=1
+            )
+        self._loads[owner] += 1
         try:
             yield
         finally:
-            self._on_the_way[owner] -= 1
-            if not self._on_the_way[owner]:
-                del self._on_the_way[owner]
+            self._loads[owner] -= 1
+            if not self._loads[owner]:
+                del self._loads[owner]
 
-    async def _bring_from_below(self, name: str, tenant: str | None, holding: _AdapterUse) -> Tier:
+    async def _load_from_disk(self, name: str, tenant: str | None, use: _AdapterUse) -> Tier:
+        """Load from disk into host memory, after a download from the store if need be."""
         tier: Tier = "disk" if await self._disk.has(name) else "store"
         for attempt in range(_LOAD_ATTEMPTS):
             folder = await self._disk.fetch(name, tenant)
-            if (already := await self._hold(name, holding)) is not None:
+            if (already := await self._acquire(name, use)) is not None:
                 return already
-            if await self._load(name, folder, holding):
+            if await self._load_in_worker(name, folder, use):
                 return tier
-            self._refused.check(name)  # which the worker does not load either
-            _log.warning("adapter could not be loaded; looking at its files again", adapter=name, attempt=attempt)
-            self._disk.suspect(folder)
-        raise AdapterUnusable(f"adapter {name} cannot be loaded by the engine; see its log", retry_after_s=5)
+            self._revoked.require_not_revoked(name)  # the worker does not load a revoked adapter either
+            _log.warning("adapter load failed; verifying its files", adapter=name, attempt=attempt)
+            self._disk.mark_suspect(folder)
+        raise AdapterUnusable(f"the engine cannot load adapter {name}; see the engine's log", retry_after_s=5)
 
-    async def _load(self, name: str, folder: Path, holding: _AdapterUse) -> bool:
+    async def _load_in_worker(self, name: str, folder: Path, use: _AdapterUse) -> bool:
         loaded = False
         try:
             loaded = (await self._worker.load(name, folder)).loaded
         finally:
             if not loaded:
-                self._let_go(name, holding)
+                self._release(name, use)
         return loaded
 
-    async def _hold(self, name: str, holding: _AdapterUse) -> Tier | None:
-        if not holding.held:
-            await self._room.acquire()
-            holding.held = True
+    async def _acquire(self, name: str, use: _AdapterUse) -> Tier | None:
+        if not use.acquired:
+            await self._memory_capacity.acquire()
+            use.acquired = True
         try:
-            return await self._worker.hold(name)
-        except BaseException:  # also a request that was cancelled: nobody else knows of its place
-            self._let_go(name, holding)
+            return await self._worker.acquire(name)
+        except BaseException:  # also a cancelled request: only this code knows of its share of host memory
+            self._release(name, use)
             raise
 
-    def _let_go(self, name: str, holding: _AdapterUse) -> None:
-        holding.held = False
-        self._room.release()
+    def _release(self, name: str, use: _AdapterUse) -> None:
+        use.acquired = False
+        self._memory_capacity.release()
         self._worker.release(name)
 
     def _is_resident(self, name: str) -> bool:
         table = self._residency.now()
         return table is not None and (name in table.slots or name in table.in_memory)
 
-    def _tier_of_held(self, name: str) -> Tier:
+    def _tier_of_acquired(self, name: str) -> Tier:
         table = self._residency.now()
         return "slot" if table is not None and name in table.slots else "memory"

@@ -1,4 +1,4 @@
-"""How the door speaks HTTP over plain ASGI: reading bounded bodies, answering JSON, refusing with a code."""
+"""HTTP over plain ASGI for the middleware: bounded request bodies, JSON answers, error answers with a code."""
 
 import json
 import math
@@ -15,19 +15,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class CallerDisconnected(Exception):
-    """The caller hung up before its request was complete."""
+    """The caller closed the connection before its request was complete."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of a (lower-case) name."""
+    """The first header with this lower-case name."""
     for key, value in scope["headers"]:
         if key == name:
             return str(value.decode("latin-1"))
     return None
 
 
-async def body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The whole body; None when it is larger than ``bytes_max``. Raises ``CallerDisconnected``."""
+async def read_body(receive: Receive, bytes_max: int) -> bytes | None:
+    """The whole request body; None when it is larger than ``bytes_max``. Raises ``CallerDisconnected``."""
     chunks, size = [], 0
     while True:
         message = await receive()
@@ -41,21 +41,21 @@ async def body(receive: Receive, bytes_max: int) -> bytes | None:
             return b"".join(chunks)
 
 
-async def answer(
+async def send_json(
     send: Send, status: int, content: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> None:
-    """A whole JSON answer."""
+    """Send a complete JSON answer."""
     start = {"type": "http.response.start", "status": status}
     await send({**start, "headers": [(b"content-type", b"application/json"), *headers]})
     await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
 
-async def refuse(send: Send, error: AppError) -> None:
-    """``{"error": {"code", "message", …}}`` with ``Retry-After`` and ``eta_s`` where the error has them."""
-    said: dict[str, Any] = {"code": error.code, "message": error.message}
+async def send_error(send: Send, error: AppError) -> None:
+    """Send ``{"error": {"code", "message", …}}``, with ``Retry-After`` and ``eta_s`` where the error has them."""
+    detail: dict[str, Any] = {"code": error.code, "message": error.message}
     if (eta_s := getattr(error, "eta_s", None)) is not None:
-        said["eta_s"] = eta_s
+        detail["eta_s"] = eta_s
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", str(math.ceil(error.retry_after_s)).encode()),)
-    await answer(send, error.status, {"error": said}, headers)
+    await send_json(send, error.status, {"error": detail}, headers)

@@ -1,5 +1,7 @@
-"""Adapters on the disk as the door uses them, by engine name: fetched, kept while a tier above may read them again,
-given back, forgotten. How they get to the disk and stay whole there is ``adapters.cache.adapter_cache``.
+"""Leases on adapters in the disk cache, by engine name: an adapter's files stay on disk while a tier above may read
+them again.
+
+``adapters.cache.adapter_cache`` downloads the files and verifies them.
 """
 
 import asyncio
@@ -23,39 +25,39 @@ class OtherBaseModel(NotFound):
 
 
 class DiskLeases:
-    """One event loop. Every name that was fetched holds its digest until ``release``."""
+    """Used on one event loop. Each fetched name holds a lease on its digest until ``release``."""
 
-    def __init__(self, cache: DiskCache, refused: RevokedAdapters, base_model: str, deadline_s: float) -> None:
+    def __init__(self, cache: DiskCache, revoked: RevokedAdapters, base_model: str, deadline_s: float) -> None:
         self._cache = cache
-        self._refused = refused
+        self._revoked = revoked
         self._base_model = base_model
         self._deadline_s = deadline_s
         self._names: set[str] = set()
 
     @property
     def names(self) -> AbstractSet[str]:
-        """Names that hold their digest."""
+        """Names that hold a lease on their digest."""
         return self._names
 
     async def digests(self) -> frozenset[str]:
-        """Everything on the disk, whoever holds it."""
+        """All digests on disk, with or without a lease."""
         return await self._cache.digests()
 
     async def has(self, name: str) -> bool:
-        """Whether the adapter need not be downloaded."""
+        """Whether the adapter is on disk, so that no download is needed."""
         return digest_of(name) in await self._cache.digests()
 
     async def fetch(self, name: str, tenant: str | None) -> Path:
-        """The folder of the adapter's verified files. Raises ``NotFound`` for one that is not stored, revoked or of
-        another base model, ``AdapterLoading`` when it takes too long, another ``Unavailable`` when S3 or the disk
-        fails.
+        """The folder of the adapter's verified files, downloaded if need be. Raises ``NotFound`` for an adapter that is
+        not stored, revoked or of another base model, ``AdapterLoading`` when the download takes too long, another
+        ``Unavailable`` when S3 or the disk fails.
         """
-        self._refused.check(name)
-        self._names.add(name)  # before the wait: whoever gives up meanwhile is released by the next look around
+        self._revoked.require_not_revoked(name)
+        self._names.add(name)  # before the wait: if the caller gives up meanwhile, the next sweep releases the lease
         try:
             folder, manifest = await self._from_cache(name, tenant)
-        except CacheFailed:  # also when somebody removed the folder meanwhile
-            self._refused.check(name)
+        except CacheFailed:  # for example when the folder was deleted meanwhile
+            self._revoked.require_not_revoked(name)
             folder, manifest = await self._from_cache(name, tenant)
         if manifest.base_model != self._base_model:
             raise OtherBaseModel(f"the adapter is for {manifest.base_model}; this engine serves {self._base_model}")
@@ -67,20 +69,20 @@ class DiskLeases:
         with disk_errors(f"adapter {digest}"):
             return folder, await asyncio.to_thread(_manifest, folder, digest)
 
-    def suspect(self, folder: Path) -> None:
-        """The engine could not use these files: the next ``fetch`` looks at every byte of them, as it does whenever
-        their times have changed.
+    def mark_suspect(self, folder: Path) -> None:
+        """Record that the engine could not use these files. The next ``fetch`` verifies every byte of them, as it does
+        whenever their modification times have changed.
         """
-        with suppress(OSError):  # what is gone is fetched again anyway
+        with suppress(OSError):  # a missing file is downloaded again anyway
             os.utime(folder / WEIGHTS_FILE)
 
     def release(self, name: str) -> None:
-        """No tier above reads it again: the disk may evict it."""
+        """Release the lease: no tier above reads the files again, and the cache may evict them."""
         self._names.discard(name)
         self._cache.release(digest_of(name), name)
 
-    async def forget(self, name: str) -> frozenset[str]:
-        """Remove it from the disk unless others have a right to it: who has."""
+    async def evict(self, name: str) -> frozenset[str]:
+        """Release the lease and delete the files, unless others hold a lease on them. Returns those leaseholders."""
         self._names.discard(name)
         return await self._cache.forget(digest_of(name), name)
 

@@ -1,6 +1,7 @@
-"""What the front end and the disk may forget: adapters that are in no tier above the disk and that nobody asks for.
+"""Drops idle adapters, which are in no tier above the disk and have no request: their names leave vLLM's front end, and
+their leases on the disk cache are released.
 
-vLLM keeps every name it has ever resolved, and the disk cache every digest it has handed out.
+Without it vLLM keeps every name that it ever resolved, and the disk cache every digest that it ever handed out.
 """
 
 import asyncio
@@ -17,34 +18,33 @@ _log = structlog.get_logger()
 
 
 def idle_names(known: Iterable[str], table: EngineResidency, in_use: AbstractSet[str]) -> set[str]:
-    """Those of ``known`` that no tier above the disk has and no request uses."""
+    """The names of ``known`` that are in no tier above the disk and that no request uses."""
     return set(known) - table.in_memory - set(table.slots) - in_use
 
 
 class IdleAdapterSweep:
-    """Looks every few seconds."""
+    """A sweep every ``idle_adapter_sweep_interval_s`` while the engine runs."""
 
-    def __init__(self, door: AdapterRequests, front_end: VllmFrontend) -> None:
-        self._door = door
+    def __init__(self, adapters: AdapterRequests, front_end: VllmFrontend) -> None:
+        self._adapters = adapters
         self._front_end = front_end
 
-    def look(self) -> set[str]:
-        """Forget what may be forgotten; returns it. Nothing is awaited, so that no request comes in between."""
-        table = self._door.residency.now()
+    def run_once(self) -> set[str]:
+        """Drop idle adapters and return their names. There is no await in it, so no request can start in between."""
+        table = self._adapters.residency.now()
         if table is None:
             return set()
-        in_use = set(self._door.in_flight.names) | self._door.warmer.names
-        idle = idle_names(self._front_end.names | self._door.disk.names, table, in_use)
+        in_use = set(self._adapters.in_flight.names) | self._adapters.loader.names
+        idle = idle_names(self._front_end.names | self._adapters.disk.names, table, in_use)
         for name in idle:
-            self._front_end.forget(name)
-            self._door.disk.release(name)
+            self._front_end.evict(name)
+            self._adapters.disk.release(name)
         return idle
 
-    async def run(self) -> None:
-        """For as long as the engine lives."""
+    async def run_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._door.settings.idle_adapter_sweep_interval_s)
+            await asyncio.sleep(self._adapters.settings.idle_adapter_sweep_interval_s)
             try:
-                self.look()
-            except OSError as error:  # the next look may find the folders again
-                _log.warning("cannot look at what may be forgotten", reason=error.strerror)
+                self.run_once()
+            except OSError as error:  # the folders may be readable again at the next sweep
+                _log.warning("idle adapter sweep failed", reason=error.strerror)

@@ -1,7 +1,7 @@
-"""Which requests and prefetches of which adapter the engine has at this moment, so that an unload can wait for them or
-end them.
+"""Counts the requests and prefetches of each adapter that the engine runs now, so that an unload can wait for them or
+abort them.
 
-One event loop; nothing here waits for the engine.
+Used on one event loop. Nothing here calls the engine.
 """
 
 import asyncio
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 
 class InFlightRequests:
-    """What runs by engine name, with the ids under which vLLM can abort the requests among it."""
+    """Running requests and prefetches by engine name, with the ids that vLLM needs to abort the requests."""
 
     def __init__(self) -> None:
         self._running: dict[str, dict[object, str | None]] = {}
         self._idle: dict[str, asyncio.Event] = {}
 
     @contextmanager
-    def request(self, name: str, request_id: str | None) -> Iterator[None]:
-        """It counts within the block. A prefetch has no id: it is waited for, and ends by itself."""
+    def track(self, name: str, request_id: str | None) -> Iterator[None]:
+        """Count a request within the block. A prefetch has no id: an unload waits for it and cannot abort it."""
         running = object()
         self._running.setdefault(name, {})[running] = request_id
         try:
@@ -37,11 +37,11 @@ class InFlightRequests:
         return self._running.keys()
 
     def ids(self, name: str) -> frozenset[str]:
-        """The requests of one adapter."""
+        """The request ids of one adapter."""
         return frozenset(each for each in self._running.get(name, {}).values() if each is not None)
 
     async def wait_idle(self, name: str, timeout_s: float) -> bool:
-        """Until nothing of the adapter runs; False when something still does after ``timeout_s``."""
+        """Wait until nothing of the adapter runs. False when something still runs after ``timeout_s``."""
         if name not in self._running:
             return True
         idle = self._idle.setdefault(name, asyncio.Event())

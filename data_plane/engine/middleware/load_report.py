@@ -1,5 +1,7 @@
-"""What the engine tells of one request's adapter: where it lay, how long the request waited for it, and for how long
-its loading held up everyone's step. It goes out as a comment at the end of an event stream, and as a header otherwise.
+"""Reports to the caller of one request where its adapter was, how long the request waited for it, and for how long its
+load stalled every running request.
+
+The report is a comment at the end of an event stream, and a header of any other answer.
 """
 
 from collections.abc import Callable
@@ -15,43 +17,44 @@ _LAST_EVENT: Final = b"data: [DONE]"
 
 
 class StallReports:
-    """Each stall is told once: by the first request of its adapter that ends after it."""
+    """Reports each stall once: with the first request of its adapter that ends after it."""
 
     def __init__(self, residency: ResidencyReader) -> None:
         self._residency = residency
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
-    def claim(self, name: str) -> int:
-        """Milliseconds for which steps waited for this adapter's loading and nobody was told yet."""
+    def take_stall_ms(self, name: str) -> int:
+        """Milliseconds for which steps waited for loads of this adapter and which were not reported yet."""
         if (table := self._residency.now()) is None or not table.loads:
             return 0
-        told = self._told.get(name, 0)
-        fresh = [load for load in table.loads if load.name == name and load.in_step and load.seq > told]
+        reported = self._reported.get(name, 0)
+        fresh = [load for load in table.loads if load.name == name and load.in_step and load.seq > reported]
         if fresh:
             first = table.loads[0].seq
-            self._told = {each: seq for each, seq in self._told.items() if seq >= first}  # the rest has left the table
-            self._told[name] = fresh[-1].seq
+            # Older records have left the table and cannot be reported again.
+            self._reported = {each: seq for each, seq in self._reported.items() if seq >= first}
+            self._reported[name] = fresh[-1].seq
         return round(sum(load.ms for load in fresh))
 
     def has_failed(self, name: str) -> bool:
-        """Whether the engine answers in this adapter's name without having it."""
+        """Whether the engine generates under this adapter's name without having its weights."""
         table = self._residency.now()
         return table is not None and name in table.failed
 
 
 class ReportingSend:
-    """An ASGI ``send`` that adds the report, and lets nothing out once the adapter has failed in a step.
+    """An ASGI ``send`` that adds the report, and that sends nothing more once the adapter has failed in a step.
 
-    The start of an answer is kept until there is a body, so that a failure before it is still an error with a status.
+    It holds the start of the answer back until there is a body: a failure before that is still an error with a status.
     """
 
     def __init__(
-        self, send: Send, name: str, warmth: LoadOutcome, stalls: StallReports, on_failure: Callable[[], None]
+        self, send: Send, name: str, outcome: LoadOutcome, stalls: StallReports, on_failure: Callable[[], None]
     ) -> None:
         self._send = send
         self._on_failure = on_failure
         self._name = name
-        self._warmth = warmth
+        self._outcome = outcome
         self._stalls = stalls
         self._start: Message | None = None
         self._streams = False
@@ -60,7 +63,7 @@ class ReportingSend:
         self.failed = False
 
     async def __call__(self, message: Message) -> None:
-        """One message of vLLM's answer."""
+        """Pass on one message of vLLM's answer."""
         if not self.failed and self._stalls.has_failed(self._name):
             self.failed = True
             self._on_failure()
@@ -81,7 +84,7 @@ class ReportingSend:
         await self._send(self._with_report(message))
 
     async def end_early(self) -> None:
-        """Close an answer that has begun and whose rest must not be sent."""
+        """End an answer that has started and whose rest must not be sent."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _with_report(self, message: Message) -> Message:
@@ -94,8 +97,8 @@ class ReportingSend:
 
     def _report(self) -> bytes:
         report: dict[str, Any] = {
-            "tier": self._warmth.tier,
-            "load_ms": self._warmth.load_ms,
-            "stall_ms": self._stalls.claim(self._name),
+            "tier": self._outcome.tier,
+            "load_ms": self._outcome.load_ms,
+            "stall_ms": self._stalls.take_stall_ms(self._name),
         }
         return msgspec.json.encode(report)

@@ -1,10 +1,10 @@
-"""The door of the engine: an ASGI middleware that lets through the few routes gateways and the agent use, and only with
-the engine's key. vLLM's own check covers some path prefixes only and leaves others open to anyone who can connect.
+"""The ASGI middleware in front of the engine: it passes only the few routes that gateways and the agent use, and only
+with the engine's key. vLLM's own key check covers some path prefixes and leaves others open to anyone who connects.
 
-Requests for adapters go through ``adapter_door``, the routes under ``/tenora/v1`` are in ``door_routes``. Here is one
-more: aborting a running request by id. vLLM then ends that request's stream in the ordinary way, with its final counts,
-so a caller who hung up can be metered for exactly what was produced. vLLM 0.32 has such a route, but only together with
-others that accept raw tensors. The door fails closed.
+``adapter_requests`` handles requests for adapters, ``control_routes`` the routes under ``/tenora/v1``. This module adds
+one more route: abort a running request by id. vLLM then ends that request's stream in the ordinary way, with its final
+token counts, so that a caller who disconnected can be metered for exactly what was generated. vLLM 0.32 has such a
+route, but only together with routes that accept raw tensors. The middleware fails closed.
 """
 
 import hashlib
@@ -14,7 +14,16 @@ from typing import Final
 
 from data_plane.engine.middleware import control_routes
 from data_plane.engine.middleware.adapter_requests import AdapterRequests
-from data_plane.engine.middleware.asgi import App, CallerDisconnected, Receive, Scope, Send, answer, body, header
+from data_plane.engine.middleware.asgi import (
+    App,
+    CallerDisconnected,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+    send_json,
+)
 from data_plane.engine.settings import MiddlewareSettings
 
 ABORT_PATH: Final = "/inference/v1/abort_requests"
@@ -27,8 +36,8 @@ _BEARER: Final = "Bearer "
 
 
 class EngineMiddleware:
-    """Outermost middleware of vLLM's API server; loaded by its ``--middleware`` option, in which case it uses the disk
-    cache of the resolver that the plugin has registered.
+    """Outermost middleware of vLLM's API server. vLLM's ``--middleware`` option loads it without ``adapters``; it then
+    uses the disk cache of the resolver that the plugin registered.
     """
 
     def __init__(self, app: App, adapters: AdapterRequests | None = None) -> None:
@@ -43,14 +52,14 @@ class EngineMiddleware:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and route in OPEN_ROUTES):
             await self._app(scope, receive, send)
         elif scope["type"] != "http" or route not in KEYED_ROUTES:
-            await answer(send, 404, {"error": "not found"})
+            await send_json(send, 404, {"error": "not found"})
         elif not self._has_key(scope):
-            await answer(send, 401, {"error": "the engine's key is missing or wrong"})
+            await send_json(send, 401, {"error": "the engine key is missing or wrong"})
         else:
-            self._routes.begin(scope["app"].state)
-            await self._let_in(route, scope, receive, send)
+            self._routes.start_sweep(scope["app"].state)
+            await self._pass_on(route, scope, receive, send)
 
-    async def _let_in(self, route: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, route: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         if route in GENERATING_ROUTES:
             await self._adapters.generate(self._app, scope, receive, send)
         elif route in control_routes.ROUTES:
@@ -61,25 +70,25 @@ class EngineMiddleware:
             await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        shown = (header(scope, b"authorization") or "").removeprefix(_BEARER)
-        return hmac.compare_digest(_digest(shown), self._key)
+        key = (header(scope, b"authorization") or "").removeprefix(_BEARER)
+        return hmac.compare_digest(_digest(key), self._key)
 
 
 async def _abort(scope: Scope, receive: Receive, send: Send) -> None:
-    """``{"request_ids": [...]}`` with the ids that responses carry. Unknown and finished ids are ignored."""
+    """Abort ``{"request_ids": [...]}``, the ids that responses carry. Unknown and finished ids are ignored."""
     try:
-        request_ids = _request_ids(await body(receive, _ABORT_BODY_MAX_BYTES) or b"")
+        request_ids = _request_ids(await read_body(receive, _ABORT_BODY_MAX_BYTES) or b"")
     except CallerDisconnected:
         return
     if request_ids is None:
-        await answer(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
+        await send_json(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
     else:
         await scope["app"].state.engine_client.abort(request_ids)
-        await answer(send, 200, {})
+        await send_json(send, 200, {})
 
 
 def _registered_adapters(settings: MiddlewareSettings) -> AdapterRequests:
-    from adapters import vllm_resolver  # imports vLLM, which is there already when vLLM makes its door
+    from adapters import vllm_resolver  # imports vLLM, which is loaded already when vLLM builds its middleware
 
     return AdapterRequests(settings, vllm_resolver.registered_cache())
 

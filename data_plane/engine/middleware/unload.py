@@ -1,5 +1,7 @@
-"""Taking an adapter out of the engine: refuse it, drain, end what still runs, empty every tier from the slots down.
-Idempotent: whatever interrupts it, asking again ends in the same state, and what it answers was looked at last.
+"""Unloads a revoked adapter from the engine: refuse it, drain its requests, abort the rest, empty every tier from the
+slots down.
+
+Idempotent: after any interruption the same call leads to the same state. The answer is the state found at the end.
 """
 
 from typing import Final
@@ -16,48 +18,49 @@ _log: Final = structlog.get_logger()
 
 
 class RevocationLifted(Conflict):
-    """The adapter may be served again: what was begun for its revocation has stopped."""
+    """The adapter may be served again, so its unload has stopped."""
 
     default_code = "revocation_lifted"
 
 
-async def unload(door: AdapterRequests, front_end: VllmFrontend, name: str, drain_s: float) -> Unloaded:
-    """Remove ``name`` from this replica. Its adapter stays refused until the whole set of refused ones is told anew.
+async def unload(adapters: AdapterRequests, front_end: VllmFrontend, name: str, drain_s: float) -> Unloaded:
+    """Remove ``name`` from this replica. Its adapter stays refused until the complete set of revoked adapters is
+    replaced.
 
-    Raises ``RevocationLifted`` when that happens during a wait: requests that came since then are let live.
+    Raises ``RevocationLifted`` when that happens during a wait: requests that arrived since then are not aborted.
     """
-    await refuse_adapters(door, door.refused.adapters | {adapter_of(name)})
-    before = len(door.in_flight.ids(name))
-    idle = await door.in_flight.wait_idle(name, drain_s)
-    _check_revoked(door, name)
-    running = door.in_flight.ids(name)
+    await set_revoked(adapters, adapters.revoked.adapters | {adapter_of(name)})
+    before = len(adapters.in_flight.ids(name))
+    idle = await adapters.in_flight.wait_idle(name, drain_s)
+    _require_revoked(adapters, name)
+    running = adapters.in_flight.ids(name)
     if not idle:
-        _log.warning("ending requests of a revoked adapter", adapter=name, requests=len(running))
-        if running:  # otherwise a prefetch, which ends by itself
+        _log.warning("aborting requests of a revoked adapter", adapter=name, requests=len(running))
+        if running:  # otherwise only a prefetch runs, which ends by itself
             await front_end.abort(running)
-        idle = await door.in_flight.wait_idle(name, door.settings.unload_abort_timeout_s)
-        _check_revoked(door, name)
+        idle = await adapters.in_flight.wait_idle(name, adapters.settings.unload_abort_timeout_s)
+        _require_revoked(adapters, name)
         if not idle:
-            _log.error("requests of a revoked adapter do not end", adapter=name)
-    truth = await door.take_out(name, front_end, idle=idle)
-    holders = await door.disk.forget(name)
-    left = () if holders or not await door.disk.has(name) else (digest_of(name),)
+            _log.error("requests of a revoked adapter do not end after an abort", adapter=name)
+    inventory = await adapters.evict(name, front_end, idle=idle)
+    holders = await adapters.disk.evict(name)
+    left = () if holders or not await adapters.disk.has(name) else (digest_of(name),)
     return Unloaded(
         drained=before - len(running),
         aborted=len(running),
-        in_slots=tuple(held for held in truth.in_slots if held == name),
-        in_memory=tuple(truth.in_memory & {name}),
+        in_slots=tuple(slot for slot in inventory.in_slots if slot == name),
+        in_memory=tuple(inventory.in_memory & {name}),
         on_disk=left,
         holders=tuple(sorted(holders)),
     )
 
 
-async def refuse_adapters(door: AdapterRequests, adapters: frozenset[str]) -> None:
-    """Replace the set of adapters that neither the door nor the worker serves."""
-    door.refused.adapters = adapters
-    await door.worker.refuse(tuple(sorted(adapters)))
+async def set_revoked(adapters: AdapterRequests, revoked: frozenset[str]) -> None:
+    """Replace the set of adapter ids that the middleware and the worker refuse."""
+    adapters.revoked.adapters = revoked
+    await adapters.worker.revoke(tuple(sorted(revoked)))
 
 
-def _check_revoked(door: AdapterRequests, name: str) -> None:
-    if name not in door.refused:
-        raise RevocationLifted(f"adapter {name} is served again; nothing more of it is ended")
+def _require_revoked(adapters: AdapterRequests, name: str) -> None:
+    if name not in adapters.revoked:
+        raise RevocationLifted(f"the revocation of adapter {name} was lifted; its unload has stopped")

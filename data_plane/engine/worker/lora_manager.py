@@ -1,9 +1,10 @@
-"""vLLM's LoRA worker manager (0.32, ``vllm/lora/worker_manager.py``) with the loading taken out of the step: weights
-are read, checked and merged by a thread of ours, and a step only registers them and copies a slot.
+"""vLLM's LoRA worker manager (0.32, ``vllm/lora/worker_manager.py``) with loading moved out of the steps: loader
+threads read, check and merge weights, and a step only registers them and copies them into a slot.
 
-Nothing in a step may fail for want of a file: an adapter that cannot be had there gets an empty slot and is noted as
-failed, so that the door ends its requests before a token of theirs leaves, and every other request goes on. An adapter
-in use is never evicted from host memory; the door lets in no more of them than fit. Fails closed.
+A step never fails because of a missing file. An adapter that cannot be loaded in a step gets an empty slot and is
+marked as failed. The middleware then aborts its requests before any of their tokens is sent, and all other requests
+continue. An adapter in use is never evicted from host memory; the middleware passes on no more of them than fit. Fails
+closed.
 """
 
 import time
@@ -29,12 +30,12 @@ from data_plane.engine.worker.residency_table import ResidencyTable
 from data_plane.engine.worker.slot_manager import SlotManager
 
 _log: Final = structlog.get_logger()
-_NO_NUMBER: Final = 1  # the front end's comes with the request that uses the weights
+_NO_NUMBER: Final = 1  # the front end assigns the number with the request that uses the weights
 
 
 class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships no types
-    """What a worker does when requests name adapters. All of it runs in the worker's one step thread, except
-    ``load``, which the loader's threads call.
+    """Loads and evicts the adapters that requests name. All methods run in the worker's single step thread, except
+    ``load``, which runs in the loader's threads.
     """
 
     _manager_cls = SlotManager
@@ -44,44 +45,46 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
         settings = SharedEngineSettings()
         self._scratch = settings.run_dir
         self._names: dict[int, str] = {}
-        self._known_zeroed: set[int] = set()  # free slots that were looked at since their last use
+        self._known_zeroed: set[int] = set()  # free slots that were inspected since their last use
         self._table: ResidencyTable[Any] = ResidencyTable(slots=self.lora_config.max_loras)
         self._server = LoaderServer(self._table, settings.run_dir, self.load, loaders=settings.engine_loader_threads)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> Any:
-        """Called once, when the base model has been loaded: from here on there are slots to load into."""
+        """VLLM calls this once, after it has loaded the base model: from now on there are slots."""
         if vllm_config.parallel_config.world_size != 1:
-            raise RuntimeError("Tenora's tiers know one worker per engine: start it without tensor parallelism")
+            raise RuntimeError("Tenora supports one worker per engine; start the engine without tensor parallelism")
         wrapped = super().create_lora_manager(model, vllm_config)
         self._server.start()
         return wrapped
 
-    # In the loader's threads.
+    # Runs in the loader's threads.
 
     def load(self, name: str, path: str) -> bool:
-        """Read, check and merge an adapter while steps go on. Raises one of vLLM's many errors for files it cannot
-        use; False when the adapter is no longer wanted.
+        """Read, check and merge an adapter while steps run. Raises one of vLLM's many errors for files that it cannot
+        use. False when the adapter is no longer needed.
         """
         started = time.monotonic()
         lora = self._read(name, path)
-        self._table.record(name, "memory", _ms_since(started), in_step=False)
+        self._table.record_load(name, "memory", _ms_since(started), in_step=False)
         return self._table.stage(name, lora)
 
     def _read(self, name: str, path: str) -> Any:
         with private_copy(Path(path), digest_of(name), self._scratch) as folder:
             request = LoRARequest(lora_name=name, lora_int_id=_NO_NUMBER, lora_path=str(folder))
             lora = self._load_adapter(request)
-            if not PIN_MEMORY:  # pinning has copied them already
-                for weights in lora.loras.values():  # out of the file's memory map, so that no step waits for a page
+            if not PIN_MEMORY:  # pinned memory is a copy already
+                for (
+                    weights
+                ) in lora.loras.values():  # copied out of the file's memory map, so that no step waits for a page
                     weights.lora_a, weights.lora_b = weights.lora_a.clone(), with_ranks_apart(weights.lora_b)
         self._adapter_manager.merge(lora)
         return lora
 
-    # In the step thread.
+    # Runs in the step thread.
 
     def add_adapter(self, lora_request: Any) -> bool:
-        """``add_lora`` of the front end: into host memory alone. The slot is taken by the first step that needs it, so
-        that nobody's running request loses its own for it.
+        """``add_lora`` of the front end: register in host memory only. The first step that needs the adapter takes a
+        slot for it, so that no running request loses its slot to it.
         """
         if self._adapter_manager.registered(lora_request.lora_int_id) is not None:
             return False
@@ -90,10 +93,10 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
         return True
 
     def remove_all_adapters(self) -> None:
-        """Also called by vLLM after its warm-up with dummies."""
+        """VLLM also calls this after its warm-up with dummy adapters."""
         super().remove_all_adapters()
         self._names.clear()
-        self._note()
+        self._record_tables()
 
     def _apply_adapters(self, lora_requests: set[Any]) -> None:
         manager = self._adapter_manager
@@ -101,18 +104,20 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
         if len(requests) > manager.lora_slots:
             raise RuntimeError(f"a step with {len(requests)} adapters for {manager.lora_slots} slots")
         missing = [request for request in requests if not manager.is_in_slot(request.lora_int_id)]
-        for request in requests:  # touched first, so that none of them loses its slot to another of the same step
+        for (
+            request
+        ) in requests:  # before any load, so that no adapter of this step loses its slot to another of the same step
             manager.touch(request.lora_int_id)
         if missing:
             used_now = {request.lora_name for request in requests}
             for request in missing:
-                self._bring_to_slot(request, used_now)
+                self._load_into_slot(request, used_now)
         if self._table.staged_count:
             used_now = {request.lora_name for request in requests}
-            self._table.drop_unwanted(used_now)
-            self._give_way(used_now)
+            self._table.evict_unwanted(used_now)
+            self._evict_for_staged(used_now)
 
-    def _bring_to_slot(self, request: Any, used_now: AbstractSet[str]) -> None:
+    def _load_into_slot(self, request: Any, used_now: AbstractSet[str]) -> None:
         manager, started, name = self._adapter_manager, time.monotonic(), request.lora_name
         full = manager.all_slots_used
         with gpu_sync_allowed():
@@ -120,72 +125,73 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
                 if manager.registered(request.lora_int_id) is None:
                     self._register(request, used_now, in_step=True)
                 manager.activate_adapter(request.lora_int_id)
-            except Exception as error:  # noqa: BLE001 - raised from a step, it would end the engine for everyone
+            except Exception as error:  # noqa: BLE001 - an exception in a step would end the engine for every request
                 _log.error("adapter failed in a step; its slot stays empty", adapter=name, reason=repr(error))
-                self._hollow_out(request, used_now)
-                self._table.fail(name)
+                self._fill_with_empty_adapter(request, used_now)
+                self._table.record_failure(name)
         self._known_zeroed.discard(manager.lora_index_to_id.index(request.lora_int_id))
-        self._note(used=name, slot_evictions=int(full))
-        self._table.record(name, "slot", _ms_since(started), in_step=True)
+        self._record_tables(used=name, slot_evictions=int(full))
+        self._table.record_load(name, "slot", _ms_since(started), in_step=True)
         if self._table.has_failed(name):
-            self._server.write_now()  # before this step's tokens can leave
+            self._server.write_now()  # before this step's tokens can be sent
 
     def _register(self, request: Any, used_now: AbstractSet[str], *, in_step: bool) -> None:
-        """Put an adapter into host memory, evicting another if need be. Reads the disk only for a request that came
-        around the door.
+        """Put an adapter into host memory and evict another one if need be. Reads from disk only for a request that
+        bypassed the middleware.
         """
         manager, name = self._adapter_manager, request.lora_name
-        if self._table.is_refused(name):
-            raise ValueError(f"{name} has been revoked")
-        lora = self._table.take(name)
+        if self._table.is_revoked(name):
+            raise ValueError(f"{name} was revoked")
+        lora = self._table.take_staged(name)
         if lora is None and (known := self._number_of(name)) is not None:
-            lora = manager.registered(known)  # the front end had forgotten it and counts it anew
-            self._drop(known)
+            lora = manager.registered(known)  # the front end dropped the name and gave it a new number
+            self._evict(known)
         if lora is None:
             started = time.monotonic()
             lora = self._read(name, request.lora_path)
-            if not in_step:  # otherwise it is a part of what the step waits for the slot
-                self._table.record(name, "memory", _ms_since(started), in_step=True)
+            if not in_step:  # otherwise it is part of the load into the slot, for which the step waits
+                self._table.record_load(name, "memory", _ms_since(started), in_step=True)
         lora.id = request.lora_int_id
-        evicted = self._make_room(used_now)
+        evicted = self._evict_until_room(used_now)
         manager.add_adapter(lora)
         self._names[lora.id] = name
-        self._note(memory_evictions=evicted)
+        self._record_tables(memory_evictions=evicted)
 
-    def _hollow_out(self, request: Any, used_now: AbstractSet[str]) -> None:
-        """Give its slot to an adapter that adds nothing."""
-        self._drop(request.lora_int_id)
-        self._make_room(used_now)
-        hollow = LoRAModel(request.lora_int_id, 1, {})
-        hollow.tenora_merged = True
-        self._adapter_manager.add_adapter(hollow)
-        self._names[hollow.id] = request.lora_name
-        self._adapter_manager.activate_adapter(hollow.id)
+    def _fill_with_empty_adapter(self, request: Any, used_now: AbstractSet[str]) -> None:
+        """Fill the request's slot with an adapter that adds nothing."""
+        self._evict(request.lora_int_id)
+        self._evict_until_room(used_now)
+        empty = LoRAModel(request.lora_int_id, 1, {})
+        empty.tenora_merged = True
+        self._adapter_manager.add_adapter(empty)
+        self._names[empty.id] = request.lora_name
+        self._adapter_manager.activate_adapter(empty.id)
 
-    def _make_room(self, used_now: AbstractSet[str]) -> int:
-        """Evict until one more can be registered."""
+    def _evict_until_room(self, used_now: AbstractSet[str]) -> int:
+        """Evict until one more adapter can be registered. Returns the number of evictions."""
         evicted = 0
         while len(self._adapter_manager) >= self._adapter_manager.capacity:
             by_name = self._registered_by_name()
             victim = self._table.victim(by_name, used_now, must=True)
             assert victim is not None, "a step uses no more adapters than there are slots, and memory holds as many"
-            self._drop(by_name[victim])
+            self._evict(by_name[victim])
             evicted += 1
         return evicted
 
-    def _give_way(self, used_now: AbstractSet[str]) -> None:
-        """What is staged counts as host memory: those that nobody uses leave for it. The engine may still use what the
-        door has let go, since it hears of a caller's leaving later: the slot of this step is never emptied.
+    def _evict_for_staged(self, used_now: AbstractSet[str]) -> None:
+        """Evict unused adapters until the staged ones fit: they count as host memory. The engine may still use an
+        adapter that the middleware has released, since the engine learns later that a caller disconnected. Slots that
+        this step uses are therefore never emptied.
         """
         evicted = 0
         while len(self._adapter_manager) + self._table.staged_count > self._adapter_manager.capacity:
             by_name = self._registered_by_name()
             if (victim := self._table.victim(by_name, used_now, must=False)) is None:
                 break
-            self._drop(by_name[victim])
+            self._evict(by_name[victim])
             evicted += 1
         if evicted:
-            self._note(memory_evictions=evicted)
+            self._record_tables(memory_evictions=evicted)
 
     def _registered_by_name(self) -> dict[str, int]:
         return {self._names.get(each, f"#{each}"): each for each in self._adapter_manager.oldest_first()}
@@ -193,8 +199,10 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
     def _number_of(self, name: str) -> int | None:
         return next((number for number, each in self._names.items() if each == name), None)
 
-    def _drop(self, number: int) -> None:
-        """Out of host memory, and out of its slot, whose tensors vLLM would leave as they are."""
+    def _evict(self, number: int) -> None:
+        """Remove an adapter from host memory and from its slot, and zero the slot: vLLM would leave its tensors as they
+        are.
+        """
         manager = self._adapter_manager
         slot = manager.lora_index_to_id.index(number) if number in manager.lora_index_to_id else None
         manager.remove_adapter(number)
@@ -202,10 +210,10 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
             manager.zero(slot)
         self._names.pop(number, None)
 
-    def _note(self, *, used: str | None = None, slot_evictions: int = 0, memory_evictions: int = 0) -> None:
-        """Tell the table; all of host memory unless it only gave the ``used`` adapter to a slot."""
+    def _record_tables(self, *, used: str | None = None, slot_evictions: int = 0, memory_evictions: int = 0) -> None:
+        """Copy vLLM's tables to the residency table: all of host memory, unless only ``used`` was put into a slot."""
         manager = self._adapter_manager
-        self._table.now_holds(
+        self._table.record_tables(
             slots=tuple(
                 None if each is None else self._names.get(each, f"#{each}") for each in manager.lora_index_to_id
             ),
@@ -215,10 +223,10 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
             memory_evictions=memory_evictions,
         )
 
-    # Asked by the front end between two steps, through ``WorkerExtension``.
+    # The front end calls these between two steps, through ``WorkerExtension``.
 
-    def truth(self) -> dict[str, Any]:
-        """What vLLM's own tables and tensors hold: ``slots``, ``memory`` and ``staged``."""
+    def inventory(self) -> dict[str, Any]:
+        """The content of vLLM's own tables and tensors: ``slots``, ``memory`` and ``staged``."""
         manager = self._adapter_manager
         slots = []
         for index, number in enumerate(manager.lora_index_to_id):
@@ -231,31 +239,31 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
         return {"slots": slots, "memory": memory, "staged": list(self._table.staged())}
 
     def unload(self, name: str) -> dict[str, Any]:
-        """Remove an adapter from slots, host memory and staging, overwrite what is left in slots, and look again."""
+        """Remove an adapter from slots, host memory and staging, zero free slots, and return the new inventory."""
         for number in [number for number, each in self._names.items() if each == name]:
-            self._drop(number)
-        self._table.forget(name)
+            self._evict(number)
+        self._table.evict(name)
         for index, number in enumerate(self._adapter_manager.lora_index_to_id):
             if number is None and index not in self._known_zeroed and not self._adapter_manager.is_zeroed(index):
                 self._adapter_manager.zero(index)
-        self._note()
-        return self.truth()
+        self._record_tables()
+        return self.inventory()
 
 
 class WorkerExtension:
-    """Methods that the front end's ``collective_rpc`` finds on the worker (``--worker-extension-cls``)."""
+    """Methods that vLLM adds to its worker (``--worker-extension-cls``), for the front end's ``collective_rpc``."""
 
     model_runner: Any
 
     def tenora_inventory(self) -> dict[str, Any]:
-        """``LoraManager.truth``."""
-        truth: dict[str, Any] = self.model_runner.lora_manager.truth()
-        return truth
+        """``LoraManager.inventory``."""
+        inventory: dict[str, Any] = self.model_runner.lora_manager.inventory()
+        return inventory
 
     def tenora_unload(self, name: str) -> dict[str, Any]:
         """``LoraManager.unload``."""
-        truth: dict[str, Any] = self.model_runner.lora_manager.unload(name)
-        return truth
+        inventory: dict[str, Any] = self.model_runner.lora_manager.unload(name)
+        return inventory
 
 
 def _ms_since(started: float) -> float:
@@ -263,5 +271,5 @@ def _ms_since(started: float) -> float:
 
 
 def install() -> None:
-    """Make vLLM's model runners use these managers."""
+    """Make vLLM's model runners use ``LoraManager``."""
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = LoraManager

@@ -1,5 +1,7 @@
-"""A verified copy of an adapter's two files for the time of one load. safetensors maps files into memory, and a mapped
-file that someone truncates kills the process that looks at it; nobody else knows this copy.
+"""A verified copy of an adapter's two files for the duration of one load.
+
+safetensors maps files into memory, and a mapped file that is truncated kills the process that reads it. No other
+process knows this copy.
 """
 
 import hashlib
@@ -16,10 +18,9 @@ _CHUNK_BYTES = 1 << 20
 
 @contextmanager
 def private_copy(folder: Path, digest: str, scratch: Path) -> Iterator[Path]:
-    """A folder under ``scratch`` with the files of ``folder``, removed afterwards.
+    """A folder under ``scratch`` with the files of ``folder``. It is deleted at the end of the block.
 
-    Raises ``OSError`` when a file cannot be read or written, ``ManifestDamaged`` when the bytes are not those of
-    ``digest``.
+    Raises ``OSError`` when a file cannot be read or written, ``ManifestDamaged`` when the bytes differ from ``digest``.
     """
     manifest = read_manifest((folder / MANIFEST_FILE).read_bytes(), digest)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -42,4 +43,4 @@ def _copy(source: Path, target: Path, expected: ManifestFile) -> None:
             hasher.update(chunk)
             writer.write(chunk)
     if (size, hasher.hexdigest()) != (expected.size_bytes, expected.sha256):
-        raise ManifestDamaged(f"{source.name} is not the file that its manifest names")
+        raise ManifestDamaged(f"{source.name} does not match its manifest")

@@ -1,7 +1,7 @@
-"""What the worker knows of its tiers beside vLLM's own tables: which adapters are in use, pinned or refused, which lie
-staged for the next step, and what each load cost. It is shared by the steps, the loader and the table's writer.
+"""The worker's residency table: vLLM's slots and host memory, the adapters that are in use, pinned or revoked, those
+staged for the next step, and the cost of each load. The steps, the loader and the table's writer share it.
 
-Weights are opaque here, and nothing here touches vLLM, the disk or a socket.
+Weights are opaque here. Nothing here touches vLLM, the disk or a socket.
 """
 
 import threading
@@ -16,26 +16,27 @@ from core.clock import now_ms
 from data_plane.engine.residency import LOADS_MAX, EngineResidency, LoadKind, LoadRecord
 
 Weights = TypeVar("Weights")
-Held = Literal["slot", "memory"]
+ResidentTier = Literal["slot", "memory"]
 
-FAILED_MAX: Final = 64  # the newest; more than that at once means that the disk is gone
+FAILED_MAX: Final = 64  # the newest failures; more at once means that the disk is lost
 
 
 def choose_victim(
     oldest_first: Iterable[str],
     *,
     used_now: AbstractSet[str],
-    held: AbstractSet[str],
+    acquired: AbstractSet[str],
     pinned: AbstractSet[str],
     must: bool,
 ) -> str | None:
-    """The adapter that leaves host memory next, or None when there is none that may.
+    """The adapter that is evicted from host memory next, or None when no adapter may be evicted.
 
-    When a step ``must`` have room, a pinned one goes if all others are in use, and one that waiting requests use if all
-    are: the door lets in no more than host memory holds, so that this last case is a request which came around it.
+    When a step ``must`` have room, a pinned adapter is evicted if all others are in use, and an adapter of waiting
+    requests if all are pinned or in use. The middleware passes on no more adapters than host memory holds, so the last
+    case is a request that bypassed it.
     """
     candidates = [name for name in oldest_first if name not in used_now]
-    for spared in (held | pinned, held, frozenset[str]()) if must else (held | pinned,):
+    for spared in (acquired | pinned, acquired, frozenset[str]()) if must else (acquired | pinned,):
         for name in candidates:
             if name not in spared:
                 return name
@@ -43,7 +44,7 @@ def choose_victim(
 
 
 class ResidencyTable(Generic[Weights]):
-    """Thread-safe: every method takes the lock for a few dictionary operations and no longer."""
+    """Thread-safe: every method holds the lock only for a few dictionary operations."""
 
     def __init__(self, *, slots: int) -> None:
         self._lock = threading.Lock()
@@ -54,113 +55,113 @@ class ResidencyTable(Generic[Weights]):
         self._slots: tuple[str | None, ...] = (None,) * slots
         self._memory: dict[str, None] = {}
         self._staged: dict[str, Weights] = {}
-        self._held: set[str] = set()
+        self._acquired: set[str] = set()
         self._pinned: frozenset[str] = frozenset()
-        self._refused: frozenset[str] = frozenset()
+        self._revoked: frozenset[str] = frozenset()
         self._failed: dict[str, None] = {}
         self._slot_evictions = self._memory_evictions = 0
         self._loads: deque[LoadRecord] = deque(maxlen=LOADS_MAX)
 
-    def hold(self, name: str) -> Held | None:
-        """Keep an adapter where it is from now on, until ``release``; tells where that is, None for nowhere."""
+    def acquire(self, name: str) -> ResidentTier | None:
+        """Protect an adapter from eviction until ``release``. Returns its tier, None when it is in neither."""
         with self._lock:
-            self._held.add(name)
-            return self._where(name)
+            self._acquired.add(name)
+            return self._tier_of(name)
 
-    def hold_only(self, names: Iterable[str]) -> None:
-        """Replace the set of holds: a door that was cut off says what it holds still."""
+    def replace_acquired(self, names: Iterable[str]) -> None:
+        """Replace the set of acquired adapters: the middleware sends it after its connection was interrupted."""
         with self._changed:
-            self._held = set(names)
-            for name in [each for each in self._staged if each not in self._held | self._pinned]:
+            self._acquired = set(names)
+            for name in [each for each in self._staged if each not in self._acquired | self._pinned]:
                 del self._staged[name]
-            self._note_change()
+            self._record_change()
 
     def release(self, name: str) -> None:
-        """No request uses it any more. What no step has taken stays for a step yet: the engine hears of a request's end
-        later than this, and would read from the disk for one that it still has.
+        """End the protection by ``acquire``. Staged weights stay for one more step: the engine learns of a request's
+        end later than this call, and would otherwise read from disk for a request that it still runs.
         """
         with self._lock:
-            self._held.discard(name)
+            self._acquired.discard(name)
 
-    def drop_unwanted(self, used_now: AbstractSet[str]) -> None:
-        """Let go of what is staged for nobody, and was not used in the step that ends."""
+    def evict_unwanted(self, used_now: AbstractSet[str]) -> None:
+        """Drop staged weights that are neither acquired nor pinned and that the ending step did not use."""
         with self._changed:
-            for name in [each for each in self._staged if each not in used_now and not self._is_kept(each)]:
+            for name in [each for each in self._staged if each not in used_now and not self._is_protected(each)]:
                 del self._staged[name]
-                self._note_change()
+                self._record_change()
 
     def pin(self, names: Iterable[str]) -> list[str]:
-        """Replace the set kept in host memory; returns those that are not there yet."""
+        """Replace the set of adapters to keep in host memory. Returns those that are not there yet."""
         with self._changed:
             self._pinned = frozenset(names)
-            self._note_change()
-            return sorted(name for name in self._pinned if self._where(name) is None)
+            self._record_change()
+            return sorted(name for name in self._pinned if self._tier_of(name) is None)
 
-    def refuse(self, adapters: Iterable[str]) -> None:
-        """Replace the set of adapter ids whose revisions must not be loaded."""
+    def set_revoked(self, adapters: Iterable[str]) -> None:
+        """Replace the set of revoked adapter ids: no revision of them may be loaded."""
         with self._lock:
-            self._refused = frozenset(adapters)
+            self._revoked = frozenset(adapters)
 
-    def is_refused(self, name: str) -> bool:
-        """Whether it must not be loaded."""
+    def is_revoked(self, name: str) -> bool:
+        """Whether this adapter must not be loaded."""
         with self._lock:
-            return adapter_of(name) in self._refused
+            return adapter_of(name) in self._revoked
 
     def wants(self, name: str) -> bool:
-        """Whether weights of this name would be staged now."""
+        """Whether ``stage`` would accept weights of this name now."""
         with self._lock:
             return self._wants(name)
 
     def stage(self, name: str, weights: Weights) -> bool:
-        """Offer weights to the next step that asks for them. False when nobody wants them any more."""
+        """Stage weights for the next step that needs them. False when no request or pin needs them any longer."""
         with self._changed:
             wanted = self._wants(name)
             if wanted:
-                for other in [each for each in self._staged if not self._is_kept(each)]:
-                    del self._staged[other]  # no step has come by: room for one that is wanted
+                for other in [each for each in self._staged if not self._is_protected(each)]:
+                    del self._staged[other]  # no step ran since their release: make room for weights that are needed
                 self._staged[name] = weights
-            self._note_change()
+            self._record_change()
             return wanted
 
-    def take(self, name: str) -> Weights | None:
-        """The staged weights, once: whoever takes them registers them."""
+    def take_staged(self, name: str) -> Weights | None:
+        """Return the staged weights and unstage them: the caller registers them."""
         with self._changed:
             weights = self._staged.pop(name, None)
             if weights is not None:
-                self._note_change()
+                self._record_change()
             return weights
 
-    def forget(self, name: str) -> None:
-        """Drop what is staged, and that it has failed."""
+    def evict(self, name: str) -> None:
+        """Drop the staged weights and the failure mark of an adapter."""
         with self._changed:
             self._staged.pop(name, None)
             self._failed.pop(name, None)
-            self._note_change()
+            self._record_change()
 
-    def fail(self, name: str) -> None:
-        """A step could not load it: its slot is empty, and what comes out is nobody's."""
+    def record_failure(self, name: str) -> None:
+        """A step could not load the adapter: its slot is empty, and the generated tokens belong to no adapter."""
         with self._changed:
             self._failed.pop(name, None)
             self._failed[name] = None
             while len(self._failed) > FAILED_MAX:
                 del self._failed[next(iter(self._failed))]
-            self._note_change()
+            self._record_change()
 
     def has_failed(self, name: str) -> bool:
-        """Whether ``fail`` was the last word on it."""
+        """Whether the adapter has failed since its last ``evict``."""
         with self._lock:
             return name in self._failed
 
-    def record(self, name: str, kind: LoadKind, ms: float, *, in_step: bool) -> None:
-        """Note one load and its duration."""
+    def record_load(self, name: str, kind: LoadKind, ms: float, *, in_step: bool) -> None:
+        """Record one load and its duration."""
         with self._changed:
             self._sequence += 1
             self._loads.append(
                 LoadRecord(seq=self._sequence, name=name, kind=kind, ms=round(ms, 3), in_step=in_step, at_ms=now_ms())
             )
-            self._note_change()
+            self._record_change()
 
-    def now_holds(
+    def record_tables(
         self,
         *,
         slots: tuple[str | None, ...],
@@ -169,8 +170,9 @@ class ResidencyTable(Generic[Weights]):
         slot_evictions: int = 0,
         memory_evictions: int = 0,
     ) -> None:
-        """Take over vLLM's own tables after they have changed, and how many adapters left them. Without ``memory`` it
-        is as it was but for ``used``, which comes last: a step that swaps a slot need not list a thousand names.
+        """Record vLLM's own tables after a change, and how many adapters were evicted. Without ``memory`` host memory
+        is unchanged, except that ``used`` becomes the most recently used: a step that swaps a slot does not have to
+        list a thousand names.
         """
         with self._changed:
             self._slots = slots
@@ -181,31 +183,33 @@ class ResidencyTable(Generic[Weights]):
                 self._memory[used] = None
             self._slot_evictions += slot_evictions
             self._memory_evictions += memory_evictions
-            self._note_change()
+            self._record_change()
 
     def victim(self, oldest_first: Iterable[str], used_now: AbstractSet[str], *, must: bool) -> str | None:
-        """``choose_victim`` with what is held and pinned now."""
+        """``choose_victim`` with the adapters that are acquired and pinned now."""
         with self._lock:
-            return choose_victim(oldest_first, used_now=used_now, held=self._held, pinned=self._pinned, must=must)
+            return choose_victim(
+                oldest_first, used_now=used_now, acquired=self._acquired, pinned=self._pinned, must=must
+            )
 
     @property
     def staged_count(self) -> int:
-        """Adapters that wait for a step; read without the lock, since steps ask each time."""
+        """Number of staged adapters. Read without the lock, since every step reads it."""
         return len(self._staged)
 
     def staged(self) -> tuple[str, ...]:
-        """Their names, the oldest first."""
+        """Names of the staged adapters, the oldest first."""
         with self._lock:
             return tuple(self._staged)
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
+        """Grows with each change."""
         with self._lock:
             return self._version
 
     def snapshot(self) -> EngineResidency:
-        """All of it, as the published table."""
+        """The whole table, as it is published."""
         with self._lock:
             return EngineResidency(
                 started_at_ms=self._started_at_ms,
@@ -221,7 +225,7 @@ class ResidencyTable(Generic[Weights]):
             )
 
     def wait_for_change(self, seen_version: int, timeout_s: float) -> bool:
-        """Block until the table is newer than ``seen_version``; False when it is not within ``timeout_s``."""
+        """Block until the table is newer than ``seen_version``. False when that takes longer than ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._version == seen_version:
@@ -231,18 +235,18 @@ class ResidencyTable(Generic[Weights]):
             return True
 
     def _wants(self, name: str) -> bool:
-        return adapter_of(name) not in self._refused and self._is_kept(name)
+        return adapter_of(name) not in self._revoked and self._is_protected(name)
 
-    def _is_kept(self, name: str) -> bool:
-        return name in self._held or name in self._pinned
+    def _is_protected(self, name: str) -> bool:
+        return name in self._acquired or name in self._pinned
 
-    def _where(self, name: str) -> Held | None:
+    def _tier_of(self, name: str) -> ResidentTier | None:
         if name in self._failed:
             return None
         if name in self._slots:
             return "slot"
         return "memory" if name in self._staged or name in self._memory else None
 
-    def _note_change(self) -> None:
+    def _record_change(self) -> None:
         self._version += 1
         self._changed.notify_all()

@@ -1,5 +1,7 @@
-"""vLLM's LoRA model manager (0.32, ``vllm/lora/model_manager.py``) with its merging done beforehand and a look into its
-slots. When what is loaded or evicted is decided in ``worker_tiers``.
+"""vLLM's LoRA model manager (0.32, ``vllm/lora/model_manager.py``), changed to accept weights that were merged
+beforehand and to inspect and overwrite slots.
+
+``lora_manager`` decides which adapter is loaded or evicted, and when.
 """
 
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
 
 class SlotManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM ships no types
-    """Registers weights that were merged beforehand without merging them again, and can look into slots."""
+    """Registers weights that were merged beforehand without merging them again, and can inspect slots."""
 
     def _add_adapter(self, lora: Any) -> None:
         if getattr(lora, "tenora_merged", False):
@@ -19,38 +21,38 @@ class SlotManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM ships 
             super()._add_adapter(lora)
 
     def merge(self, lora: Any) -> None:
-        """The half of ``_add_adapter`` that can be done beforehand: it changes nothing but ``lora``. Raises
-        ``ValueError`` for weights that a slot cannot take.
+        """The part of ``_add_adapter`` that can run beforehand: it changes only ``lora``. Raises ``ValueError`` for
+        weights that do not fit a slot.
         """
         self._validate_moe_lora_format(lora)
         self._create_merged_loras_inplace(lora)
         for name, module in self.modules.items():
             if (weights := lora.get_lora(name)) is not None:
-                _check_fit(name, weights.lora_a, module.lora_a_stacked)
-                _check_fit(name, weights.lora_b, module.lora_b_stacked)
+                _require_fit(name, weights.lora_a, module.lora_a_stacked)
+                _require_fit(name, weights.lora_b, module.lora_b_stacked)
         lora.tenora_merged = True
 
     def is_in_slot(self, number: int) -> bool:
-        """Whether batches can use it."""
-        held: bool = number in self._active_adapters
-        return held
+        """Whether the adapter is in a slot, so that batches can use it."""
+        active: bool = number in self._active_adapters
+        return active
 
     def registered(self, number: int) -> Any | None:
-        """Its weights in host memory."""
+        """The adapter's weights in host memory; None when it is not registered."""
         return self._registered_adapters.get(number)
 
     def touch(self, number: int) -> None:
-        """It is the most recently used, wherever it lies."""
+        """Mark the adapter as the most recently used, in its slot and in host memory."""
         self._active_adapters.touch(number)
         self._registered_adapters.touch(number)
 
     def oldest_first(self) -> list[int]:
-        """What host memory holds, the least recently used first."""
+        """The adapters in host memory, the least recently used first."""
         return list(self._registered_adapters.order)
 
     @property
     def all_slots_used(self) -> bool:
-        """Whether the next adapter takes another one's slot."""
+        """Whether the next adapter needs the slot of another."""
         used: int = len(self._active_adapters)
         return used >= int(self.lora_slots)
 
@@ -61,17 +63,17 @@ class SlotManager(LRUCacheLoRAModelManager):  # type: ignore[misc] # vLLM ships 
                 yield stacked[index]
 
     def is_zeroed(self, index: int) -> bool:
-        """Whether nothing of any adapter is left in a slot, by its tensors."""
+        """Whether every tensor of a slot is zero, so that no adapter's weights are left in it."""
         return not any(bool(tensor.any()) for tensor in self.slot_tensors(index))
 
     def zero(self, index: int) -> None:
-        """Overwrite a slot. vLLM itself leaves the weights there until the slot is used again."""
+        """Overwrite a slot with zeros. vLLM itself leaves the weights there until the slot is used again."""
         for module in self.modules.values():
             module.reset_lora(index)
 
 
-def _check_fit(module: str, weights: Any, stacked: tuple[torch.Tensor, ...]) -> None:
+def _require_fit(module: str, weights: Any, stacked: tuple[torch.Tensor, ...]) -> None:
     for given, slots in zip(weights if isinstance(weights, list) else [weights], stacked, strict=True):
         rows, columns = slots.shape[-2:]
         if given is not None and (given.shape[0] > rows or given.shape[1] > columns):
-            raise ValueError(f"{module}: {tuple(given.shape)} does not fit a slot of {(rows, columns)}")
+            raise ValueError(f"{module}: {tuple(given.shape)} does not fit a slot of shape {(rows, columns)}")

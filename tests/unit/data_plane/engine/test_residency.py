@@ -26,10 +26,10 @@ def test_no_table_is_none(tmp_path, content):
 
 def test_what_was_written_is_read(tmp_path):
     tiers: ResidencyTable[str] = ResidencyTable(slots=2)
-    tiers.now_holds(slots=("a", None), memory=("b", "a"))
-    tiers.hold("c")
+    tiers.record_tables(slots=("a", None), memory=("b", "a"))
+    tiers.acquire("c")
     tiers.stage("c", "weights")
-    tiers.record("a", "slot", 1.5, in_step=True)
+    tiers.record_load("a", "slot", 1.5, in_step=True)
     write(tmp_path, tiers)
     table = read_residency(tmp_path)
     assert table == tiers.snapshot()
@@ -44,7 +44,7 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
     reader = ResidencyReader(tmp_path)
     assert reader.now() == reader.now()
     assert len(reads) == 1
-    tiers.fail("a")
+    tiers.record_failure("a")
     write(tmp_path, tiers)
     assert reader.now().failed == ("a",)
     assert len(reads) == 2
@@ -57,7 +57,7 @@ def test_a_table_is_noticed_whose_times_size_and_inode_could_be_those_of_the_las
     reader = ResidencyReader(tmp_path)
     for turn in range(50):
         tiers: ResidencyTable[str] = ResidencyTable(slots=1)
-        tiers.now_holds(slots=(f"ad_{turn:02}",), memory=())
+        tiers.record_tables(slots=(f"ad_{turn:02}",), memory=())
         for _ in range(2):  # the second replaces the first, whose inode is free then
             write(tmp_path, tiers)
             os.utime(tmp_path / RESIDENCY_FILE, ns=(1, 1))

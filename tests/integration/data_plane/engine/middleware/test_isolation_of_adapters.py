@@ -143,8 +143,8 @@ async def test_a_revocation_refuses_every_revision_of_its_adapter(make_door, nam
     await door.ask("PUT", "/tenora/v1/revoked", {"adapters": [adapter_of(name)]})
     for each, status in ((name, 404), (sister, 404), (other, 200)):
         assert (await door.chat(each)).status == status
-    assert door.worker.table.is_refused(sister)
-    assert not door.worker.table.is_refused(other)
+    assert door.worker.table.is_revoked(sister)
+    assert not door.worker.table.is_revoked(other)
 
 
 async def test_more_revoked_adapters_than_there_may_be_are_413_and_as_many_are_taken(make_door):

@@ -152,7 +152,7 @@ async def test_a_caller_who_gives_up_leaves_its_place_to_others(make_door, adapt
     await asyncio.gather(gone, return_exceptions=True)
     door.worker.gate.set()
     assert (await door.chat(names[1])).status == 200
-    assert door.adapters.warmer.names == frozenset()
+    assert door.adapters.loader.names == frozenset()
 
 
 async def test_absent_adapters_are_404_and_a_store_that_is_down_503(make_door, adapters):
@@ -276,7 +276,7 @@ async def test_what_is_in_no_tier_is_forgotten_and_what_is_used_is_not(make_door
     door, names = make_door(), [adapters(seed) for seed in range(4)]
     for name in names:
         await door.chat(name)
-    forgotten = IdleAdapterSweep(door.adapters, VllmFrontend(door.app.state)).look()
+    forgotten = IdleAdapterSweep(door.adapters, VllmFrontend(door.app.state)).run_once()
     assert forgotten == set(names[:2])
     assert set(door.models.lora_requests) == set(door.models.lora_resolver_lock) == set(names[2:])
     assert set(door.adapters.disk.names) == set(names[2:])

@@ -55,9 +55,9 @@ def part(content, *, more=True):
 
 
 async def test_the_report_comes_before_the_last_event(told):
-    told.tiers.record("a", "slot", 7.4, in_step=True)
-    told.tiers.record("a", "memory", 100, in_step=False)
-    told.tiers.record("b", "slot", 50, in_step=True)
+    told.tiers.record_load("a", "slot", 7.4, in_step=True)
+    told.tiers.record_load("a", "memory", 100, in_step=False)
+    told.tiers.record_load("b", "slot", 50, in_step=True)
     told.publish()
     send = told.send()
     for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n"), part(b"", more=False)):
@@ -81,26 +81,26 @@ async def test_another_kind_of_answer_has_it_in_a_header(told):
 
 
 async def test_a_stall_is_told_once_and_by_whose_adapter_caused_it(told):
-    told.tiers.record("a", "slot", 5, in_step=True)
+    told.tiers.record_load("a", "slot", 5, in_step=True)
     told.publish()
-    assert (told.stalls.claim("b"), told.stalls.claim("a"), told.stalls.claim("a")) == (0, 5, 0)
-    told.tiers.record("a", "slot", 6, in_step=True)
+    assert (told.stalls.take_stall_ms("b"), told.stalls.take_stall_ms("a"), told.stalls.take_stall_ms("a")) == (0, 5, 0)
+    told.tiers.record_load("a", "slot", 6, in_step=True)
     told.publish()
-    assert told.stalls.claim("a") == 6
+    assert told.stalls.take_stall_ms("a") == 6
 
 
 async def test_what_has_left_the_table_is_not_remembered_for_ever(told):
     for number in range(400):
-        told.tiers.record(f"a{number}", "slot", 1, in_step=True)
+        told.tiers.record_load(f"a{number}", "slot", 1, in_step=True)
         told.publish()
-        told.stalls.claim(f"a{number}")
-    assert len(told.stalls._told) <= 300
+        told.stalls.take_stall_ms(f"a{number}")
+    assert len(told.stalls._reported) <= 300
 
 
 async def test_a_failure_before_the_first_token_sends_nothing_at_all(told):
     send = told.send()
     await send(start())
-    told.tiers.fail("a")
+    told.tiers.record_failure("a")
     told.publish()
     await send(part(b"data: 1\n\n"))
     await send(part(b"", more=False))
@@ -111,7 +111,7 @@ async def test_a_failure_in_the_middle_lets_nothing_more_out(told):
     send = told.send()
     await send(start())
     await send(part(b"data: 1\n\n"))
-    told.tiers.fail("a")
+    told.tiers.record_failure("a")
     told.publish()
     await send(part(b"data: 2\n\n"))
     await send.end_early()
@@ -120,7 +120,7 @@ async def test_a_failure_in_the_middle_lets_nothing_more_out(told):
 
 
 async def test_another_adapters_failure_concerns_nobody_else(told):
-    told.tiers.fail("b")
+    told.tiers.record_failure("b")
     told.publish()
     send = told.send()
     await send(start())

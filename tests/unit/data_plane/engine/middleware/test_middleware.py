@@ -112,7 +112,7 @@ async def test_websockets_are_closed(door):
 async def test_a_malformed_question_is_400_and_changes_nothing(door, method, path, body):
     answer = await door.ask(method, path, body)
     assert (answer.status, answer.code) == (400, "invalid_value")
-    assert door.adapters.refused.adapters == frozenset()
+    assert door.adapters.revoked.adapters == frozenset()
 
 
 async def test_a_name_in_the_header_of_another_shape_is_refused(door):

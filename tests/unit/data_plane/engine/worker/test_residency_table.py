@@ -21,58 +21,58 @@ def test_the_victim_is_the_oldest_of_those_that_matter_least(memory, used_now, h
     worth = {name: 2 if name in held else int(name in pinned) for name in memory if name not in used_now}
     allowed = [name for name in worth if must or worth[name] == 0]
     expected = min(allowed, key=lambda name: (worth[name], memory.index(name)), default=None)
-    assert choose_victim(memory, used_now=used_now, held=held, pinned=pinned, must=must) == expected
+    assert choose_victim(memory, used_now=used_now, acquired=held, pinned=pinned, must=must) == expected
 
 
 def test_what_is_held_is_told_where_it_lies():
     tiers = table()
-    tiers.now_holds(slots=("a", None), memory=("a", "b"))
-    assert (tiers.hold("a"), tiers.hold("b"), tiers.hold("c")) == ("slot", "memory", None)
+    tiers.record_tables(slots=("a", None), memory=("a", "b"))
+    assert (tiers.acquire("a"), tiers.acquire("b"), tiers.acquire("c")) == ("slot", "memory", None)
     assert tiers.stage("c", "weights")
-    assert tiers.hold("c") == "memory"
+    assert tiers.acquire("c") == "memory"
 
 
 def test_an_adapter_that_comes_into_a_slot_is_the_last_to_leave_memory_and_nothing_else_moves():
     tiers = table()
-    tiers.now_holds(slots=(None, None), memory=("a", "b", "c"))
-    tiers.now_holds(slots=("a", None), used="a")
-    tiers.now_holds(slots=("a", "elsewhere"), used="elsewhere")
+    tiers.record_tables(slots=(None, None), memory=("a", "b", "c"))
+    tiers.record_tables(slots=("a", None), used="a")
+    tiers.record_tables(slots=("a", "elsewhere"), used="elsewhere")
     assert tiers.snapshot().memory == ("b", "c", "a")
 
 
 def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
     tiers = table()
     assert not tiers.stage("a", "weights"), "nobody asked for it"
-    tiers.hold("a")
+    tiers.acquire("a")
     assert tiers.stage("a", "weights")
-    assert (tiers.take("a"), tiers.take("a")) == ("weights", None)
+    assert (tiers.take_staged("a"), tiers.take_staged("a")) == ("weights", None)
     assert tiers.stage("a", "weights")
     tiers.release("a")
-    tiers.drop_unwanted(frozenset())
+    tiers.evict_unwanted(frozenset())
     assert tiers.staged() == ()
 
 
 def test_what_a_caller_gave_up_stays_for_the_step_that_may_have_it_still():
     tiers = table()
     for name in ("a", "b"):
-        tiers.hold(name)
+        tiers.acquire(name)
         tiers.stage(name, "weights")
     tiers.release("a")
-    tiers.drop_unwanted({"a"})
+    tiers.evict_unwanted({"a"})
     assert tiers.staged() == ("a", "b")
-    assert tiers.take("a") == "weights"
+    assert tiers.take_staged("a") == "weights"
     tiers.release("b")
-    tiers.drop_unwanted({"a"})
+    tiers.evict_unwanted({"a"})
     assert tiers.staged() == ()
 
 
 def test_without_a_step_what_was_given_up_leaves_for_what_is_wanted():
     tiers = table()
     for name in ("a", "b"):
-        tiers.hold(name)
+        tiers.acquire(name)
         tiers.stage(name, "weights")
     tiers.release("a")
-    tiers.hold("c")
+    tiers.acquire("c")
     assert tiers.stage("c", "weights")
     assert tiers.staged() == ("b", "c")
 
@@ -80,9 +80,9 @@ def test_without_a_step_what_was_given_up_leaves_for_what_is_wanted():
 def test_a_door_that_was_cut_off_says_what_it_still_holds():
     tiers = table()
     for name in ("a", "b"):
-        tiers.hold(name)
+        tiers.acquire(name)
         tiers.stage(name, "weights")
-    tiers.hold_only(["b", "c"])
+    tiers.replace_acquired(["b", "c"])
     assert tiers.staged() == ("b",)
     assert tiers.stage("c", "weights")
     assert not tiers.stage("a", "weights")
@@ -98,39 +98,39 @@ def test_a_pinned_adapter_stays_staged_without_requests():
 
 def test_a_refused_adapter_is_not_staged_even_for_a_request_that_is_in():
     tiers = table()
-    tiers.hold("a")
-    tiers.refuse(["a"])
-    assert tiers.is_refused("a")
+    tiers.acquire("a")
+    tiers.set_revoked(["a"])
+    assert tiers.is_revoked("a")
     assert not tiers.stage("a", "weights")
-    tiers.refuse([])
+    tiers.set_revoked([])
     assert tiers.stage("a", "weights")
 
 
 def test_a_failed_adapter_counts_as_nowhere_until_it_is_forgotten():
     tiers = table()
-    tiers.now_holds(slots=("a", None), memory=("a",))
-    tiers.fail("a")
+    tiers.record_tables(slots=("a", None), memory=("a",))
+    tiers.record_failure("a")
     assert tiers.has_failed("a")
-    assert tiers.hold("a") is None
-    tiers.forget("a")
-    assert tiers.hold("a") == "slot"
+    assert tiers.acquire("a") is None
+    tiers.evict("a")
+    assert tiers.acquire("a") == "slot"
     for number in range(FAILED_MAX + 5):
-        tiers.fail(str(number))
+        tiers.record_failure(str(number))
     assert len(tiers.snapshot().failed) == FAILED_MAX
 
 
 def test_loads_are_numbered_without_gaps_and_only_the_newest_are_kept():
     tiers = table()
     for number in range(LOADS_MAX + 10):
-        tiers.record("a", "slot", number / 3, in_step=True)
+        tiers.record_load("a", "slot", number / 3, in_step=True)
     loads = tiers.snapshot().loads
     assert [load.seq for load in loads] == list(range(11, LOADS_MAX + 11))
 
 
 def test_evictions_add_up():
     tiers = table()
-    tiers.now_holds(slots=(None, None), memory=(), slot_evictions=1, memory_evictions=2)
-    tiers.now_holds(slots=(None, None), memory=(), slot_evictions=1)
+    tiers.record_tables(slots=(None, None), memory=(), slot_evictions=1, memory_evictions=2)
+    tiers.record_tables(slots=(None, None), memory=(), slot_evictions=1)
     assert (tiers.snapshot().slot_evictions, tiers.snapshot().memory_evictions) == (2, 2)
 
 
