@@ -11,7 +11,7 @@ from rich.console import Console
 from tenora.settings import StackSettings
 from tenora.stack import daemon
 from tenora.stack.status import read_status
-from tenora.stack.up_down import bring_down, bring_up, programs_table
+from tenora.stack.up_down import programs_table, start_stack, stop_stack
 
 console = Console(stderr=True)
 
@@ -29,7 +29,7 @@ def main() -> None:
 def up(*, detach: bool) -> None:
     """Start everything; without --detach, until Ctrl-C."""
     settings = StackSettings()
-    bring_up(settings)
+    start_stack(settings)
     status = read_status(settings)
     console.print(
         f"gateway {status['gateway_url']}/v1   control plane {status['control_url']}/schema   logs {settings.root}/logs"
@@ -41,13 +41,13 @@ def up(*, detach: bool) -> None:
         while daemon.is_up(settings):
             time.sleep(0.5)
     except KeyboardInterrupt:
-        bring_down(settings)
+        stop_stack(settings)
 
 
 @main.command()
 def down() -> None:
     """Stop everything and leave no process behind; the state stays."""
-    bring_down(StackSettings())
+    stop_stack(StackSettings())
 
 
 @main.command()
@@ -146,7 +146,7 @@ def guard() -> None:
 
 @main.command(hidden=True)
 def register_base_model() -> None:
-    """Tell the control plane about the materialised base model; a step of `up`."""
+    """Register the local base model with the control plane; a step of `up`."""
     from tenora.stack.register_base_model import register  # needs numpy and httpx, which no other command does
 
     register(StackSettings())

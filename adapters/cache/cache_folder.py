@@ -81,7 +81,7 @@ class AdapterFolder:
             marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(marks)
 
-    def is_whole(self, digest: str) -> bool:
+    def is_complete(self, digest: str) -> bool:
         """Whether manifest and files are there with the right checksums. Reads all of it."""
         if self.fingerprint(digest) is None or (manifest := self.read_manifest(digest)) is None:
             return False

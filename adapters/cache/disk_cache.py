@@ -138,7 +138,7 @@ class DiskTier:
         mark = self.folder.fingerprint(digest)
         if mark is not None and self._verified.get(digest) == mark:
             return True
-        if mark is not None and self.folder.is_whole(digest):
+        if mark is not None and self.folder.is_complete(digest):
             self._verified[digest] = mark
             return True
         return False

@@ -113,8 +113,8 @@ class _Download:
     def _read(self, part: _Part) -> None:
         """Read from where the part broke off to its end."""
         started = time.monotonic()
-        is_whole = part.position == 0 and part.end == self._size_bytes
-        asked = () if is_whole else (part.position, part.end)
+        is_complete = part.position == 0 and part.end == self._size_bytes
+        asked = () if is_complete else (part.position, part.end)
         with self._reader.open(self._key, *asked) as body:
             self._place(part, body)
             while part.position < part.end:

@@ -32,7 +32,7 @@ from benchmarks.lora.tiny_model import make_tiny_model
 from benchmarks.trace import Arrival, Popularity, TraceShape, draw
 from core.ids import new_id
 from data_plane.engine.plugin import installed_engine
-from tenora.stack.base_model import materialise
+from tenora.stack.base_model import materialize
 from tests.fixtures.engine.real_engine import KEY, real_engine
 from tests.fixtures.processes import ENGINE_KEY, witness
 
@@ -184,7 +184,7 @@ def in_turn(
 @contextlib.contextmanager
 def real(plan: Plan, home: Path, work: Path) -> Iterator[tuple[Engine, list[str], str]]:
     """A real engine with a tiny model, and its adapters in a real store."""
-    tokenizer_of = materialise(home, lambda text: click.echo(text, err=True))
+    tokenizer_of = materialize(home, lambda text: click.echo(text, err=True))
     checkpoint = make_tiny_model(work / "model", tokenizer_of, seed=plan.seed)
     with (
         embedded_s3(work / "s3") as s3,

@@ -20,7 +20,7 @@ import click
 from benchmarks.load import Load, closed_loop
 from benchmarks.lora.store import embedded_s3
 from data_plane.engine.plugin import ACTIVATION, installed_engine
-from tenora.stack.base_model import materialise
+from tenora.stack.base_model import materialize
 from tests.fixtures.engine.real_engine import BASE, RealEngine, real_engine
 
 CONCURRENCIES = (1, 8, 32)
@@ -124,7 +124,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(model: Path | None, home: Path, stock: bool, json_path: Path | None, **numbers: int) -> None:
     """Measure what adapters cost beside the base model (about ten minutes on two cores)."""
     shape = Shape(counts=(1, 8) if stock else (1, 2, 4, 8), concurrencies=CONCURRENCIES, **numbers)
-    checkpoint = model or materialise(home, lambda text: click.echo(text, err=True))
+    checkpoint = model or materialize(home, lambda text: click.echo(text, err=True))
     slots = max(shape.counts)
     environment = {ACTIVATION: "stock"} if stock else {}  # no device: the plugin then leaves the operations alone
     with (

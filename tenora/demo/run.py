@@ -24,7 +24,7 @@ from tenora.settings import StackSettings
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.daemon import is_up
 from tenora.stack.status import read_status
-from tenora.stack.up_down import bring_down, bring_up
+from tenora.stack.up_down import start_stack, stop_stack
 
 _SEED: Final = 20
 _LEDGER_CATCHES_UP_S: Final = 30
@@ -57,14 +57,14 @@ def run_demo(settings: StackSettings) -> int:
     was_up = is_up(settings)
     started = time.monotonic()
     try:
-        bring_up(settings)
+        start_stack(settings)
         violations = _tell_story(settings, console, started)
     except CountsPart as parted:
         console.print(f"[bold red]The counts part.[/] {parted}")
         return 1
     finally:
         if not was_up:
-            bring_down(settings)
+            stop_stack(settings)
     return 1 if violations else 0
 
 

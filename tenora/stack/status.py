@@ -1,4 +1,4 @@
-"""What `tenora status` tells: the addresses, the admin key, and whether every part is ready."""
+"""What `tenora status` reports: addresses, the admin key, and whether every part is ready."""
 
 import json
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from tenora.stack.secrets_file import load_ports, load_secrets
 
 
 def running_stack(settings: StackSettings) -> Stack:
-    """The stack as it was started last; raises FileNotFoundError when it never was."""
+    """The stack as it was last started. Raises FileNotFoundError when it never was."""
     return Stack(settings, load_secrets(settings.root), load_ports(run_folder(settings)))
 
 

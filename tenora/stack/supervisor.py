@@ -1,5 +1,5 @@
-"""Keeps the programs of one machine alive: starts each when what it needs is ready, restarts it when it ends, and stops
-all of them in reverse order. What it knows is written to ``run/state.json`` after every change.
+"""Keeps the programs of one machine alive: starts each when its dependencies are ready, restarts it when it ends, and
+stops all of them in reverse order. It writes its state to ``run/state.json`` after every change.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _LEFTOVERS_S: Final = 20.0
 
 @dataclass
 class Child:
-    """One program and what has become of it."""
+    """One program and its present state."""
 
     program: Program
     process: subprocess.Popen[bytes] | None = None
@@ -39,32 +39,32 @@ class Child:
 
 
 class Supervisor:
-    """Runs programs until told to stop. ``beside`` is called on every tick, about ten times a second."""
+    """Runs programs until it is asked to stop. Each tick, about ten times a second, calls ``on_tick``."""
 
-    def __init__(self, programs: list[Program], run_folder: Path, beside: Callable[[], None]) -> None:
+    def __init__(self, programs: list[Program], run_folder: Path, on_tick: Callable[[], None]) -> None:
         self._children = {program.name: Child(program) for program in programs}
         self._state_file = run_folder / "state.json"
-        self._beside = beside
+        self._on_tick = on_tick
         self._stopping = False
         self._written = ""
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT. Call from the main thread: its death is what tells the children to stop."""
+        """Run until SIGTERM or SIGINT. Call from the main thread: its death makes the kernel stop the children."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         end_leftovers(self._state_file)
         while not self._stopping:
             for child in self._children.values():
-                self._step(child)
+                self._advance(child)
             self._write_state()
-            self._beside()
+            self._on_tick()
             time.sleep(_TICK_S)
         self._stop_all()
 
     def _request_stop(self, _number: int, _frame: object) -> None:
         self._stopping = True
 
-    def _step(self, child: Child) -> None:
+    def _advance(self, child: Child) -> None:
         if child.state == "done":
             return
         if child.process is None:
@@ -74,16 +74,16 @@ class Supervisor:
                 child.started = time.monotonic()
                 child.state = "starting"
         elif (status := child.process.poll()) is not None:
-            self._ended(child, status)
+            self._restart_later(child, status)
         elif child.state == "starting" and not child.program.once:
             if child.program.ready():
                 child.state = "ready"
             elif time.monotonic() - child.started > child.program.ready_s:
                 _end_group(child.process.pid, signal.SIGKILL)  # hung at its start; the next tick restarts it
 
-    def _ended(self, child: Child, status: int) -> None:
+    def _restart_later(self, child: Child, status: int) -> None:
         assert child.process is not None
-        _end_group(child.process.pid, signal.SIGKILL)  # whatever it left behind must not meet its successor
+        _end_group(child.process.pid, signal.SIGKILL)  # processes that it left behind must not run beside its successor
         child.process = None
         if child.program.once and status == 0:
             child.state = "done"
@@ -96,7 +96,7 @@ class Supervisor:
         child.state = "restarting"
 
     def _stop_all(self) -> None:
-        """Dependents before what they depend on; each gets its ``stop_s``, then its group is killed."""
+        """Stop dependents before their dependencies. Each gets its ``stop_s``, then its process group is killed."""
         remaining = [child for child in self._children.values() if child.process is not None]
         while remaining:
             needed = {name for child in remaining for name in child.program.needs}
@@ -135,8 +135,8 @@ class Supervisor:
 
 
 def end_leftovers(state_file: Path) -> None:
-    """End what an earlier supervisor that was killed has left running. They were told to stop when it died; what has
-    not done so within 20 s is killed.
+    """End programs that a killed supervisor left running. The kernel asked them to stop when it died; those that still
+    run after 20 s are killed.
     """
     try:
         programs = json.loads(state_file.read_text())["programs"]
@@ -149,7 +149,7 @@ def end_leftovers(state_file: Path) -> None:
     deadline = time.monotonic() + _LEFTOVERS_S
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(group, signal.SIGTERM)  # the leader alone: how its children end is its own business
+            os.kill(group, signal.SIGTERM)  # only the leader: it ends its own children
     while (groups := [group for group in groups if _runs(group)]) and time.monotonic() < deadline:
         time.sleep(0.2)
     for group in groups:
@@ -169,7 +169,7 @@ def _is_ours(group: int, run_folder: Path) -> bool:
 
 
 def _runs(group: int) -> bool:
-    """Whether any process of the group has not ended yet; one that only waits to be reaped has."""
+    """Whether any process of the group still runs. A zombie does not count."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, _parent, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
@@ -187,7 +187,7 @@ def _end_group(group: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def sole_holder(lock: Path) -> Iterator[bool]:
-    """Hold a lock file for the block; gives False, without waiting, when another process holds it."""
+    """Hold a lock file for the block; yields False at once when another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
@@ -200,5 +200,5 @@ def sole_holder(lock: Path) -> Iterator[bool]:
 
 def is_held(lock: Path) -> bool:
     """Whether a living process holds this lock file."""
-    with sole_holder(lock) as mine:
-        return not mine
+    with sole_holder(lock) as held:
+        return not held

@@ -1,6 +1,6 @@
-"""Bringing the whole stack up and down while somebody watches: progress, and errors that say what to do.
+"""Starts and stops the whole stack for a user at a terminal: progress, and errors that name the fix.
 
-What is started is ``tenora.stack.definition``'s business, and how it stays alive ``tenora.stack.daemon``'s.
+``tenora.stack.definition`` says which programs there are, and ``tenora.stack.daemon`` keeps them alive.
 """
 
 import time
@@ -12,15 +12,15 @@ from rich.table import Table
 
 from tenora.settings import StackSettings
 from tenora.stack import daemon
-from tenora.stack.base_model import materialise
+from tenora.stack.base_model import materialize
 from tenora.stack.program import accepts_connections
 from tenora.stack.status import read_status
 
 console = Console(stderr=True)
 
 
-def bring_up(settings: StackSettings) -> None:
-    """Start what is not running and show progress until all of it is ready; ends the command when that fails."""
+def start_stack(settings: StackSettings) -> None:
+    """Start what is not running and show progress until everything is ready. Raises click.ClickException."""
     if not daemon.is_up(settings):
         for name, port in (
             ("TENORA_GATEWAY_PORT", settings.gateway_port),
@@ -28,7 +28,7 @@ def bring_up(settings: StackSettings) -> None:
         ):
             if accepts_connections(port):
                 raise click.ClickException(f"port {port} is taken; set {name} to a free one")
-        materialise(settings.root, console.print)
+        materialize(settings.root, console.print)
         daemon.start(settings)
     deadline = time.monotonic() + settings.up_timeout_s
     with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -46,8 +46,8 @@ def bring_up(settings: StackSettings) -> None:
     )
 
 
-def bring_down(settings: StackSettings) -> None:
-    """Stop everything, saying so."""
+def stop_stack(settings: StackSettings) -> None:
+    """Stop everything and report it."""
     with console.status("stopping"):
         if not daemon.stop(settings):
             raise click.ClickException(f"some processes did not stop; see {settings.root}/logs/supervisor.log")

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tenora.settings import StackSettings
-from tenora.stack.base_model import MODEL_ID, materialise
+from tenora.stack.base_model import MODEL_ID, materialize
 from tenora.stack.program import free_port
 from tenora.stack.status import read_status
 from tests.conftest import wait_until
@@ -133,7 +133,7 @@ def lives(pid: int) -> bool:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The base model's checkpoint, shared with `make demo`: made once on a machine."""
-    return materialise(REPOSITORY / ".tenora", print)
+    return materialize(REPOSITORY / ".tenora", print)
 
 
 @pytest.fixture(scope="package")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tenora.stack.base_model import materialise
+from tenora.stack.base_model import materialize
 
 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
-    return materialise(Path(__file__).parents[2] / ".tenora", print)
+    return materialize(Path(__file__).parents[2] / ".tenora", print)

@@ -80,7 +80,7 @@ class ValidationWorker:
                 return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
         digest = verdict.manifest.digest
         with stored_digests.digest_lock(self._engine, digest):
-            if not stored_digests.is_whole(self._store, verdict.manifest):
+            if not stored_digests.is_complete(self._store, verdict.manifest):
                 self._store.remove_revision(digest)  # or nobody would ever store it again
                 raise StoredObjectIncomplete(f"{digest} was removed while it was stored; it is stored again")
             with unit_of_work(self._engine) as session:

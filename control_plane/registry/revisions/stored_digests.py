@@ -66,7 +66,7 @@ def remove_unrecorded(engine: Engine, store: AdapterStore, digest: str) -> None:
             store.remove_revision(digest)
 
 
-def is_whole(store: AdapterStore, manifest: AdapterManifest) -> bool:
+def is_complete(store: AdapterStore, manifest: AdapterManifest) -> bool:
     """Whether every file of the revision lies in the store at its size, and its manifest."""
     prefix = revision_prefix(manifest.digest)
     sizes = ((store.bucket.head(prefix + file.path), file.size_bytes) for file in manifest.files)

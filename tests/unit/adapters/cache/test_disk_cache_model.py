@@ -54,7 +54,7 @@ class DiskTierMachine(RuleBasedStateMachine):
             free = self.on_disk() - before - {manifest.digest}
             total = sum(adapter.size_bytes for adapter in AdapterFolder(self.settings.cache_dir).list())
             assert not free or total <= BUDGET + len(files[MANIFEST_FILE]), "what could go went"
-        assert AdapterFolder(self.settings.cache_dir).is_whole(manifest.digest)
+        assert AdapterFolder(self.settings.cache_dir).is_complete(manifest.digest)
         self.holds[process].add((manifest.digest, holder))
         return multiple((process, manifest.digest, holder))
 

