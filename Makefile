@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-clients soak chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo test test-unit test-clients soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -27,6 +27,10 @@ test-unit: setup ## the tests of single modules, which start no servers
 soak: setup ## what takes long: statistics, real time, every kill, all examples of each property; alone what needs a quiet machine
 	@$(PYTEST) --suite soak -n 2 --no-loadscope-reorder -m 'not quiet and not e2e'; together=$$?; \
 	  $(PYTEST) --suite soak -m 'quiet or e2e' && exit $$together
+
+coverage: setup ## the percentage of the source packages' lines that `make test` runs, programs that the tests start included
+	@rm -f .coverage .coverage.*; $(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --no-loadscope-reorder; tested=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report --format=total && exit $$tested
 
 test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
 	@sh requirements/clients.sh && $(PYTEST) -m clients

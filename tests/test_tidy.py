@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,29 @@ SOLE_IMPORTERS = {
         "data_plane/engine/worker/lora_manager.py",
     },
 }
+# Class names that two modules still share. The list may only get shorter.
+SHARED_CLASS_NAMES = frozenset(
+    {
+        "AdapterLoading",
+        "Answer",
+        "Asked",
+        "Backlog",
+        "Call",
+        "Claim",
+        "Counts",
+        "Entry",
+        "Line",
+        "Load",
+        "Problem",
+        "QueueBounds",
+        "Recording",
+        "ReplicaPool",
+        "Served",
+        "Tenant",
+        "Transfer",
+        "Verdict",
+    }
+)
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
@@ -83,6 +107,18 @@ def test_scripts_of_redis_can_be_seen_whole():
 def test_files_are_named_for_what_they_hold():
     bad = [where(path) for path in sources() if path.stem in BANNED_NAMES or path.stem.endswith("_v2")]
     assert not bad, f"name the noun it holds or the step it does: {bad}"
+
+
+def test_a_public_class_name_exists_once():
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for node in TREES[path].body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(where(path))
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    new = {name: places for name, places in shared.items() if name not in SHARED_CLASS_NAMES}
+    assert not new, f"one word, one meaning; give each class a name of its own (docs/GLOSSARY.md): {new}"
+    assert set(shared) >= SHARED_CLASS_NAMES, f"remove from SHARED_CLASS_NAMES: {SHARED_CLASS_NAMES - set(shared)}"
 
 
 def test_every_module_says_what_lives_in_it():
