@@ -14,10 +14,10 @@ from data_plane.gateway import app
 from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.journal import Journal
-from data_plane.gateway.state.redis_connection import Argument, RedisLine
+from data_plane.gateway.state.redis_connection import Argument, RedisConnection
 
 
-class RepeatingLine(RedisLine):
+class RepeatingLine(RedisConnection):
     """Answers a script as Redis did the first time."""
 
     def __init__(self, url: str, *, connect_s: float, stalled_s: float, pending_max: int) -> None:
@@ -45,7 +45,7 @@ class NoJournal(Journal):
 
 def create_worker_app() -> Litestar:
     """The application, as the gateway's server builds it."""
-    vars(app).update(RedisLine=RepeatingLine, Journal=NoJournal)  # what app.py builds itself and is not handed
+    vars(app).update(RedisConnection=RepeatingLine, Journal=NoJournal)  # what app.py builds itself and is not handed
     return app.create_app(GatewaySettings())
 
 

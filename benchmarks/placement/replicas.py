@@ -14,7 +14,7 @@ from benchmarks.trace import Arrival
 from core.contracts.replicas import ReplicaStatus
 from core.kv_pages import pages_for
 from data_plane.gateway.scheduling.placement import Candidate, Resident
-from data_plane.gateway.scheduling.replica_load import Load, Occupancy, Shares
+from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, Shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class SimReplica:
 
     def __init__(self, number: int, model: Model) -> None:
         self.number, self.model = number, model
-        self.load = Load()
+        self.load = ReplicaLoad()
         self.slots: OrderedDict[str, int] = OrderedDict()  # adapters by when they were last used, and their requests
         self.memory: OrderedDict[str, None] = OrderedDict()
         self.disk: OrderedDict[str, None] = OrderedDict()

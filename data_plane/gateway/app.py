@@ -21,8 +21,8 @@ from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.quota_slices import lease_s as slice_lease_s
 from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.prompt_counter import PromptCounters
-from data_plane.gateway.api.schema_compiler import Grammars
-from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.api.schema_compiler import SchemaCompiler
+from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.request.access_watch import AccessWatch
@@ -31,22 +31,22 @@ from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.routes import Routes
-from data_plane.gateway.scheduling.adapter_last_used import AdapterHeat
-from data_plane.gateway.scheduling.circuit_breaker import Breakers
-from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
-from data_plane.gateway.scheduling.fair_share import Told
-from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
+from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
+from data_plane.gateway.scheduling.fair_share import BacklogBounds
+from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import PlacementCosts
 from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.settlement.wiring import Durability
-from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 from data_plane.gateway.state.snapshot import Snapshot
-from data_plane.gateway.upstream.engine_client import Upstream
+from data_plane.gateway.upstream.engine_client import EngineClient
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
 
 _log = structlog.get_logger()
@@ -77,20 +77,20 @@ class _Gateway:
             redis,
             block_ms=settings.snapshot_block_ms,
             batch_max=settings.snapshot_batch_max,
-            on_load=_leave_what_stays,
+            on_load=_freeze_loaded_objects,
         )
         self._upstream = _upstream(settings)
-        self._breakers = _breakers(settings, self._upstream)
+        self._circuits = _circuits(settings, self._upstream)
         gateway_id, clock = new_id("gw"), RedisClock()
         self._replicas = Replicas(
             redis,
-            Neighbours(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms),
+            GatewayPeers(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms),
             poll_ms=settings.replica_poll_ms,
             stale_s=settings.replica_stale_s,
-            allows=self._breakers.allows,
-            failed_by=self._breakers.failed_by,
+            allows=self._circuits.allows,
+            failed_by=self._circuits.failed_by,
         )
-        self._threads = FairThreads(
+        self._threads = TenantThreadPool(
             settings.tokenize_threads,
             waiting_max=settings.tokenize_waiting_max,
             tenant_waiting_max=settings.tokenize_tenant_waiting_max,
@@ -100,32 +100,25 @@ class _Gateway:
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
         self._durability = Durability(settings, line, reservations, clock, gateway_id)
         settler = self._durability.settler
-        self._standing = AccessWatch(settler.live, self._snapshot, every_s=settings.access_check_s)
+        self._access_watch = AccessWatch(settler.live, self._snapshot, every_s=settings.access_check_s)
         retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-        self._signs = ReplicaSigns(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
+        self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         toll = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
-        self._grammars, self._idempotency = Grammars(redis, settings), Idempotency(line, toll, settings)
-        self._heat = _heat(settings, redis, clock)
+        self._schemas, self._idempotency = SchemaCompiler(redis, settings), Idempotency(line, toll, settings)
+        self._last_used = _last_used(settings, redis, clock)
         self._slices = _slices(settings, line, settler)
         self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
-        self._beat = Beat(
-            redis,
-            self._snapshot,
-            clock,
-            gateway_id,
-            period_s=settings.heartbeat_period_ms / 1000,
-            lease_s=settings.heartbeat_lease_s,
-        )
+        self._heartbeat = _heartbeat(settings, redis, self._snapshot, clock, gateway_id)
         self._preparation = Preparation(
-            settings, self._snapshot, self._beat, self._threads, self._counters, self._grammars
+            settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas
         )
         self._lifecycle = Lifecycle(
             settings,
             self._preparation,
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
-            Relay(self._upstream, self._breakers, self._signs, retries, settings),
-            self._heat,
+            Relay(self._upstream, self._circuits, self._liveness, retries, settings),
+            self._last_used,
             self._idempotency,
             clock,
         )
@@ -134,7 +127,7 @@ class _Gateway:
         """What it answers."""
         hints = _listing_hints(self._settings, self._redis)
         return Routes(
-            self._lifecycle, self._preparation, self._snapshot, self._beat, self._replicas, hints, self._quota
+            self._lifecycle, self._preparation, self._snapshot, self._heartbeat, self._replicas, hints, self._quota
         )
 
     @asynccontextmanager
@@ -144,21 +137,21 @@ class _Gateway:
             # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
             with contextlib.suppress(RedisError, OSError):
                 await self._snapshot.load()
-                await self._beat.beat()
+                await self._heartbeat.write()
                 await self._replicas.refresh()
             followers = _start(
                 **self._durability.open(),
-                snapshot=self._snapshot.follow(),
-                beat=self._beat.follow(),
-                tokenizers=self._counters.follow(self._snapshot),
-                replicas=self._replicas.follow(),
-                breakers=self._breakers.follow(),
-                signs=self._signs.follow(),
-                standing=self._standing.follow(),
-                heat=self._heat.follow(),
-                idempotency=self._idempotency.follow(),
+                snapshot=self._snapshot.run_forever(),
+                heartbeat=self._heartbeat.run_forever(),
+                tokenizers=self._counters.run_forever(self._snapshot),
+                replicas=self._replicas.run_forever(),
+                circuits=self._circuits.run_forever(),
+                liveness=self._liveness.run_forever(),
+                access_watch=self._access_watch.run_forever(),
+                last_used=self._last_used.run_forever(),
+                idempotency=self._idempotency.run_forever(),
             )
-            slices = _start(slices=self._slices.follow())
+            slices = _start(slices=self._slices.run_forever())
             try:
                 yield
             finally:
@@ -167,23 +160,36 @@ class _Gateway:
                 await self._durability.drain()
                 await _stop(followers)
                 await self._durability.close()
-                await self._beat.stop()
+                await self._heartbeat.stop()
                 self._threads.close()
-                await self._grammars.close()
+                await self._schemas.close()
                 await self._line.close()
 
 
-def _heat(settings: GatewaySettings, redis: Redis, clock: RedisClock) -> AdapterHeat:
-    return AdapterHeat(
+def _heartbeat(
+    settings: GatewaySettings, redis: Redis, snapshot: Snapshot, clock: RedisClock, gateway_id: str
+) -> Heartbeat:
+    return Heartbeat(
+        redis,
+        snapshot,
+        clock,
+        gateway_id,
+        period_s=settings.heartbeat_period_ms / 1000,
+        lease_s=settings.heartbeat_lease_s,
+    )
+
+
+def _last_used(settings: GatewaySettings, redis: Redis, clock: RedisClock) -> AdapterLastUsed:
+    return AdapterLastUsed(
         redis,
         clock,
         flush_s=settings.last_used_flush_s,
         names_max=settings.last_used_names_max,
-        kept_max=settings.last_used_stored_max,
+        stored_max=settings.last_used_stored_max,
     )
 
 
-def _counters(settings: GatewaySettings, redis: Redis, threads: FairThreads) -> PromptCounters:
+def _counters(settings: GatewaySettings, redis: Redis, threads: TenantThreadPool) -> PromptCounters:
     return PromptCounters(
         redis,
         threads,
@@ -197,15 +203,15 @@ def _counters(settings: GatewaySettings, redis: Redis, threads: FairThreads) -> 
 def _listing_hints(settings: GatewaySettings, redis: Redis) -> ListingHints:
     return ListingHints(
         redis,
-        again_s=settings.listing_hint_interval_s,
+        interval_s=settings.listing_hint_interval_s,
         keys_max=settings.listing_hint_keys_max,
         adapters_max=settings.listing_hint_adapters_max,
         sending_max=settings.listing_hints_sending_max,
     )
 
 
-def _line(settings: GatewaySettings) -> RedisLine:
-    return RedisLine(
+def _line(settings: GatewaySettings) -> RedisConnection:
+    return RedisConnection(
         settings.redis_url,
         connect_s=settings.redis_connect_s,
         stalled_s=settings.redis_stalled_s,
@@ -213,8 +219,8 @@ def _line(settings: GatewaySettings) -> RedisLine:
     )
 
 
-def _breakers(settings: GatewaySettings, upstream: Upstream) -> Breakers:
-    return Breakers(
+def _circuits(settings: GatewaySettings, upstream: EngineClient) -> CircuitBreakers:
+    return CircuitBreakers(
         upstream.is_healthy,
         failures=settings.breaker_failures,
         open_s=settings.breaker_open_s,
@@ -223,8 +229,8 @@ def _breakers(settings: GatewaySettings, upstream: Upstream) -> Breakers:
     )
 
 
-def _upstream(settings: GatewaySettings) -> Upstream:
-    return Upstream(
+def _upstream(settings: GatewaySettings) -> EngineClient:
+    return EngineClient(
         engine_key=settings.engine_key.get_secret_value(),
         connect_s=settings.connect_s,
         keepalive_s=settings.replica_keepalive_s,
@@ -235,7 +241,7 @@ def _upstream(settings: GatewaySettings) -> Upstream:
     )
 
 
-def _slices(settings: GatewaySettings, line: RedisLine, settler: Settler) -> QuotaSlices:
+def _slices(settings: GatewaySettings, line: RedisConnection, settler: Settler) -> QuotaSlices:
     long_s = slice_lease_s(heartbeat_lease_s=settings.heartbeat_lease_s, longest_s=settings.longest_ms / 1000)
     long = Reservations(line, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
     return QuotaSlices(long, settler, settings, lease_s=long_s)
@@ -262,12 +268,12 @@ def _admission(
         passed_over_s=settings.admission_overtake_s,
         poll_s=settings.admission_poll_ms / 1000,
     )
-    told = Told(tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max)
+    told = BacklogBounds(tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max)
     room = WaitQueue(replicas, costs, bounds, patience, told)
     return Admission(replicas, reservations, settler, room, slices, deadline_ms=settings.reserve_deadline_ms)
 
 
-def _leave_what_stays() -> None:
+def _freeze_loaded_objects() -> None:
     """Have the garbage collector look at what comes from now on, and seldom: a look at all that a process imports and
     publishes takes 50 ms, in which every stream stands still. A request leaves no cycles behind, so there is little to
     find.

@@ -25,7 +25,7 @@ from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
-from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.snapshot import Snapshot
 
 _log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Routes:
         lifecycle: Lifecycle,
         preparation: Preparation,
         snapshot: Snapshot,
-        beat: Beat,
+        heartbeat: Heartbeat,
         replicas: Replicas,
         listing_hints: ListingHints,
         quota: QuotaReader,
@@ -52,7 +52,7 @@ class Routes:
         self._lifecycle = lifecycle
         self._preparation = preparation
         self._snapshot = snapshot
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._replicas = replicas
         self._listing_hints = listing_hints
         self._quota = quota
@@ -82,10 +82,10 @@ class Routes:
             await serve(client, request_id)
         except AppError as error:
             await _fail(client, error)
-            _let_go(error)
+            _drop_traceback(error)
         except ClientGone as gone:
             client.status = CLIENT_GONE
-            _let_go(gone)
+            _drop_traceback(gone)
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -126,7 +126,7 @@ class Routes:
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
         await _answer(client, {"object": "list", "data": describe(tables, caller)})
-        self._listing_hints.note(tables, caller.tenant.tenant_id, caller.key.key_id)
+        self._listing_hints.record(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
@@ -141,8 +141,8 @@ class Routes:
 
     async def _ready(self, client: Client, _request_id: str) -> None:
         has_snapshot, has_redis = self._snapshot.tables is not None, self._replicas.reachable
-        ready = has_snapshot and has_redis and self._beat.current
-        state = {"ready": ready, "snapshot": has_snapshot, "redis": has_redis, "current": self._beat.current}
+        ready = has_snapshot and has_redis and self._heartbeat.current
+        state = {"ready": ready, "snapshot": has_snapshot, "redis": has_redis, "current": self._heartbeat.current}
         await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
 
     async def _nothing(self, client: Client, _request_id: str) -> None:
@@ -155,7 +155,7 @@ def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -
     return speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
 
 
-def _let_go(error: BaseException | None) -> None:
+def _drop_traceback(error: BaseException | None) -> None:
     """Forget where an error passed: those frames hold all of a request, and some of them the error."""
     while error is not None:
         error.__traceback__, error = None, error.__context__

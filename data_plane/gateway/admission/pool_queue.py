@@ -12,7 +12,15 @@ from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.drain_rate import DrainRate
 from data_plane.gateway.admission.fair_queue import FairQueue, QueueBounds
-from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Told, divide, kept_by, named
+from data_plane.gateway.scheduling.fair_share import (
+    BacklogBounds,
+    GatewayBacklog,
+    GatewayShare,
+    PageClaim,
+    divide,
+    kept_by,
+    named,
+)
 from data_plane.gateway.scheduling.placement import Candidate
 from data_plane.gateway.scheduling.replica_load import Shares
 
@@ -56,7 +64,7 @@ class PoolQueue:
         self.queue: FairQueue[WaitingRequest] = FairQueue(bounds)
         self.drain = DrainRate()
         self.shares = Shares()
-        self.allotment = Allotment()
+        self.allotment = GatewayShare()
         self._parts: dict[str, float] = {}
         self._held_most = 0.0  # by all gateways, now or a while ago
         self._heard_at = 0.0
@@ -84,7 +92,7 @@ class PoolQueue:
         tier, allotment = demand.limits.tier, self.allotment
         return self.queue.has_better(tier) or (allotment.bounded and allotment.division.tier_least < tier)
 
-    def backlog(self, pool: Sequence[Candidate], told: Told) -> Backlog:
+    def backlog(self, pool: Sequence[Candidate], told: BacklogBounds) -> GatewayBacklog:
         """What to tell other gateways. Who waits for something else than pages wants no more of them, nor anybody
         more than there are on the replicas that take its adapter.
         """
@@ -94,9 +102,9 @@ class PoolQueue:
                 rank = account.waiting[0].item.demand.rank
                 if rank not in within_reach:
                     within_reach[rank] = sum(each.status.pages_total for each in pool if each.status.rank_max >= rank)
-                held = claims.get(account.tenant_id, Claim(account.weight, account.tier, 0, 0))
+                held = claims.get(account.tenant_id, PageClaim(account.weight, account.tier, 0, 0))
                 waiting = min(account.pages, max(0, within_reach[rank] - held.held))
-                claims[account.tenant_id] = held.joined(Claim(account.weight, account.tier, 0, waiting))
+                claims[account.tenant_id] = held.joined(PageClaim(account.weight, account.tier, 0, waiting))
         tenants, rest = named(claims, told.tenants_max)
         adapters: dict[str, list[str]] = {}
         left = told.adapters_max
@@ -104,9 +112,9 @@ class PoolQueue:
             if tags := candidate.load.tags[:left]:
                 adapters[candidate.status.id] = tags
                 left -= len(tags)
-        return Backlog(tenants, rest, min(within_reach, default=0), adapters, self.kept)
+        return GatewayBacklog(tenants, rest, min(within_reach, default=0), adapters, self.kept)
 
-    def hear(self, told: Backlog, others: list[Backlog], pages: float, now_s: float) -> None:
+    def hear(self, told: GatewayBacklog, others: list[GatewayBacklog], pages: float, now_s: float) -> None:
         """Divide so many pages anew, between what this gateway ``told`` last and what ``others`` did."""
         newer = 1 - math.exp((self._heard_at - now_s) / _PARTS_S)
         self._heard_at = now_s

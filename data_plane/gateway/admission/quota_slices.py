@@ -90,7 +90,7 @@ class QuotaSlices:
                 )  # fmt: skip
         return None
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Take, renew and give back, for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)

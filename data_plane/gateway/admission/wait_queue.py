@@ -21,7 +21,7 @@ from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry, Wai
 from data_plane.gateway.admission.pool_queue import PoolQueue, WaitingRequest, WaitLimits
 from data_plane.gateway.admission.queue_scan import QueueScan
 from data_plane.gateway.api.client_connection import ClientGone
-from data_plane.gateway.scheduling.fair_share import Backlog, Told, elsewhere_on
+from data_plane.gateway.scheduling.fair_share import BacklogBounds, GatewayBacklog, elsewhere_on
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Wish, open_pages, rank
 from data_plane.gateway.scheduling.replicas import Replicas
 
@@ -35,7 +35,7 @@ class WaitQueue:
     """A fair queue for each base model."""
 
     def __init__(
-        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, patience: WaitLimits, told: Told
+        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, patience: WaitLimits, told: BacklogBounds
     ) -> None:
         self._replicas = replicas
         self._costs = costs
@@ -44,7 +44,7 @@ class WaitQueue:
         self._told = told
         self._rooms: dict[str, PoolQueue] = {}
         replicas.call_after_refresh(self.wake_all)
-        replicas.neighbours.connect(self._backlog, self._heard)
+        replicas.peers.connect(self._backlog, self._heard)
 
     def goes_first(self, demand: Demand) -> bool:
         """Whether nobody waits for the pages that a request would take, here or behind another gateway."""
@@ -236,11 +236,11 @@ class WaitQueue:
     def _pages(self, demand: Demand) -> int:
         return demand.pages(self._replicas.block_tokens(demand.base_model))
 
-    def _backlog(self, base_model: str) -> Backlog:
+    def _backlog(self, base_model: str) -> GatewayBacklog:
         room = self._rooms.get(base_model)
-        return Backlog() if room is None else room.backlog(self._replicas.pool(base_model), self._told)
+        return GatewayBacklog() if room is None else room.backlog(self._replicas.pool(base_model), self._told)
 
-    def _heard(self, base_model: str, told: Backlog, others: list[Backlog]) -> None:
+    def _heard(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         alive = {each.status.id for each in self._replicas.alive(base_model) if each.status.state == "ready"}
         pages = 0
         for candidate in self._replicas.pool(base_model):

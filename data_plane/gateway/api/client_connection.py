@@ -31,13 +31,13 @@ class ClientGone(Exception):
 
 
 @dataclass(slots=True)
-class Recording:
+class ResponseRecording:
     """What is sent, as long as it stays within ``bytes_max``; ``on_whole`` is awaited before the last of it goes out.
     An answer that is or becomes an error is not recorded.
     """
 
     bytes_max: int
-    on_whole: Callable[["Recording"], Awaitable[None]]
+    on_whole: Callable[["ResponseRecording"], Awaitable[None]]
     status: int = 0
     headers: Headers = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
@@ -52,7 +52,7 @@ class Recording:
             self.body += data
 
 
-class Connection(Protocol):
+class ClientSocket(Protocol):
     """The socket beneath a request, which its server puts into the request's ``state``."""
 
     def whole_body(self) -> bytes | None:
@@ -91,11 +91,11 @@ class Client:
         self.status = 0  # of the response
         self.body_read = False
         self.body_sha256 = b""  # of one that came with an Idempotency-Key
-        self.recording: Recording | None = None
+        self.recording: ResponseRecording | None = None
         self._receive = receive
         self._send = send
         self._headers = headers  # sent with every response
-        self._connection: Connection = scope["state"].pop("connection")  # which keeps the scope: not both ways
+        self._connection: ClientSocket = scope["state"].pop("connection")  # which keeps the scope: not both ways
 
     def check_headers(self, *, count_max: int, bytes_max: int) -> None:
         """Refuse requests whose headers are too many or too large. Raises HeadersTooLarge."""
@@ -206,7 +206,7 @@ class Client:
         """Send a whole completion."""
         await self.respond(200, answer, headers)
 
-    async def replay(self, recorded: Recording, headers: Headers) -> None:
+    async def replay(self, recorded: ResponseRecording, headers: Headers) -> None:
         """Send what was recorded of an earlier answer, byte for byte."""
         await Client.start(self, recorded.status, [*recorded.headers, *headers])
         await Client.finish(self, bytes(recorded.body))

@@ -17,7 +17,7 @@ _LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minu
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class AdapterTarget:
     """An adapter, and the one revision of it that serves a request."""
 
     route: AdapterRoute
@@ -30,7 +30,7 @@ class Target:
 
     shown_name: str
     base: BaseModelRoute
-    adapter: Served | None
+    adapter: AdapterTarget | None
 
     @property
     def engine_name(self) -> str:
@@ -60,7 +60,7 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     if base is None or not weights:
         raise _not_found(model, _unlisted(route) if model.startswith(f"{route.name}@") else "")
     chosen = weighted_winner(f"{route.adapter_id}:{alias}\0{draw}", weights)
-    return Target(model, base, Served(route, route.revisions[chosen]))
+    return Target(model, base, AdapterTarget(route, route.revisions[chosen]))
 
 
 def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:

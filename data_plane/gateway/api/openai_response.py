@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 
 SERVICE_TIER: Final = {"service_tier": "default"}
 """What an answer says to those who asked for a tier: there is one."""
@@ -24,7 +24,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: dict[str, Any] | None = None
 
 
-class Answer(msgspec.Struct):
+class EngineCompletion(msgspec.Struct):
     """The part of an engine's answer that is used."""
 
     object: str
@@ -33,11 +33,11 @@ class Answer(msgspec.Struct):
     usage: Usage
 
 
-_decoder: Final = msgspec.json.Decoder(Answer)
+_decoder: Final = msgspec.json.Decoder(EngineCompletion)
 _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 
 
-def decode(raw: bytes) -> Answer:
+def decode(raw: bytes) -> EngineCompletion:
     """Raises msgspec.MsgspecError for anything that is not an answer."""
     return _decoder.decode(raw)
 
@@ -50,7 +50,7 @@ def load(header: str | None) -> AdapterLoad | None:
         return None
 
 
-def counts(answer: Answer, *, sequences: int) -> Counts:
+def counts(answer: EngineCompletion, *, sequences: int) -> TokenCounts:
     """Tokens of the answer; with several sequences, by the token ids that were asked for to that end."""
     usage = answer.usage
     if sequences == 1:
@@ -61,16 +61,16 @@ def counts(answer: Answer, *, sequences: int) -> Counts:
             # The engine left its token ids out: spread what it counted over the sequences that said something.
             outputs = [usage.completion_tokens] + [0] * (sequences - 1)
     cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
-    return Counts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
+    return TokenCounts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
 
 
-def is_aborted(answer: Answer) -> bool:
+def is_aborted(answer: EngineCompletion) -> bool:
     """Whether the engine ended a choice before its time."""
     return any(choice.get("finish_reason") == "abort" for choice in answer.choices)
 
 
 def for_caller(
-    answer: Answer, answered: Counts, *, response_id: str, shown_name: str, tier_shown: bool = False
+    answer: EngineCompletion, answered: TokenCounts, *, response_id: str, shown_name: str, tier_shown: bool = False
 ) -> bytes:
     """The answer with our id and the caller's name for the model; its usage is what is metered."""
     choices = []

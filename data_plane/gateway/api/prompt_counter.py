@@ -28,7 +28,7 @@ from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, Unavailable
 from data_plane.gateway.api.openai_messages import parsed_arguments, texts_of
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.state.snapshot import Snapshot
 
 _ENTRY_BYTES: Final = 250  # what an entry takes beside its text, about
@@ -239,7 +239,7 @@ class PromptCounters:
     def __init__(
         self,
         redis: Redis,
-        threads: FairThreads,
+        threads: TenantThreadPool,
         *,
         inline_max_bytes: int,
         kept_max: int,
@@ -264,7 +264,7 @@ class PromptCounters:
             return counter.count(call, tenant_id)
         return await self._threads.run(tenant_id, counter.count, call, tenant_id)
 
-    async def follow(self, snapshot: Snapshot) -> None:
+    async def run_forever(self, snapshot: Snapshot) -> None:
         """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
         while True:
             routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())

@@ -26,11 +26,17 @@ from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.api.schema_compiler_process import FRAME_BYTES_MAX, Compile, Load, Verdict, pack
+from data_plane.gateway.api.schema_compiler_process import (
+    FRAME_BYTES_MAX,
+    CompileResult,
+    CompileSchema,
+    LoadTokenizer,
+    pack,
+)
 from data_plane.gateway.settings import GatewaySettings
 
 _log = structlog.get_logger()
-_verdicts: Final = msgspec.msgpack.Decoder(Verdict)
+_verdicts: Final = msgspec.msgpack.Decoder(CompileResult)
 _SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
 _TIMEOUT_COST: Final = 0.25  # of a tenant's minute, set aside before each attempt
 _TOO_LONG_KEPT_S: Final = 60  # a busy machine may have been the reason
@@ -44,7 +50,7 @@ class _Refused:
     reason: str
 
 
-class Grammars:
+class SchemaCompiler:
     """Verdicts over schemas, from one child process that is started when first needed and replaced when it hangs."""
 
     def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
@@ -116,7 +122,7 @@ class Grammars:
             if not self._of_tenant[tenant_id]:
                 del self._of_tenant[tenant_id], self._turns[tenant_id]
 
-    def _judge(self, verdict: Verdict | None) -> _Refused | None:
+    def _judge(self, verdict: CompileResult | None) -> _Refused | None:
         if verdict is None:
             return _Refused("schema_too_complex", "compiling it takes too much time or memory")
         if verdict.problem:
@@ -125,7 +131,7 @@ class Grammars:
             return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
         return None
 
-    async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> Verdict | None:
+    async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> CompileResult | None:
         """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
         try:
             for _ in range(_ATTEMPTS):
@@ -133,7 +139,7 @@ class Grammars:
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(self._settings.schema_compile_s):
-                        verdict = await child.ask(Compile(base.tokenizer_sha256, schema))
+                        verdict = await child.ask(CompileSchema(base.tokenizer_sha256, schema))
                 except TimeoutError:
                     break
                 except (asyncio.IncompleteReadError, OSError):
@@ -186,7 +192,7 @@ class Grammars:
                     blob = await self._redis.get(redis_keys.blob(base.tokenizer_sha256))
                     if not isinstance(blob, bytes):
                         raise unavailable  # it is not there
-                    await child.ask(Load(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
+                    await child.ask(LoadTokenizer(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
                     child.loaded.add(base.tokenizer_sha256)
             if limit.expired():
                 raise TimeoutError  # redis-py may swallow a cancellation
@@ -222,7 +228,7 @@ class _Child:
             )
         )
 
-    async def ask(self, frame: Load | Compile) -> Verdict:
+    async def ask(self, frame: LoadTokenizer | CompileSchema) -> CompileResult:
         """One frame, one answer. Raises OSError or IncompleteReadError where it died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _NICE: Final = 5  # streams come first
 
 
-class Load(msgspec.Struct, tag=True):
+class LoadTokenizer(msgspec.Struct, tag=True):
     """A tokenizer.json to compile for from now on, under a name of the parent's."""
 
     name: str
@@ -30,24 +30,24 @@ class Load(msgspec.Struct, tag=True):
     vocab_size: int
 
 
-class Compile(msgspec.Struct, tag=True):
+class CompileSchema(msgspec.Struct, tag=True):
     """A schema, as JSON, to compile for the tokenizer of this name."""
 
     name: str
     schema: bytes
 
 
-class Verdict(msgspec.Struct):
+class CompileResult(msgspec.Struct):
     """``problem`` is empty for a schema that compiles; ``size_bytes`` is what it compiles to."""
 
     problem: str = ""
     size_bytes: int = 0
 
 
-_requests: Final = msgspec.msgpack.Decoder(Load | Compile)
+_requests: Final = msgspec.msgpack.Decoder(LoadTokenizer | CompileSchema)
 
 
-def pack(frame: Load | Compile | Verdict) -> bytes:
+def pack(frame: LoadTokenizer | CompileSchema | CompileResult) -> bytes:
     """A frame with its length."""
     encoded = msgspec.msgpack.encode(frame)
     return struct.pack(">I", len(encoded)) + encoded
@@ -69,10 +69,10 @@ def main() -> None:
     compilers: dict[str, Any] = {}  # by name; xgrammar ships no types for these
     while (frame := _read(sys.stdin.buffer)) is not None:
         match _requests.decode(frame):
-            case Load(name=name) as load:
+            case LoadTokenizer(name=name) as load:
                 compilers[name] = _compiler(library, load)
-                verdict = Verdict()
-            case Compile(name=name, schema=schema):
+                verdict = CompileResult()
+            case CompileSchema(name=name, schema=schema):
                 verdict = _compile(compilers[name], schema)
         answers.write(pack(verdict))
         answers.flush()
@@ -108,7 +108,7 @@ class _Absent(types.ModuleType):
         return type(name, (), {"__init__": lambda _self, *_, **__: None})
 
 
-def _compiler(library: Any, load: Load) -> Any:  # neither has types
+def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
     from tokenizers import Tokenizer  # the library's import must come first, and this is no part of it
 
     tokenizer = Tokenizer.from_str(load.tokenizer.decode())
@@ -129,13 +129,13 @@ def _compiler(library: Any, load: Load) -> Any:  # neither has types
     return library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def _compile(compiler: Any, schema: bytes) -> Verdict:
+def _compile(compiler: Any, schema: bytes) -> CompileResult:
     try:
         compiled = compiler.compile_json_schema(schema.decode())
     except Exception as error:  # noqa: BLE001 # whatever it is, an engine would meet it as well
         said = str(error).strip().splitlines()
-        return Verdict(problem=(said[0] if said else type(error).__name__)[:500])
-    return Verdict(size_bytes=compiled.memory_size_bytes)
+        return CompileResult(problem=(said[0] if said else type(error).__name__)[:500])
+    return CompileResult(size_bytes=compiled.memory_size_bytes)
 
 
 if __name__ == "__main__":

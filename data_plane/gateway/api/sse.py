@@ -12,7 +12,7 @@ import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
 from data_plane.gateway.api.openai_response import SERVICE_TIER, Usage
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
@@ -103,7 +103,7 @@ class Rewriter:
             raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes", b"".join(out))
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         """Tokens so far, by the engine's own running counts."""
         if self._last_usage is not None:
             self._prompt_tokens = int(self._last_usage[1])
@@ -111,7 +111,7 @@ class Rewriter:
             self._last_usage = None
         outputs = [output for output in self._outputs.values() if output > 0]
         known = self.final or self._cached_tokens is not None
-        return Counts(self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known)
+        return TokenCounts(self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known)
 
     def _rewrite(self, event: bytes) -> bytes:
         if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:

@@ -21,7 +21,7 @@ class _Line:
         self.waiting = 0
 
 
-class FairThreads:
+class TenantThreadPool:
     """A few threads, shared between tenants. Work that has begun is not stopped."""
 
     def __init__(self, threads: int, *, waiting_max: int, tenant_waiting_max: int) -> None:

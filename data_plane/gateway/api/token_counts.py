@@ -10,7 +10,7 @@ from core.contracts.replicas import Tier
 
 
 @dataclass(slots=True)
-class Counts:
+class TokenCounts:
     """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
 
     An engine counts a sequence's prompt when its first token comes, so a sequence without output counts nothing, and

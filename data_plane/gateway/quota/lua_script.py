@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from data_plane.gateway.state.redis_connection import Argument, RedisLine
+from data_plane.gateway.state.redis_connection import Argument, RedisConnection
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 
@@ -26,7 +26,7 @@ class Script:
 
     async def __call__(
         self,
-        line: RedisLine,
+        line: RedisConnection,
         script_keys: Sequence[str],
         arguments: Sequence[Argument],
         *,

@@ -14,7 +14,7 @@ from core.contracts.grants import KeyLimits, Limits
 from core.errors import Unavailable
 from core.quota_state import FIELDS, HELD_FIELDS, LevelState, month_ends_ms, read_level, without_expired
 from data_plane.gateway.state.authenticate import Caller
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 _EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
 _RATES = {
@@ -28,7 +28,7 @@ _RATES = {
 class QuotaReader:
     """Reads the levels of one caller, without what leases hold that ran out. It changes nothing."""
 
-    def __init__(self, line: RedisLine, *, deadline_s: float) -> None:
+    def __init__(self, line: RedisConnection, *, deadline_s: float) -> None:
         self._line = line
         self._deadline_s = deadline_s
 

@@ -17,7 +17,7 @@ from data_plane.gateway.quota.allowance import Allowance, Taken
 from data_plane.gateway.quota.consumption import NOTHING_USED, Used
 from data_plane.gateway.quota.lua_script import Script
 from data_plane.gateway.quota.rate_limit_response import Verdict
-from data_plane.gateway.state.redis_connection import Argument, RedisLine
+from data_plane.gateway.state.redis_connection import Argument, RedisConnection
 
 RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which everybody else waits for
 _ENCODER: Final = msgspec.json.Encoder()
@@ -85,7 +85,7 @@ class Renewed(NamedTuple):
 class Reservations:
     """The quota scripts over one Redis. Raises redis.RedisError where the server cannot be reached."""
 
-    def __init__(self, line: RedisLine, *, lease_s: float, settled_marker_s: int) -> None:
+    def __init__(self, line: RedisConnection, *, lease_s: float, settled_marker_s: int) -> None:
         self._line = line
         self._lease_ms = int(lease_s * 1000)
         self._marker_s = settled_marker_s

@@ -27,7 +27,7 @@ class AccessWatch:
         self._key_ids: frozenset[str] = frozenset()
         self._seen = ("", -1)  # epoch and generation of the key ids
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Look again and again, for ever."""
         while True:
             await asyncio.sleep(self._every_s)

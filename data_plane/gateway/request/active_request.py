@@ -17,7 +17,7 @@ from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.model_catalog import Target
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.quota.consumption import saved_by_cache, used_by
 from data_plane.gateway.quota.rate_limit_response import rate_headers
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
@@ -134,8 +134,8 @@ class Serving:
         if self._exchange is not None:
             self._exchange.cut_off(error)
 
-    def _counts(self) -> Counts:
-        return Counts() if self._exchange is None else self._exchange.counts()
+    def _counts(self) -> TokenCounts:
+        return TokenCounts() if self._exchange is None else self._exchange.counts()
 
     def checkpoint(self) -> Checkpoint:
         """What is charged if this process dies now."""
@@ -165,7 +165,7 @@ class Serving:
         self._place.hold.running = self._exchange = None
 
     def _event(
-        self, outcome: Outcome, counts: Counts, *, load: AdapterLoad | None, estimated: bool = False
+        self, outcome: Outcome, counts: TokenCounts, *, load: AdapterLoad | None, estimated: bool = False
     ) -> UsageEvent:
         now = time.monotonic()
         run = usage_event.Run(

@@ -20,12 +20,12 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.errors import Conflict, InvalidRequest, Unavailable, Unprocessable
 from data_plane.gateway import metrics
-from data_plane.gateway.api.client_connection import Client, Recording
+from data_plane.gateway.api.client_connection import Client, ResponseRecording
 from data_plane.gateway.quota.lua_script import Script
 from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.authenticate import Caller
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 _log = structlog.get_logger()
 _HEADER: Final = b"idempotency-key"
@@ -58,7 +58,7 @@ _encode: Final = msgspec.msgpack.encode
 class Idempotency:
     """The keys in flight in this process, and the answers in Redis."""
 
-    def __init__(self, line: RedisLine, toll: ReplayCharge, settings: GatewaySettings) -> None:
+    def __init__(self, line: RedisConnection, toll: ReplayCharge, settings: GatewaySettings) -> None:
         self._line = line
         self._toll = toll
         self._settings = settings
@@ -84,11 +84,13 @@ class Idempotency:
         if answer is not None:
             await self._toll.take(caller, request_id)
             metrics.IDEMPOTENT_REPLAYS.inc()
-            recorded = Recording(0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body)))
+            recorded = ResponseRecording(
+                0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body))
+            )
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])
             yield False
             return
-        client.recording = Recording(
+        client.recording = ResponseRecording(
             self._settings.idempotency_answer_max_bytes, lambda recorded: self._keep(claim, recorded)
         )
         self._running.add(claim)
@@ -99,7 +101,7 @@ class Idempotency:
             if not claim.answered:
                 await self._change(claim, "forget")
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Renew the leases of keys in flight, for ever."""
         try:
             while True:
@@ -161,7 +163,7 @@ class Idempotency:
                         return
                     await asyncio.sleep(_AGAIN_S)
 
-    async def _keep(self, claim: "_Claim", recorded: Recording) -> None:
+    async def _keep(self, claim: "_Claim", recorded: ResponseRecording) -> None:
         headers = [(name, value) for name, value in recorded.headers if not name.startswith(_OWN)]
         answer = (
             Answer(0, [], b"")
@@ -217,5 +219,5 @@ def _name(client: Client) -> bytes | None:
     return shown[0]
 
 
-async def _nothing(_recorded: Recording) -> None:
+async def _nothing(_recorded: ResponseRecording) -> None:
     """What has been recorded is not recorded again."""

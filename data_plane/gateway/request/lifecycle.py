@@ -22,7 +22,7 @@ from data_plane.gateway.quota.allowance import PlatformLimits, allowance
 from data_plane.gateway.request.active_request import Prepared, Serving
 from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.preparation import Preparation
-from data_plane.gateway.scheduling.adapter_last_used import AdapterHeat
+from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
@@ -42,13 +42,13 @@ class Lifecycle:
         admission: Admission,
         settler: Settler,
         relay: Relay,
-        heat: AdapterHeat,
+        last_used: AdapterLastUsed,
         idempotency: Idempotency,
         clock: RedisClock,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._heat = heat
+        self._last_used = last_used
         self._idempotency = idempotency
         self._preparation = preparation
         self._admission = admission
@@ -110,7 +110,7 @@ class Lifecycle:
                 self._admission.ended(demand, service.place, None if settlement is None else settlement.event)
                 service.close()
         if target.adapter is not None:
-            self._heat.note(target.base.id, service.replica.rank_max, target.engine_name)
+            self._last_used.record(target.base.id, service.replica.rank_max, target.engine_name)
         metrics.REQUEST_SECONDS.observe(time.monotonic() - arrived)
         await self._end(client, call, relayed, service)
 

@@ -14,14 +14,14 @@ from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.model_catalog import resolve
 from data_plane.gateway.api.openai_request import BodyLimits, Kind, Parse, check_vocabulary, parse_call
 from data_plane.gateway.api.prompt_counter import PromptCounters
-from data_plane.gateway.api.schema_compiler import Grammars
-from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.api.schema_compiler import SchemaCompiler
+from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.quota.unmetered_rate_limit import Unpaid
 from data_plane.gateway.request.active_request import Prepared
 from data_plane.gateway.scheduling.affinity import affinity_key, session_key
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.authenticate import Caller, authenticate
-from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.snapshot import Snapshot, Tables
 
 
@@ -32,14 +32,14 @@ class Preparation:
         self,
         settings: GatewaySettings,
         snapshot: Snapshot,
-        beat: Beat,
-        threads: FairThreads,
+        heartbeat: Heartbeat,
+        threads: TenantThreadPool,
         counters: PromptCounters,
-        grammars: Grammars,
+        grammars: SchemaCompiler,
     ) -> None:
         self._settings = settings
         self._snapshot = snapshot
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._threads = threads
         self._counters = counters
         self._grammars = grammars
@@ -116,7 +116,7 @@ class Preparation:
 
     def _current(self) -> Tables:
         """What is published now, by which a request is decided: not what was when its body began to come."""
-        self._beat.check()
+        self._heartbeat.require_current()
         assert self._snapshot.tables is not None, "a caller was found in it"
         return self._snapshot.tables
 

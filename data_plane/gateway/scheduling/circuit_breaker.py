@@ -1,8 +1,9 @@
-"""Circuit breakers, one a replica: after failures in a row it is left alone, asked for its health, then tried with one
-request. What a failure is, its caller decides. One that is about an adapter breaks nothing: the replica is well, and
-is only spared that adapter for a while.
+"""Circuit breakers, one for each replica. A closed circuit passes requests; after consecutive failures it opens and
+blocks them; after a pause and a good health check it is half open, and one trial request decides. The caller decides
+what a failure is. A failure to load an adapter opens no circuit: the replica is avoided for that adapter only, for a
+while.
 
-Fails open: a replica that nobody has reported on is used. Only this process's requests are counted.
+Fails open: a replica without recorded failures gets requests. Only this process's requests count.
 """
 
 import asyncio
@@ -17,24 +18,26 @@ from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway import metrics
 
 _log = structlog.get_logger()
-_ADAPTERS_MAX: Final = 4096  # that failed somewhere, remembered at once
-_NOBODY: Final = frozenset[str]()
+_ADAPTERS_MAX: Final = 4096  # adapters whose failures are remembered at the same time
+_NO_REPLICAS: Final = frozenset[str]()
 
 
 @dataclass(slots=True)
 class _Circuit:
-    """Times are monotonic. ``opened`` counts how often in a row it has opened; 0 is closed."""
+    """Times are monotonic. ``opened`` counts how often the circuit has opened since it was last closed; 0 means
+    closed.
+    """
 
     replica: ReplicaStatus
     failures: int = 0
     opened: int = 0
-    blocked_until: float = 0.0  # nobody passes before
-    healthy: bool = True  # by its own word, since it opened
-    trial_until: float = 0.0  # one request is on its way
+    blocked_until: float = 0.0  # no request passes before this time
+    healthy: bool = True  # by the replica's own health check since the circuit opened
+    trial_until: float = 0.0  # until then a trial request is running, and no other passes
 
 
-class Breakers:
-    """Which replicas to leave alone. ``probe`` asks one for its health."""
+class CircuitBreakers:
+    """The circuits of all replicas, and which replicas to avoid for an adapter. ``probe`` runs one health check."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Breakers:
         self._adapters = AdapterFailures(adapters_max=_ADAPTERS_MAX)
 
     def allows(self, replica: ReplicaStatus) -> bool:
-        """Whether a request may be sent there. An engine that has started anew begins without a past."""
+        """Whether a request may be sent to a replica. An engine that has restarted begins with a closed circuit."""
         circuit = self._circuits.get(replica.id)
         if circuit is None or circuit.opened == 0:
             return True
@@ -64,21 +67,25 @@ class Breakers:
         now = time.monotonic()
         return circuit.healthy and now >= circuit.blocked_until and now >= circuit.trial_until
 
-    def began(self, replica: ReplicaStatus) -> None:
-        """A request is sent there: of a replica on trial nobody else tries it now."""
+    def started(self, replica: ReplicaStatus) -> None:
+        """Record that a request is being sent. With an open circuit it is the trial, and no other request passes
+        now.
+        """
         circuit = self._circuits.get(replica.id)
         if circuit is not None and circuit.opened:
             circuit.trial_until = time.monotonic() + self._trial_s
 
     def succeeded(self, replica: ReplicaStatus) -> None:
-        """It answered."""
+        """Record that the replica answered, and close its circuit."""
         circuit = self._circuits.pop(replica.id, None)
         if circuit is not None and circuit.opened:
-            _log.info("replica is used again", replica=replica.id)
+            _log.info("circuit closed", replica=replica.id)
         metrics.OPEN_CIRCUITS.set(self._open())
 
     def failed(self, replica: ReplicaStatus) -> None:
-        """It could not be reached, broke off, or stood still."""
+        """Record that the replica could not be reached, broke off or stalled, and open its circuit after enough
+        failures.
+        """
         circuit = self._circuits.get(replica.id)
         if circuit is None or circuit.replica.boot_id != replica.boot_id:
             circuit = self._circuits[replica.id] = _Circuit(replica)
@@ -87,31 +94,33 @@ class Breakers:
         if circuit.opened == 0 and circuit.failures < self._failures:
             return
         if circuit.opened and now < circuit.blocked_until:
-            return  # begun before it opened: known already
+            return  # the request began before the circuit opened: this failure is not new
         circuit.opened += 1
         pause_s = min(self._open_s * 2.0 ** (circuit.opened - 1), self._open_max_s)
         circuit.blocked_until, circuit.healthy, circuit.trial_until = now + pause_s, False, 0.0
         metrics.OPEN_CIRCUITS.set(self._open())
-        _log.warning("replica is left alone", replica=replica.id, failures=circuit.failures, pause_s=pause_s)
+        _log.warning("circuit opened", replica=replica.id, failures=circuit.failures, pause_s=pause_s)
 
-    def adapter_failed(self, replica: ReplicaStatus, adapter: str, *, spared_s: float) -> None:
-        """It could not bring an adapter in: for so long others are asked for that one."""
+    def adapter_failed(self, replica: ReplicaStatus, adapter: str, *, backoff_s: float) -> None:
+        """Record that a replica failed to load an adapter. For ``backoff_s``, other replicas are preferred for it."""
         now = time.monotonic()
-        if self._adapters.note(adapter, replica.id, now_s=now, until_s=now + spared_s):
-            _log.warning("replica is spared an adapter", replica=replica.id, adapter=adapter, spared_s=spared_s)
+        if self._adapters.record(adapter, replica.id, now_s=now, until_s=now + backoff_s):
+            _log.warning(
+                "adapter load failed; avoiding the replica", replica=replica.id, adapter=adapter, backoff_s=backoff_s
+            )
 
     def failed_by(self, adapter: str) -> frozenset[str]:
-        """Replicas that could not bring an adapter in lately."""
-        return self._adapters.of(adapter, now_s=time.monotonic())
+        """The replicas that recently failed to load an adapter."""
+        return self._adapters.failed_replicas(adapter, now_s=time.monotonic())
 
-    async def follow(self) -> None:
-        """Ask replicas for their health once their pause is over, for ever."""
+    async def run_forever(self) -> None:
+        """Check the health of replicas whose pause is over, again and again. Never returns."""
         while True:
             await asyncio.sleep(self._open_s / 5)
             await self.probe()
 
     async def probe(self) -> None:
-        """Ask those whose pause is over and who have not said that they are well. Never raises."""
+        """Check each replica whose pause is over and which has not passed a check since. Never raises."""
         now = time.monotonic()
         waiting = [each for each in self._circuits.values() if not each.healthy and now >= each.blocked_until]
         answers = await asyncio.gather(*(self._probe(circuit.replica) for circuit in waiting))
@@ -125,16 +134,17 @@ class Breakers:
 
 
 class AdapterFailures:
-    """Replicas by the adapters that they failed. Of more than ``adapters_max`` adapters, those that failed longest ago
-    are forgotten.
+    """Which replicas recently failed to load which adapter. Pure: times come in, in seconds of a monotonic clock. Of
+    more than ``adapters_max`` adapters, the ones that failed longest ago are dropped: that costs an attempt, and no
+    answer.
     """
 
     def __init__(self, *, adapters_max: int) -> None:
         self._adapters_max = adapters_max
-        self._until: dict[str, dict[str, float]] = {}  # by adapter, the one that failed last at the end, and replica
+        self._until: dict[str, dict[str, float]] = {}  # by adapter (last failure at the end), by replica
 
-    def note(self, adapter: str, replica_id: str, *, now_s: float, until_s: float) -> bool:
-        """A replica could not bring an adapter in. Whether that is news."""
+    def record(self, adapter: str, replica_id: str, *, now_s: float, until_s: float) -> bool:
+        """Record a failure, which counts until ``until_s``. True if this replica had none for the adapter."""
         known = self._until.pop(adapter, {})
         fresh = {name: until for name, until in known.items() if until > now_s}
         self._until[adapter] = {**fresh, replica_id: until_s}
@@ -142,11 +152,11 @@ class AdapterFailures:
             del self._until[next(iter(self._until))]
         return replica_id not in fresh
 
-    def of(self, adapter: str, *, now_s: float) -> frozenset[str]:
-        """The replicas that are not to be asked for an adapter while any other can be."""
+    def failed_replicas(self, adapter: str, *, now_s: float) -> frozenset[str]:
+        """The replicas to avoid for an adapter while another replica can serve it."""
         known = self._until.get(adapter)
         if known is None:
-            return _NOBODY
+            return _NO_REPLICAS
         found = frozenset(name for name, until in known.items() if until > now_s)
         if not found:
             del self._until[adapter]

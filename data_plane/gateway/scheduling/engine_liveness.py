@@ -1,7 +1,7 @@
-"""Signs of life of replicas on which whole answers are awaited: the counters of tokens that their agents publish.
+"""Detects stalled engines during non-streamed answers, from the token counters that the replicas' agents publish.
 
-A hung engine keeps its socket and may call itself healthy, but it counts no token any more. Fails open: while the
-counters cannot be read, replicas are taken to be well.
+A hung engine keeps its socket open and may report itself healthy, but its token counters stop. Fails open: while the
+counters cannot be read, no engine counts as stalled.
 """
 
 import asyncio
@@ -21,18 +21,20 @@ from core.contracts.replicas import ReplicaStatus
 _log = structlog.get_logger()
 
 
-class ReplicaSigns:
-    """When each watched engine was last seen to count. One that has no counters in Redis is never called silent."""
+class EngineLiveness:
+    """When the counters of each watched engine last changed. An engine without counters in Redis never counts as
+    stalled.
+    """
 
     def __init__(self, redis: Redis, *, poll_s: float) -> None:
         self._redis = redis
         self.poll_s = poll_s
         self._watchers: Counter[str] = Counter()
-        self._seen: dict[str, tuple[bytes | None, float]] = {}  # counters, and when they last changed
+        self._seen: dict[str, tuple[bytes | None, float]] = {}  # the counters, and when they last changed
 
     @contextlib.contextmanager
     def watch(self, replica: ReplicaStatus) -> Iterator[None]:
-        """Follow this engine's counters for as long as somebody waits for an answer of it."""
+        """Watch this engine's counters while the context is open."""
         name = f"{replica.id}/{replica.boot_id}"
         self._watchers[name] += 1
         try:
@@ -43,23 +45,23 @@ class ReplicaSigns:
                 del self._watchers[name]
                 self._seen.pop(name, None)
 
-    def silent_s(self, replica: ReplicaStatus) -> float:
-        """For how long a watched engine has not counted a token, as far as is known."""
+    def stalled_s(self, replica: ReplicaStatus) -> float:
+        """How long a watched engine has counted no token; 0 while that is unknown."""
         counters, changed_at = self._seen.get(f"{replica.id}/{replica.boot_id}", (None, 0.0))
         return 0.0 if counters is None else time.monotonic() - changed_at
 
-    async def follow(self) -> None:
-        """Read the watched counters again and again, for ever."""
+    async def run_forever(self) -> None:
+        """Read the watched counters every ``poll_s``. Never returns."""
         while True:
             await asyncio.sleep(self.poll_s)
             try:
                 await self.refresh()
             except (RedisError, OSError) as error:
                 self._seen.clear()
-                _log.warning("engines' counters cannot be read", error=repr(error))
+                _log.warning("engine counters unreadable", error=repr(error))
 
     async def refresh(self) -> None:
-        """Read them once. Raises redis.RedisError."""
+        """Read the watched counters once. Raises redis.RedisError."""
         names = list(self._watchers)
         if not names:
             return

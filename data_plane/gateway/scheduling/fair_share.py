@@ -19,7 +19,7 @@ _OWED_MAX_S: Final = 10.0  # what was taken beyond the share, or left, further b
 _MOST: Final = 1 << 40  # no honest count is larger, and a float holds it
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class PageClaim(msgspec.Struct, frozen=True, array_like=True):
     """One tenant at one gateway: the KV pages it has in work, and those that its requests still wait for."""
 
     weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
@@ -31,23 +31,23 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     def wanted(self) -> int:
         return self.held + self.waiting
 
-    def joined(self, other: "Claim") -> "Claim":
+    def joined(self, other: "PageClaim") -> "PageClaim":
         """Of one tenant at two gateways; while its plan changes, the better weight and tier count."""
-        return Claim(
+        return PageClaim(
             max(self.weight, other.weight), min(self.tier, other.tier), self.held + other.held,
             self.waiting + other.waiting,
         )  # fmt: skip
 
 
-class Backlog(msgspec.Struct, frozen=True, array_like=True):
+class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
     """What one gateway has in work and waiting on the replicas of a base model. ``rest`` are the tenants that are not
     named, by tier. ``rank_least`` is the smallest adapter rank of those who wait for pages; ``adapters`` are tags of
     the adapters in work on each replica; ``kept`` are replicas whose pages are kept for somebody overdue there, and
     whether tenants with less than their share leave them as well.
     """
 
-    tenants: dict[str, Claim] = {}
-    rest: dict[int, Claim] = {}
+    tenants: dict[str, PageClaim] = {}
+    rest: dict[int, PageClaim] = {}
     rank_least: int = 0
     adapters: dict[str, list[str]] = {}
     kept: dict[str, bool] = {}
@@ -64,7 +64,7 @@ class Backlog(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class BacklogBounds:
     """How much of it a gateway tells: so many tenants by name, and adapters in work on replicas."""
 
     tenants_max: int
@@ -84,30 +84,30 @@ class Division:
     rank_least: int = 0
     tier_least: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
-    elsewhere: Mapping[str, Claim] = field(default_factory=dict)
+    elsewhere: Mapping[str, PageClaim] = field(default_factory=dict)
 
 
-def named(claims: Mapping[str, Claim], tenants_max: int) -> tuple[dict[str, Claim], dict[int, Claim]]:
+def named(claims: Mapping[str, PageClaim], tenants_max: int) -> tuple[dict[str, PageClaim], dict[int, PageClaim]]:
     """The tenants that want most by name, and all others together, by tier: there as one of all their weights."""
     if len(claims) <= tenants_max:
         return dict(claims), {}
     most = heapq.nlargest(tenants_max, claims, key=lambda tenant_id: (claims[tenant_id].wanted, tenant_id))
-    rest: dict[int, Claim] = {}
+    rest: dict[int, PageClaim] = {}
     for tenant_id in claims.keys() - set(most):
         claim = claims[tenant_id]
-        others = rest.get(claim.tier, Claim(0, claim.tier, 0, 0))
-        rest[claim.tier] = Claim(
+        others = rest.get(claim.tier, PageClaim(0, claim.tier, 0, 0))
+        rest[claim.tier] = PageClaim(
             others.weight + claim.weight, claim.tier, others.held + claim.held, others.waiting + claim.waiting
         )
     return {tenant_id: claims[tenant_id] for tenant_id in most}, rest
 
 
-def elsewhere_on(replica_id: str, others: Iterable[Backlog]) -> frozenset[str]:
+def elsewhere_on(replica_id: str, others: Iterable[GatewayBacklog]) -> frozenset[str]:
     """Tags of the adapters that other gateways have in work on a replica."""
     return frozenset(tag for backlog in others for tag in backlog.adapters.get(replica_id, ()))
 
 
-def kept_by(others: Iterable[Backlog]) -> dict[bool, frozenset[str]]:
+def kept_by(others: Iterable[GatewayBacklog]) -> dict[bool, frozenset[str]]:
     """Replicas that other gateways keep for somebody: from those who have less than their share (True), and from all
     others.
     """
@@ -115,9 +115,9 @@ def kept_by(others: Iterable[Backlog]) -> dict[bool, frozenset[str]]:
     return {True: frozenset(name for name, from_all in kept if from_all), False: frozenset(name for name, _ in kept)}
 
 
-def levels(claims: Iterable[Claim], pages: float) -> dict[int, float]:
+def levels(claims: Iterable[PageClaim], pages: float) -> dict[int, float]:
     """Pages for each unit of weight, by tier; infinite where a tier gets all it wants. Worse tiers get what is left."""
-    by_tier: dict[int, list[Claim]] = {}
+    by_tier: dict[int, list[PageClaim]] = {}
     for claim in claims:
         if claim.wanted:
             by_tier.setdefault(claim.tier, []).append(claim)
@@ -136,7 +136,7 @@ def levels(claims: Iterable[Claim], pages: float) -> dict[int, float]:
     return found
 
 
-def divide(here: Backlog, others: Sequence[Backlog], pages: float) -> Division:
+def divide(here: GatewayBacklog, others: Sequence[GatewayBacklog], pages: float) -> Division:
     """The division as one gateway sees it: of so many pages, between its own tenants and those of the others."""
     elsewhere = _joined(others)
     everywhere = dict(elsewhere)
@@ -171,20 +171,20 @@ def divide(here: Backlog, others: Sequence[Backlog], pages: float) -> Division:
     )
 
 
-def _keyed(backlog: Backlog, number: int) -> dict[str, Claim]:
+def _keyed(backlog: GatewayBacklog, number: int) -> dict[str, PageClaim]:
     """All claims of one gateway; those of unnamed tenants under keys that are no tenant's and no other gateway's."""
     return backlog.tenants | {f"\0{number} {tier}": claim for tier, claim in backlog.rest.items()}
 
 
-def _joined(backlogs: Iterable[Backlog]) -> dict[str, Claim]:
-    found: dict[str, Claim] = {}
+def _joined(backlogs: Iterable[GatewayBacklog]) -> dict[str, PageClaim]:
+    found: dict[str, PageClaim] = {}
     for number, backlog in enumerate(backlogs, start=1):
         for tenant_id, claim in _keyed(backlog, number).items():
             found[tenant_id] = claim.joined(found[tenant_id]) if tenant_id in found else claim
     return found
 
 
-class Allotment:
+class GatewayShare:
     """One gateway's pages in one pool."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from core.adapter_names import digest_of
 from core.contracts.replicas import ReplicaStatus, Residency, Tier
 from core.rank_classes import fits
 from core.rendezvous_hash import draw
-from data_plane.gateway.scheduling.replica_load import Load, tag
+from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
 _NOBODY: Final = frozenset[str]()
 _ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
@@ -56,7 +56,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A live replica."""
 
     status: ReplicaStatus
-    load: Load
+    load: ReplicaLoad
     resident: Resident = NOTHING_RESIDENT
 
     @property

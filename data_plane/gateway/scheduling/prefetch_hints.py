@@ -1,6 +1,7 @@
-"""Tells replicas which adapters a key is likely to ask for, when it lists the models for the first time in a while.
+"""Sends replicas prefetch hints when a key lists its models for the first time in a while: the adapters that the key is
+likely to use next.
 
-Fire and forget: a hint that is lost, or one too many, changes only how fast the next request is.
+Fire and forget: a lost hint, or one too many, changes only how fast the next request is.
 """
 
 import asyncio
@@ -23,21 +24,24 @@ _log = structlog.get_logger()
 
 
 class ListingHints:
-    """Remembers at most ``keys_max`` keys for ``again_s`` each, and has at most ``sending_max`` hints on their way."""
+    """Sends hints once per key and ``interval_s``. It remembers at most ``keys_max`` keys, and sends the hints of at
+    most ``sending_max`` lists at the same time.
+    """
 
-    def __init__(self, redis: Redis, *, again_s: float, keys_max: int, adapters_max: int, sending_max: int) -> None:
+    def __init__(self, redis: Redis, *, interval_s: float, keys_max: int, adapters_max: int, sending_max: int) -> None:
         self._redis = redis
-        self._again_s = again_s
+        self._interval_s = interval_s
         self._keys_max = keys_max
         self._adapters_max = adapters_max
         self._sending_max = sending_max
         self._listed_at: OrderedDict[str, float] = OrderedDict()  # by key id, the longest ago first
         self._sending: set[asyncio.Task[None]] = set()
 
-    def note(self, tables: Tables, tenant_id: str, key_id: str) -> None:
-        """A key has listed the models. Returns at once."""
+    def record(self, tables: Tables, tenant_id: str, key_id: str) -> None:
+        """Record that a key has listed its models, and send hints in the background. Returns at once."""
         now = time.monotonic()
-        if now - self._listed_at.get(key_id, -self._again_s) < self._again_s or len(self._sending) >= self._sending_max:
+        is_recent = now - self._listed_at.get(key_id, -self._interval_s) < self._interval_s
+        if is_recent or len(self._sending) >= self._sending_max:
             return
         self._listed_at[key_id] = now
         self._listed_at.move_to_end(key_id)
@@ -61,11 +65,11 @@ class ListingHints:
                 await pipe.execute()
             metrics.LISTING_HINTS.inc(len(hints))
         except (RedisError, OSError) as error:
-            _log.info("hints of a listing were not sent", error=repr(error))
+            _log.info("prefetch hints not sent", error=repr(error))
 
 
 def hints_of(tables: Tables, tenant_id: str, *, adapters_max: int) -> list[PrefetchHint]:
-    """What the tenant's names would be served by now; the ``adapters_max`` adapters made last."""
+    """Hints for the revisions that serve the tenant's adapter names now, for the ``adapters_max`` newest adapters."""
     routes = sorted(
         tables.adapters.get(tenant_id, {}).values(), key=lambda route: (route.created_at_ms, route.name), reverse=True
     )

@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 
-from data_plane.gateway.scheduling.fair_share import Claim
+from data_plane.gateway.scheduling.fair_share import PageClaim
 
 
 def tag(engine_name: str) -> str:
@@ -15,7 +15,7 @@ def tag(engine_name: str) -> str:
     return f"{zlib.crc32(engine_name.encode()):08x}"
 
 
-class Load:
+class ReplicaLoad:
     """One replica's. ``held_pages`` are all gateways' holds as Redis last said; ``asked_pages`` are what this process
     is asking Redis for now. ``adapters`` counts running requests by engine name, and ``in_work`` the adapters of all
     gateways: placement asks that of every replica for each request.
@@ -83,8 +83,8 @@ class Shares:
 
     def __init__(self) -> None:
         self.total = 0
-        self._held: dict[str, Claim] = {}
-        self._elsewhere: Mapping[str, Claim] = {}
+        self._held: dict[str, PageClaim] = {}
+        self._elsewhere: Mapping[str, PageClaim] = {}
         self._weights = 0  # of all who are at work, here or elsewhere
 
     def add(self, tenant_id: str, weight: int, tier: int, pages: int) -> None:
@@ -95,16 +95,16 @@ class Shares:
         self.total += held - before
         self._weights -= self._weight(tenant_id)
         if held:
-            self._held[tenant_id] = Claim(weight, tier, held, 0)
+            self._held[tenant_id] = PageClaim(weight, tier, held, 0)
         elif claim is not None:
             del self._held[tenant_id]
         self._weights += self._weight(tenant_id)
 
-    def claims(self) -> dict[str, Claim]:
+    def claims(self) -> dict[str, PageClaim]:
         """What each tenant has in work here."""
         return dict(self._held)
 
-    def hear(self, elsewhere: Mapping[str, Claim]) -> None:
+    def hear(self, elsewhere: Mapping[str, PageClaim]) -> None:
         """What tenants have in work at other gateways."""
         self._elsewhere = elsewhere
         at_work = self._held.keys() | {tenant_id for tenant_id, claim in elsewhere.items() if claim.held}
@@ -142,7 +142,7 @@ class Occupancy:
 
     def __init__(
         self,
-        load: Load,
+        load: ReplicaLoad,
         shares: Shares,
         *,
         tenant_id: str,
@@ -157,7 +157,7 @@ class Occupancy:
         self._shares = shares
         self._tenant = tenant_id, weight, tier
         shares.add(*self._tenant, pages)
-        self._load: Load | None = load
+        self._load: ReplicaLoad | None = load
         self._prompt_tokens = prompt_tokens
         self._asking = True
         load.asked_pages += pages
@@ -208,7 +208,7 @@ class Occupancy:
             self._load.held_pages = max(0, self._load.held_pages - self.pages)
         self.leave()
 
-    def _stop_asking(self, load: Load) -> None:
+    def _stop_asking(self, load: ReplicaLoad) -> None:
         if self._asking:
             self._asking = False
             load.asked_pages -= self.pages

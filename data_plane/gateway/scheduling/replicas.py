@@ -19,9 +19,9 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.contracts.replicas import ReplicaStatus, Residency
 from core.kv_pages import PAGE_TOKENS
-from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import NOTHING_RESIDENT, Candidate, Resident
-from data_plane.gateway.scheduling.replica_load import Load
+from data_plane.gateway.scheduling.replica_load import ReplicaLoad
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(ReplicaStatus)
@@ -30,36 +30,36 @@ _HELD_AT_ONCE_MAX = 32
 _Seen = tuple[str, int]  # boot id and residency version
 
 
-def nobody(_adapter: str) -> frozenset[str]:
+def no_replicas(_adapter: str) -> frozenset[str]:
     """No replica has failed any adapter."""
     return frozenset()
 
 
 class Replicas:
-    """The live replicas, refreshed by ``follow``."""
+    """The live replicas, refreshed by ``run_forever``."""
 
     def __init__(
         self,
         redis: Redis,
-        neighbours: Neighbours,
+        peers: GatewayPeers,
         *,
         poll_ms: int,
         stale_s: float,
         allows: Callable[[ReplicaStatus], bool],
-        failed_by: Callable[[str], frozenset[str]] = nobody,
+        failed_by: Callable[[str], frozenset[str]] = no_replicas,
     ) -> None:
         """``allows`` says whether requests may be sent to a replica, ``failed_by`` which could not bring an adapter in
         lately.
         """
         self._redis = redis
-        self.neighbours = neighbours
+        self.peers = peers
         self._allows = allows
         self.failed_by = failed_by
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._statuses: dict[str, ReplicaStatus] = {}
-        self._beaten_at: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
-        self._loads: dict[str, Load] = {}
+        self._heartbeats: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
+        self._loads: dict[str, ReplicaLoad] = {}
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
         self._pools: dict[str, list[Candidate]] = {}  # by base model
         self._pages_total: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Replicas:
         return [
             candidate
             for candidate in self.pool(base_model)
-            if self._beaten_at[candidate.status.id][1] >= oldest and self._allows(candidate.status)
+            if self._heartbeats[candidate.status.id][1] >= oldest and self._allows(candidate.status)
         ]
 
     def pool(self, base_model: str) -> Sequence[Candidate]:
@@ -93,7 +93,7 @@ class Replicas:
         """Call it whenever the list has been read again, for as long as this process lives."""
         self._on_refresh.append(listener)
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Read the heartbeats again and again, for ever."""
         while True:
             try:
@@ -103,7 +103,7 @@ class Replicas:
                 if self.reachable:
                     _log.warning("replicas cannot be read; the last list holds for now", error=repr(error))
                 self.reachable = False
-                self.neighbours.miss(self._pools)
+                self.peers.expire(self._pools)
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
@@ -122,16 +122,16 @@ class Replicas:
                 _log.error("a replica's status cannot be read", replica=name, error=str(error))
                 continue
             statuses[status.id] = status
-            if self._beaten_at.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
-                self._beaten_at[status.id] = (status.heartbeat_ms, time.monotonic())
+            if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
+                self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
         self._statuses, self._read_at = statuses, time.monotonic()
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
-                _hear_held(name, self._loads.setdefault(name, Load()), pages)
+                _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)
         await self._refresh_residency()
-        # From here on nobody else runs: the pools and what is known of their replicas change together.
+        # From here on no_replicas else runs: the pools and what is known of their replicas change together.
         known: dict[str, Any]
-        for known in (self._beaten_at, self._loads, self._resident):
+        for known in (self._heartbeats, self._loads, self._resident):
             for gone in known.keys() - statuses.keys():
                 del known[gone]
         self._pools = {}
@@ -156,26 +156,26 @@ class Replicas:
         pool = self._pools.get(base_model, [])
         some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
         async with self._redis.pipeline(transaction=False) as pipe:
-            asked = self.neighbours.ask(pipe, (base_model,))
+            asked = self.peers.add_exchange(pipe, (base_model,))
             for candidate in some:
                 pipe.hget(redis_keys.replica_held_pages(candidate.status.id), "total")
             found = await pipe.execute()
         for candidate, held in zip(some, found[asked.commands :], strict=True):
-            _hear_held(candidate.status.id, candidate.load, held)
-        self.neighbours.hear(asked, found[: asked.commands])
+            _apply_held(candidate.status.id, candidate.load, held)
+        self.peers.apply(asked, found[: asked.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
         """Heartbeats and held pages as Redis has them, in the order of the ids; and what other gateways tell."""
         async with self._redis.pipeline(transaction=False) as pipe:
-            self.neighbours.ask_who(pipe)
-            asked = self.neighbours.ask(pipe, self._pools)
+            self.peers.add_peers_query(pipe)
+            asked = self.peers.add_exchange(pipe, self._pools)
             for name in ids:
                 pipe.get(redis_keys.replica(name))
             for name in ids:
                 pipe.hget(redis_keys.replica_held_pages(name), "total")
             who, *found = await pipe.execute()
-        self.neighbours.hear_who(who)
-        self.neighbours.hear(asked, found[: asked.commands])
+        self.peers.apply_peers(who)
+        self.peers.apply(asked, found[: asked.commands])
         found = found[asked.commands :]
         return found[: len(ids)], found[len(ids) :]
 
@@ -205,7 +205,7 @@ class Replicas:
         return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
 
 
-def _hear_held(replica_id: str, load: Load, said: Any) -> None:
+def _apply_held(replica_id: str, load: ReplicaLoad, said: Any) -> None:
     """What Redis says of its held pages; what is no number is not believed, and the last that was holds."""
     try:
         load.held_pages = int(said or 0)

@@ -39,7 +39,7 @@ class Checkpoints:
         self._tokens = tokens
         self._renewal_s = renewal_s
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Write what is due again and again, for ever."""
         reachable = True
         while True:

@@ -165,7 +165,7 @@ class Journal:
         """Whether the next process will find it, should this one die."""
         return request_id in self._where
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Write what comes, for ever; marks of what is done wait longer for company."""
         while True:
             try:

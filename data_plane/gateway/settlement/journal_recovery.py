@@ -28,7 +28,7 @@ class Takeover:
         self._settler = settler
         self._every_s = every_s
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Look again and again, for ever."""
         while True:
             try:

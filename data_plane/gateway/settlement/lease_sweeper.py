@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 _log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ class Sweeper:
     """
 
     def __init__(
-        self, line: RedisLine, reservations: Reservations, *, every_s: float, tenants_max: int, grace_s: float
+        self, line: RedisConnection, reservations: Reservations, *, every_s: float, tenants_max: int, grace_s: float
     ) -> None:
         self._line = line
         self._reservations = reservations
@@ -32,7 +32,7 @@ class Sweeper:
         self._tenants_max = tenants_max
         self._grace_s = grace_s
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Sweep again and again, for ever."""
         not_before, connection = time.monotonic() + self._grace_s, self._line.connection
         while True:

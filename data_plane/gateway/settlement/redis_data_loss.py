@@ -6,7 +6,7 @@ Fails open: while Redis does not answer, nothing is known, and who asks asks aga
 from redis.exceptions import RedisError
 
 from core import redis_keys
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class RedisMemory:
@@ -14,7 +14,7 @@ class RedisMemory:
     outlives the last look.
     """
 
-    def __init__(self, line: RedisLine, gateway_id: str, *, kept_s: int) -> None:
+    def __init__(self, line: RedisConnection, gateway_id: str, *, kept_s: int) -> None:
         self._line = line
         self._key = redis_keys.gateway_mark(gateway_id)
         self._kept_s = kept_s

@@ -6,7 +6,7 @@ from core import kv_pages
 from core.contracts.usage import Outcome, UsageEvent
 from data_plane.gateway import metrics
 from data_plane.gateway.api.model_catalog import Target
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.state.authenticate import Caller
 
 
@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
 
 
-def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> UsageEvent:
+def usage_event(caller: Caller, target: Target, run: Run, counts: TokenCounts) -> UsageEvent:
     """What is billed. A sequence's pages are counted at its longest, for as long as the request was on the replica. An
     estimate says that the whole prompt was cached until it is known, since none may cost more than the request.
     """
@@ -61,7 +61,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: Counts) -> Usa
     )
 
 
-def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: Counts) -> None:
+def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCounts) -> None:
     """Count the event in the metrics, and whether the engine counted the prompt as we did."""
     metrics.OUTCOMES.labels(event.outcome).inc()
     metrics.TOKENS.labels("input").inc(event.input_tokens)

@@ -16,7 +16,7 @@ from data_plane.gateway.settlement.redis_data_loss import RedisMemory
 from data_plane.gateway.settlement.replay_buffer import Kept
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class Durability:
@@ -25,7 +25,7 @@ class Durability:
     def __init__(
         self,
         settings: GatewaySettings,
-        line: RedisLine,
+        line: RedisConnection,
         reservations: Reservations,
         clock: RedisClock,
         gateway_id: str,
@@ -69,10 +69,10 @@ class Durability:
         """Open the journal; what is returned is to run, by name, until ``close``."""
         self._journal.open()
         return {
-            "journal": self._journal.follow(),
-            "takeover": self._takeover.follow(),
-            "checkpoints": self._checkpoints.follow(),
-            "sweeper": self._sweeper.follow(),
+            "journal": self._journal.run_forever(),
+            "takeover": self._takeover.run_forever(),
+            "checkpoints": self._checkpoints.run_forever(),
+            "sweeper": self._sweeper.run_forever(),
             "backlog": self.settler.follow_backlog(),
         }
 

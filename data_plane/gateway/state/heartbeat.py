@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 _FORGOTTEN_MS: Final = 86_400_000
 
 
-class Beat:
+class Heartbeat:
     """The heartbeat of one process, and whether it is young enough to serve by.
 
     A status stands in Redis for ``lease_s``, and this process serves for that long after it began to write it. One that
@@ -49,7 +49,7 @@ class Beat:
         """Whether requests may be decided now."""
         return time.monotonic() < self._serves_until
 
-    def check(self) -> None:
+    def require_current(self) -> None:
         """Raises Unavailable where nothing may be served now."""
         if not self.current:
             raise Unavailable(
@@ -58,13 +58,13 @@ class Beat:
                 retry_after_s=1,
             )
 
-    async def follow(self) -> None:
-        """Beat again and again, for ever."""
+    async def run_forever(self) -> None:
+        """Heartbeat again and again, for ever."""
         reachable = True
         while True:
             self._snapshot.advanced.clear()
             try:
-                await self.beat()
+                await self.write()
                 reachable = True
             except (RedisError, OSError) as error:
                 if reachable:
@@ -75,7 +75,7 @@ class Beat:
                 async with asyncio.timeout(self._period_s):
                     await self._snapshot.advanced.wait()
 
-    async def beat(self) -> None:
+    async def write(self) -> None:
         """Write the status once, and hear what time it is. Raises redis.RedisError."""
         began, snapshot = time.monotonic(), self._snapshot
         # A connection that hangs must not outlast the lease: the next attempt takes another.

@@ -13,14 +13,14 @@ from typing import Any, Final, cast
 
 import hiredis
 from redis.asyncio.connection import parse_url
-from redis.exceptions import ConnectionError as LineLost
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError, ResponseError
 
 Argument = str | bytes | int
 _LOOK_S: Final = 0.005  # between looks for whom Redis has not answered in time
 
 
-class RedisLine:
+class RedisConnection:
     """Commands over one connection, opened when first needed."""
 
     def __init__(self, url: str, *, connect_s: float, stalled_s: float, pending_max: int) -> None:
@@ -43,7 +43,7 @@ class RedisLine:
                 wire = await self._open()
         if len(wire.pending) >= self._pending_max or wire.waits_s() > self._stalled_s:
             wire.close()
-            raise LineLost("Redis does not answer")
+            raise ConnectionLost("Redis does not answer")
         return await wire.send(command, due)
 
     @property
@@ -69,7 +69,7 @@ class RedisLine:
                     )
                     await self._greet(wire)
             except OSError as error:  # TimeoutError is one
-                raise LineLost(f"Redis cannot be reached: {error!r}") from error
+                raise ConnectionLost(f"Redis cannot be reached: {error!r}") from error
             self._wire = wire
             self._connections += 1
             return wire
@@ -103,7 +103,7 @@ class _Wire(asyncio.Protocol):
         """Write a command; the future has its reply."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost or self._transport is None:
-            future.set_exception(LineLost("the line to Redis is lost"))
+            future.set_exception(ConnectionLost("the line to Redis is lost"))
             return future
         self.pending.append((future, time.monotonic(), due))
         if due < math.inf and not self._looking:
@@ -159,4 +159,4 @@ class _Wire(asyncio.Protocol):
         while self.pending:
             future, *_ = self.pending.popleft()
             if not future.done():
-                future.set_exception(LineLost(f"the line to Redis is lost: {exc!r}"))
+                future.set_exception(ConnectionLost(f"the line to Redis is lost: {exc!r}"))

@@ -86,7 +86,7 @@ class Snapshot:
         self.tables: Tables | None = None
         self.advanced = asyncio.Event()
 
-    async def follow(self) -> None:
+    async def run_forever(self) -> None:
         """Load and keep current, for ever. Redis going away is logged once and waited out."""
         reachable = True
         while True:

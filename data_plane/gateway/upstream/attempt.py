@@ -19,11 +19,11 @@ from data_plane.gateway import metrics
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.sse import StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.connection import Answer
-from data_plane.gateway.upstream.engine_client import Asked, ReplicaFailed, Upstream
+from data_plane.gateway.upstream.connection import EngineResponse
+from data_plane.gateway.upstream.engine_client import EngineClient, EngineRequest, ReplicaFailed
 
 _log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class Relayed(msgspec.Struct, frozen=True):
     """
 
     outcome: Outcome
-    counts: Counts
+    counts: TokenCounts
     ending: bytes = b""
     error: AppError | None = None
     load: AdapterLoad | None = None
@@ -62,14 +62,14 @@ class Relayed(msgspec.Struct, frozen=True):
 class Exchange(ABC):
     """What streamed and whole answers share: the race between the engine, the caller and the clock."""
 
-    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+    def __init__(self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
         self._upstream = upstream
         self._limits = limits
         self._client = client
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
-        self._asked: Asked | None = None
+        self._asked: EngineRequest | None = None
         self._gone = self._ending = False
         self._writing = False
         self.cut: AppError | None = None  # why it was ended from outside
@@ -145,7 +145,7 @@ class Exchange(ABC):
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
         return Relayed(outcome, counts, error=late)
 
-    async def _abort(self, asked: Asked) -> None:
+    async def _abort(self, asked: EngineRequest) -> None:
         aborting = asyncio.create_task(self._abort_repeatedly())
         try:
             async with asyncio.timeout(self._limits.abort_s):
@@ -176,15 +176,15 @@ class Exchange(ABC):
         """What the engine's door has said of the adapter."""
 
     @abstractmethod
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         """What the engine has counted so far."""
 
     @abstractmethod
-    async def _exchange(self, answer: Answer) -> Relayed:
+    async def _exchange(self, answer: EngineResponse) -> Relayed:
         """Relay the answer, all but its end."""
 
     @abstractmethod
-    async def _read_to_end(self, answer: Answer) -> None:
+    async def _read_to_end(self, answer: EngineResponse) -> None:
         """Read what is left, for its counts only."""
 
 

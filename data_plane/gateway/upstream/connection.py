@@ -15,10 +15,10 @@ class EngineLost(ConnectionError):
     """The connection to an engine broke, or what came was not an HTTP answer."""
 
 
-class Answer:
+class EngineResponse:
     """An answer whose head has come. Read it to its end, or close it."""
 
-    def __init__(self, line: "Line", status: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, line: "EngineConnection", status: int, headers: Mapping[str, str]) -> None:
         self.status = status
         self.headers = headers  # names in lower case
         self._line = line
@@ -57,26 +57,26 @@ class Answer:
         self._line.leave(self)
 
 
-class Lines(Protocol):
+class ConnectionOwner(Protocol):
     """Who has the connections, and is told what becomes of them."""
 
     head_max_bytes: int
     unread_max_bytes: int
 
-    def opened(self, line: "Line") -> None:
+    def opened(self, line: "EngineConnection") -> None:
         """A connection has been made."""
 
-    def give_back(self, line: "Line") -> None:
+    def give_back(self, line: "EngineConnection") -> None:
         """A connection waits for its next request."""
 
-    def ended(self, line: "Line") -> None:
+    def ended(self, line: "EngineConnection") -> None:
         """A connection is no more."""
 
 
-class Line(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """One connection. It parses, and wakes whoever waits for its answer."""
 
-    def __init__(self, lines: Lines, origin: str, host: str) -> None:
+    def __init__(self, lines: ConnectionOwner, origin: str, host: str) -> None:
         self.origin = origin
         self.host = host
         self.idle_since = 0.0
@@ -88,7 +88,7 @@ class Line(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[bool] | None = None
         self._into: Callable[[bytes], bool] | None = None
-        self._answer: Answer | None = None
+        self._answer: EngineResponse | None = None
         self._headers: dict[str, str] = {}
         self._kept_bytes = 0  # by the parser, since the last of a body: of a head, or of what follows a body
         self._unread: list[bytes] = []
@@ -103,7 +103,7 @@ class Line(asyncio.Protocol):
         self.whole, self._answer, self._headers, self._kept_bytes = False, None, {}, 0
         self._transport.write(request)
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> EngineResponse:
         """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises EngineLost."""
         while (answer := self._answer) is None:
             await self.more()
@@ -133,7 +133,7 @@ class Line(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def leave(self, answer: Answer) -> None:
+    def leave(self, answer: EngineResponse) -> None:
         """Whoever had this answer does not want it any more."""
         if answer is not self._answer:
             return
@@ -204,7 +204,7 @@ class Line(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200:
-            self._answer, self._kept_bytes = Answer(self, status, self._headers), 0
+            self._answer, self._kept_bytes = EngineResponse(self, status, self._headers), 0
         else:
             self._headers = {}  # of a word in between
 

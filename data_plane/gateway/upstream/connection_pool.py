@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from data_plane.gateway.upstream.connection import Answer, Line
+from data_plane.gateway.upstream.connection import EngineConnection, EngineResponse
 
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Failures to connect that say nothing of the engine."""
 
 
-class LinesExhausted(ConnectionError):
+class ConnectionsExhausted(ConnectionError):
     """There is no connection left on our side. No engine is to blame."""
 
 
-class EngineLines:
+class ConnectionPool:
     """Connections to all engines. ``connections_max`` bounds those that are open, idle ones included; ``spare`` more
     are for what must get through even then. An engine waits while ``unread_max_bytes`` of its answer are untaken.
     """
@@ -41,16 +41,16 @@ class EngineLines:
         self._keepalive_s = keepalive_s
         self._connections_max = connections_max
         self._spare = spare
-        self._idle: dict[str, dict[Line, None]] = {}  # by origin; in order, the one that was used last at the end
-        self._open: set[Line] = set()
+        self._idle: dict[str, dict[EngineConnection, None]] = {}  # by origin, the last used at the end
+        self._open: set[EngineConnection] = set()
         self._connecting = 0
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def request(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
-    ) -> Answer:
+    ) -> EngineResponse:
         """Send a request; its answer's head has come when this returns. Raises OSError, of which EngineLost and
-        LinesExhausted are some. ``spare`` says that it may take one of the spare connections.
+        ConnectionsExhausted are some. ``spare`` says that it may take one of the spare connections.
         """
         line = await self.ask(method, origin, path, headers, body, spare=spare)
         try:
@@ -61,7 +61,7 @@ class EngineLines:
 
     async def ask(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
-    ) -> Line:
+    ) -> EngineConnection:
         """Send a request, and return the connection on which the answer comes: close it in the end. Raises OSError."""
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         assert fields.count("\n") == len(headers), "what we send in headers is our own, and has no line ends"
@@ -77,7 +77,7 @@ class EngineLines:
         for line in list(self._open):
             line.drop()
 
-    def _take(self, origin: str) -> Line | None:
+    def _take(self, origin: str) -> EngineConnection | None:
         oldest = time.monotonic() - self._keepalive_s
         while idle := self._idle.get(origin):
             line, _ = idle.popitem()
@@ -88,23 +88,23 @@ class EngineLines:
             line.drop()
         return None
 
-    async def _connect(self, origin: str, connections_max: int) -> Line:
+    async def _connect(self, origin: str, connections_max: int) -> EngineConnection:
         if len(self._open) + self._connecting >= connections_max and not self._drop_idle():
-            raise LinesExhausted(f"{connections_max} connections to engines are open")
+            raise ConnectionsExhausted(f"{connections_max} connections to engines are open")
         url = urlsplit(origin)
         tls = url.scheme == "https"
         self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_s):
                 _, line = await asyncio.get_running_loop().create_connection(
-                    lambda: Line(self, origin, url.netloc),
+                    lambda: EngineConnection(self, origin, url.netloc),
                     url.hostname or "",
                     url.port or (443 if tls else 80),
                     ssl=True if tls else None,
                 )
         except OSError as error:
             if error.errno in _OURS:
-                raise LinesExhausted(f"this machine has no connection left: {error}") from error
+                raise ConnectionsExhausted(f"this machine has no connection left: {error}") from error
             raise
         finally:
             self._connecting -= 1
@@ -117,11 +117,11 @@ class EngineLines:
             line.drop()
         return line is not None
 
-    def opened(self, line: Line) -> None:
+    def opened(self, line: EngineConnection) -> None:
         """A connection has been made."""
         self._open.add(line)
 
-    def ended(self, line: Line) -> None:
+    def ended(self, line: EngineConnection) -> None:
         """A connection is no more."""
         self._open.discard(line)
         if (idle := self._idle.get(line.origin)) is not None:
@@ -129,7 +129,7 @@ class EngineLines:
             if not idle:
                 del self._idle[line.origin]
 
-    def give_back(self, line: Line) -> None:
+    def give_back(self, line: EngineConnection) -> None:
         """A connection waits for its next request."""
         self._idle.setdefault(line.origin, {})[line] = None
         if self._sweeping is None:  # an engine that hangs closes none by itself

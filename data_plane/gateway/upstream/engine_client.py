@@ -13,8 +13,8 @@ import structlog
 from core.contracts.replicas import ReplicaStatus
 from core.errors import AppError, BadGateway, InvalidRequest, Unavailable
 from data_plane.gateway.api.openai_request import ENGINE_PATHS, ID_PREFIXES, Kind
-from data_plane.gateway.upstream.connection import Answer, EngineLost, Line
-from data_plane.gateway.upstream.connection_pool import EngineLines, LinesExhausted
+from data_plane.gateway.upstream.connection import EngineConnection, EngineLost, EngineResponse
+from data_plane.gateway.upstream.connection_pool import ConnectionPool, ConnectionsExhausted
 
 _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
@@ -55,7 +55,7 @@ class AdapterUnavailable(ReplicaFailed):
     status: ClassVar[int] = Unavailable.status
 
 
-class AdapterLoading(Unavailable):
+class AdapterLoadPending(Unavailable):
     """The adapter is on its way into a replica, and had not come when the engine's patience ended. Asking another
     replica would only begin the same again there.
     """
@@ -74,7 +74,7 @@ class LocalShortage(Unavailable):
     default_code = "overloaded"
 
 
-class Upstream:
+class EngineClient:
     """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Upstream:
         head_max_bytes: int,
         unread_max_bytes: int,
     ) -> None:
-        self._lines = EngineLines(
+        self._lines = ConnectionPool(
             connect_s=connect_s,
             keepalive_s=keepalive_s,
             connections_max=connections_max,
@@ -107,7 +107,7 @@ class Upstream:
 
     async def ask(
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
-    ) -> "Asked":
+    ) -> "EngineRequest":
         """Send a request. ``adapter`` is the engine name that must be made resident first, in turn with other tenants'
         adapters. Raises ReplicaFailed or LocalShortage.
         """
@@ -119,8 +119,8 @@ class Upstream:
         if adapter is not None:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
-            return Asked(await self._lines.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
-        except LinesExhausted as error:
+            return EngineRequest(await self._lines.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
+        except ConnectionsExhausted as error:
             _log.warning("no connection is left", error=str(error))
             raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
         except OSError as error:
@@ -163,17 +163,17 @@ class Upstream:
             return False
 
 
-class Asked:
+class EngineRequest:
     """A request that an engine has been sent. Close it in the end."""
 
-    def __init__(self, line: Line, replica: ReplicaStatus) -> None:
-        self._line: Line | None = line
-        self._answer: Answer | None = None
+    def __init__(self, line: EngineConnection, replica: ReplicaStatus) -> None:
+        self._line: EngineConnection | None = line
+        self._answer: EngineResponse | None = None
         self._replica = replica
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> EngineResponse:
         """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises ReplicaFailed
-        (AdapterUnavailable where the door says why), AdapterLoading or InvalidRequest.
+        (AdapterUnavailable where the door says why), AdapterLoadPending or InvalidRequest.
         """
         if self._line is None:
             raise ReplicaFailed("The replica refused the request.")
@@ -205,12 +205,12 @@ def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
     return ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).")
 
 
-def _refusal(replica: ReplicaStatus, answer: Answer, raw: bytes) -> AppError:
+def _refusal(replica: ReplicaStatus, answer: EngineResponse, raw: bytes) -> AppError:
     """What a status other than 200 means."""
     said = raw[:500].decode(errors="replace")
     told = _error(raw)
     if answer.status == 503 and told.code == "adapter_loading":
-        return AdapterLoading(_seconds(answer.headers), _bounded(told.eta_s))
+        return AdapterLoadPending(_seconds(answer.headers), _bounded(told.eta_s))
     _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
     if answer.status == 503 and told.code in _CANNOT:
         return AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))

@@ -6,11 +6,11 @@ import msgspec
 
 from core.errors import AppError
 from data_plane.gateway.api.client_connection import Client
-from data_plane.gateway.scheduling.circuit_breaker import Breakers
-from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
+from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
-from data_plane.gateway.upstream.engine_client import LocalShortage, ReplicaFailed, Upstream
+from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
 from data_plane.gateway.upstream.streaming_attempt import StreamExchange
 from data_plane.gateway.upstream.unary_attempt import WholeExchange
 
@@ -42,9 +42,9 @@ class Relay:
 
     def __init__(
         self,
-        upstream: Upstream,
-        breakers: Breakers,
-        signs: ReplicaSigns,
+        upstream: EngineClient,
+        breakers: CircuitBreakers,
+        signs: EngineLiveness,
         retries: RetryBudget,
         limits: GatewaySettings,
     ) -> None:
@@ -62,7 +62,7 @@ class Relay:
         else:
             relaying = WholeExchange(self._upstream, self._limits, client, attempt, self._signs)
         attempt.on_open(relaying)
-        self._breakers.began(attempt.replica)
+        self._breakers.started(attempt.replica)
         try:
             relayed = await relaying.run(lambda: self._breakers.failed(attempt.replica))
         except LocalShortage:
@@ -70,8 +70,8 @@ class Relay:
         except AppError as error:
             about_adapter = isinstance(error, ReplicaFailed) and error.about_adapter
             if about_adapter and attempt.adapter is not None:
-                spared_s = self._limits.adapter_failure_backoff_s
-                self._breakers.adapter_failed(attempt.replica, attempt.adapter, spared_s=spared_s)
+                backoff_s = self._limits.adapter_failure_backoff_s
+                self._breakers.adapter_failed(attempt.replica, attempt.adapter, backoff_s=backoff_s)
             if not relaying.stood_still:
                 self._report(attempt, failed=isinstance(error, ReplicaFailed) and not about_adapter)
             raise

@@ -3,12 +3,12 @@
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import DONE, Rewriter, StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
-from data_plane.gateway.upstream.connection import Answer
-from data_plane.gateway.upstream.engine_client import Upstream
+from data_plane.gateway.upstream.connection import EngineResponse
+from data_plane.gateway.upstream.engine_client import EngineClient
 
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -20,7 +20,7 @@ _STREAM_HEADERS: Headers = [
 class StreamExchange(Exchange):
     """A streamed answer."""
 
-    def __init__(self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+    def __init__(self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
         super().__init__(upstream, limits, client, attempt)
         call = attempt.call
         self._rewriter = Rewriter(
@@ -41,10 +41,10 @@ class StreamExchange(Exchange):
     def load(self) -> AdapterLoad | None:
         return self._rewriter.load
 
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         return self._rewriter.counts()
 
-    async def _exchange(self, answer: Answer) -> Relayed:
+    async def _exchange(self, answer: EngineResponse) -> Relayed:
         while not await answer.pour(self._take):
             self._writing = True
             await self._client.drained()
@@ -79,7 +79,7 @@ class StreamExchange(Exchange):
             self._guard.reschedule(min(now + 1.1 * patience_s, self._attempt.deadline))
             self._due = now + 0.1 * patience_s
 
-    async def _read_to_end(self, answer: Answer) -> None:
+    async def _read_to_end(self, answer: EngineResponse) -> None:
         self._rewriter.aborting = True
         while data := await answer.some():
             self._rewriter.feed(data)

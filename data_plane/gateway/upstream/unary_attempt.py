@@ -14,12 +14,12 @@ from data_plane.gateway.api import openai_response
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
-from data_plane.gateway.scheduling.engine_liveness import ReplicaSigns
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
-from data_plane.gateway.upstream.connection import Answer
-from data_plane.gateway.upstream.engine_client import Upstream
+from data_plane.gateway.upstream.connection import EngineResponse
+from data_plane.gateway.upstream.engine_client import EngineClient
 
 _TAIL_BYTES: Final = 4096
 """Of an answer that is too large, what is kept to find its usage in: vLLM 0.32 writes it behind all choices."""
@@ -31,14 +31,14 @@ class WholeExchange(Exchange):
     """An answer in one piece."""
 
     def __init__(
-        self, upstream: Upstream, limits: GatewaySettings, client: Client, attempt: Attempt, signs: ReplicaSigns
+        self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt, signs: EngineLiveness
     ) -> None:
         super().__init__(upstream, limits, client, attempt)
         self._signs = signs
         self._raw = bytearray()
         self._too_large = False
-        self._answer: openai_response.Answer | None = None
-        self._oversized: Counts | None = None  # of an answer that is too large to be passed on
+        self._answer: openai_response.EngineCompletion | None = None
+        self._oversized: TokenCounts | None = None  # of an answer that is too large to be passed on
         self._load: AdapterLoad | None = None
 
     def _first_deadline(self) -> float:
@@ -56,7 +56,7 @@ class WholeExchange(Exchange):
     async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(self._signs.poll_s)
-            if self._signs.silent_s(self._attempt.replica) >= self._limits.engine_stalled_s:
+            if self._signs.stalled_s(self._attempt.replica) >= self._limits.engine_stalled_s:
                 break
         metrics.STALLED_ANSWERS.inc()
         self._time_out()
@@ -65,14 +65,16 @@ class WholeExchange(Exchange):
     def load(self) -> AdapterLoad | None:
         return self._load
 
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         if self._oversized is not None:
             return self._oversized
         return (
-            Counts() if self._answer is None else openai_response.counts(self._answer, sequences=self._attempt.call.n)
+            TokenCounts()
+            if self._answer is None
+            else openai_response.counts(self._answer, sequences=self._attempt.call.n)
         )
 
-    async def _exchange(self, answer: Answer) -> Relayed:
+    async def _exchange(self, answer: EngineResponse) -> Relayed:
         await self._read_to_end(answer)
         if self._oversized is not None:
             return Relayed("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
@@ -94,7 +96,7 @@ class WholeExchange(Exchange):
             ),
         )
 
-    async def _read_to_end(self, answer: Answer) -> None:
+    async def _read_to_end(self, answer: EngineResponse) -> None:
         self._load = openai_response.load(answer.headers.get("x-tenora-load"))
         while data := await answer.some():
             if not self._raw and not data.startswith(b"{"):
@@ -109,7 +111,7 @@ class WholeExchange(Exchange):
             self._answer = openai_response.decode(bytes(self._raw))
 
 
-def counts_at_end(tail: bytes, *, sequences: int) -> Counts:
+def counts_at_end(tail: bytes, *, sequences: int) -> TokenCounts:
     """Tokens of an answer of which only the end is here, spread evenly over its sequences. Raises StreamBroken."""
     text = tail.decode("latin-1")
     try:
@@ -120,7 +122,7 @@ def counts_at_end(tail: bytes, *, sequences: int) -> Counts:
     each, more = divmod(usage.completion_tokens, sequences)
     outputs = [each + 1] * more + [each] * (sequences - more)
     cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
-    return Counts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
+    return TokenCounts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
 
 
 def _too_large(bytes_max: int) -> Unprocessable:

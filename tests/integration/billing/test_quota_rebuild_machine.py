@@ -20,7 +20,7 @@ from core.contracts.grants import TenantGrant
 from core.contracts.usage import REST, UsageEvent
 from data_plane.gateway.quota.consumption import used_by
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 from tests.fixtures.examples import examples
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import ask, granted, scripts
@@ -65,7 +65,7 @@ class RebuildMachine(RuleBasedStateMachine):
             self.grants[tenant_id] = TenantGrant(tenant_id=tenant_id, status="active", limits=limits, prices=PRICES)
         self.publish()
         self.loop = asyncio.new_event_loop()
-        self.line = RedisLine(self.url, connect_s=5, stalled_s=30, pending_max=1000)
+        self.line = RedisConnection(self.url, connect_s=5, stalled_s=30, pending_max=1000)
         self.quota: Reservations = scripts(self.line)
         self.all: list[Request] = []
         self.gateway = Gateway()

@@ -11,7 +11,7 @@ from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import Target, describe, describe_one, resolve
-from data_plane.gateway.api.token_counts import AdapterLoad, Counts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.quota.rate_limit_response import Verdict, duration, quota_exceeded
 from data_plane.gateway.request.lifecycle import output_ceiling
@@ -252,11 +252,11 @@ def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
         started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7, duration_ms=50,
         load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
     )  # fmt: skip
-    event = usage_event(caller, Target("bot", tiny_route(), None), run, Counts(prompt, cached, outputs))
+    event = usage_event(caller, Target("bot", tiny_route(), None), run, TokenCounts(prompt, cached, outputs))
     assert event.input_tokens == prompt * len(outputs)
     assert event.output_tokens == sum(outputs)
     assert event.cached_tokens == min(cached, event.input_tokens)
-    counts = Counts(prompt, 0, outputs, cached_known=False)
+    counts = TokenCounts(prompt, 0, outputs, cached_known=False)
     early = usage_event(caller, Target("bot", tiny_route(), None), msgspec.structs.replace(run, estimated=True), counts)
     assert early.cached_tokens == early.input_tokens  # so that it costs no more than the whole
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)

@@ -21,8 +21,8 @@ from data_plane.gateway.admission.pool_queue import WaitLimits
 from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.client_connection import ClientGone
 from data_plane.gateway.quota.allowance import PlatformLimits, allowance
-from data_plane.gateway.scheduling.fair_share import Told
-from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.fair_share import BacklogBounds
+from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import PlacementCosts, rank
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
@@ -47,11 +47,11 @@ async def room(redis_settings) -> AsyncIterator[WaitQueue]:
         await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
         await client.set(redis_keys.replica_residency("rep_1"), msgspec.json.encode(residency))
         await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
-        neighbours = Neighbours("gw_1", RedisClock(), stale_ms=1000)
+        neighbours = GatewayPeers("gw_1", RedisClock(), stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
         patience = WaitLimits(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
-        yield WaitQueue(replicas, COSTS, BOUNDS, patience, Told(tenants_max=64, adapters_max=64))
+        yield WaitQueue(replicas, COSTS, BOUNDS, patience, BacklogBounds(tenants_max=64, adapters_max=64))
 
 
 def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:

@@ -11,7 +11,7 @@ import redis.asyncio
 from core import redis_keys
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body, parse_call
 from data_plane.gateway.api.prompt_counter import PromptCounters
-from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from tests.fixtures.gateway.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
 
 pytestmark = pytest.mark.quiet
@@ -51,7 +51,7 @@ async def test_a_prompt_of_100_000_tokens_holds_the_loop_for_no_more_than_20_ms(
     counted = []
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         await client.set(redis_keys.blob(route.tokenizer_sha256), tokenizer_json())
-        threads = FairThreads(2, waiting_max=8, tenant_waiting_max=8)
+        threads = TenantThreadPool(2, waiting_max=8, tenant_waiting_max=8)
         counters = PromptCounters(client, threads, inline_max_bytes=16_384, kept_max=2, kept_max_bytes=0, load_s=2)
 
         async def serve() -> None:

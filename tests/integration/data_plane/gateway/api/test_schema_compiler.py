@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from core.errors import InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway.api.openai_request import BodyLimits, parse_call
-from data_plane.gateway.api.schema_compiler import Grammars
+from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.settings import GatewaySettings
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 from tests.integration.data_plane.conftest import chat
@@ -105,10 +105,10 @@ async def test_without_a_compiler_or_a_tokenizer_nothing_is_served(stack):
             await grammars.close()
 
 
-def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> Grammars:
+def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> SchemaCompiler:
     secret = SecretStr("a secret of the tests")
     settings = GatewaySettings(redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
-    return Grammars(client, settings)
+    return SchemaCompiler(client, settings)
 
 
 def asks(schema: dict):

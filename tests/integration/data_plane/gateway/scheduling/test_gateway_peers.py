@@ -10,8 +10,8 @@ import redis.asyncio
 from core import redis_keys
 from core.clock import now_ms
 from core.contracts.replicas import ReplicaStatus
-from data_plane.gateway.scheduling.fair_share import Backlog, Claim
-from data_plane.gateway.scheduling.gateway_peers import Neighbours
+from data_plane.gateway.scheduling.fair_share import GatewayBacklog, PageClaim
+from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
 
@@ -20,14 +20,14 @@ class Gateway:
     """One that follows a replica; ``has`` is what it tells."""
 
     def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
-        self.has = Backlog()
-        self.heard: list[Backlog] = []
+        self.has = GatewayBacklog()
+        self.heard: list[GatewayBacklog] = []
         self.silence = asyncio.Event()
-        neighbours = Neighbours(name, RedisClock(), stale_ms=500)
+        neighbours = GatewayPeers(name, RedisClock(), stale_ms=500)
         neighbours.connect(lambda _base_model: self.has, self._hear)
         self.replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
 
-    def _hear(self, base_model: str, told: Backlog, others: list[Backlog]) -> None:
+    def _hear(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         assert base_model == "m"
         assert told == self.has
         self.heard = others
@@ -61,17 +61,17 @@ async def pair(client) -> tuple[Gateway, Gateway]:
 
 async def test_each_hears_the_other_and_not_itself(pair):
     one, other = pair
-    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)}, {2: Claim(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
+    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)}, {2: PageClaim(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard == [one.has]
     await one.replicas.refresh_held("m")
-    assert one.heard == [Backlog()]
+    assert one.heard == [GatewayBacklog()]
 
 
 async def test_who_says_nothing_more_counts_no_more(pair):
     one, other = pair
-    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)})
+    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard
@@ -82,7 +82,7 @@ async def test_who_says_nothing_more_counts_no_more(pair):
 
 async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would_there(client, pair, monkeypatch):
     one, other = pair
-    one.has = Backlog({"tn_a": Claim(1, 1, 4, 8)})
+    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard == [one.has]
@@ -91,7 +91,7 @@ async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would
         raise redis.exceptions.ConnectionError
 
     monkeypatch.setattr(client, "zrange", refuse)
-    following = asyncio.create_task(other.replicas.follow())
+    following = asyncio.create_task(other.replicas.run_forever())
     async with asyncio.timeout(5):
         await other.silence.wait()
     following.cancel()

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from core.errors import Unavailable
-from data_plane.gateway.state.heartbeat import Beat
+from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.snapshot import Snapshot
 from tests.conftest import wait_until
@@ -32,10 +32,10 @@ def publisher(redis) -> Publisher:
     return made
 
 
-def beat_of(
+def heartbeat_of(
     line: Redis, snapshot: Snapshot, lease_s: float = 5, period_s: float = 1, clock: RedisClock | None = None
-) -> Beat:
-    return Beat(line, snapshot, clock or RedisClock(), "gw_1", period_s=period_s, lease_s=lease_s)
+) -> Heartbeat:
+    return Heartbeat(line, snapshot, clock or RedisClock(), "gw_1", period_s=period_s, lease_s=lease_s)
 
 
 async def until(condition) -> None:
@@ -53,17 +53,17 @@ def snapshot_of(line: Redis) -> Snapshot:
 
 async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot)
+    heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
     with pytest.raises(Unavailable) as refused:
-        beat.check()
+        heartbeat.require_current()
     assert (refused.value.code, refused.value.retry_after_s) == ("gateway_behind", 1)
-    await beat.beat()
-    beat.check()
+    await heartbeat.write()
+    heartbeat.require_current()
     assert (status(redis).epoch, status(redis).generation) == (publisher.epoch, publisher.generation)
     assert 4000 < redis.pttl(redis_keys.gateway("gw_1")) <= 5000
-    await beat.stop()
-    assert not beat.current
+    await heartbeat.stop()
+    assert not heartbeat.current
     assert (redis.exists(redis_keys.gateway("gw_1")), redis.zcard(redis_keys.GATEWAYS)) == (0, 0)
 
 
@@ -72,70 +72,70 @@ async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
     await snapshot.load()
     clock = RedisClock()
     clock.synchronize(1_000_000_000, 0)  # in 2001
-    beat = beat_of(line, snapshot, clock=clock)
-    await beat.beat()
+    heartbeat = heartbeat_of(line, snapshot, clock=clock)
+    await heartbeat.write()
     seconds, microseconds = redis.time()
     assert abs(seconds * 1000 + microseconds // 1000 - clock.now_ms()) < 1000
-    await beat.beat()
+    await heartbeat.write()
     assert abs(status(redis).heartbeat_ms - seconds * 1000) < 5000
 
 
 async def test_one_that_was_without_a_status_serves_again_only_with_all_that_was_published(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot)
+    heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
     publisher.tenant()  # after the load, and nobody has waited for this process, which had no status
-    await beat.beat()
+    await heartbeat.write()
     assert status(redis).generation == publisher.generation - 1
-    assert not beat.current
+    assert not heartbeat.current
     await snapshot.load()
-    await beat.beat()
-    beat.check()
+    await heartbeat.write()
+    heartbeat.require_current()
 
 
 async def test_one_that_has_a_status_serves_on_while_it_catches_up(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot)
+    heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
-    await beat.beat()
+    await heartbeat.write()
     publisher.tenant()  # whoever waits for this change sees that this process does not have it
-    await beat.beat()
-    beat.check()
+    await heartbeat.write()
+    heartbeat.require_current()
     assert status(redis).generation == publisher.generation - 1
 
 
 async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot, lease_s=0.3)
+    heartbeat = heartbeat_of(line, snapshot, lease_s=0.3)
     await snapshot.load()
-    await beat.beat()
+    await heartbeat.write()
     await until(lambda: not redis.exists(redis_keys.gateway("gw_1")))
-    assert not beat.current
+    assert not heartbeat.current
 
 
 async def test_a_beat_that_lasts_beyond_the_lease_is_one_after_a_lapse(line, redis, publisher):
     """The old status expires while Redis stalls, so nobody waits for this process, which does not have the change."""
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot, lease_s=4)
+    heartbeat = heartbeat_of(line, snapshot, lease_s=4)
     await snapshot.load()
     ends = time.monotonic() + 4
-    await beat.beat()
+    await heartbeat.write()
     publisher.tenant()
     await asyncio.sleep(ends - time.monotonic() - 0.5)
     redis.client_pause(1000)
-    await beat.beat()
+    await heartbeat.write()
     assert status(redis).generation == publisher.generation - 1
-    assert not beat.current
+    assert not heartbeat.current
     await snapshot.load()
-    await beat.beat()
-    beat.check()
+    await heartbeat.write()
+    heartbeat.require_current()
 
 
 async def test_a_change_is_said_at_once(line, redis, publisher):
     snapshot = snapshot_of(line)
-    beat = beat_of(line, snapshot, lease_s=60, period_s=60)
+    heartbeat = heartbeat_of(line, snapshot, lease_s=60, period_s=60)
     await snapshot.load()
-    tasks = [asyncio.create_task(snapshot.follow()), asyncio.create_task(beat.follow())]
+    tasks = [asyncio.create_task(snapshot.run_forever()), asyncio.create_task(heartbeat.run_forever())]
     try:
         for _ in range(5):
             publisher.tenant()
@@ -158,12 +158,12 @@ async def test_a_redis_that_hangs_costs_one_beat_and_not_the_lease(line, redis, 
     await snapshot.load()
     try:
         async with Redis.from_url(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as nobody:
-            beat = beat_of(nobody, snapshot, lease_s=0.4)
+            heartbeat = heartbeat_of(nobody, snapshot, lease_s=0.4)
             began = time.monotonic()
             with pytest.raises(TimeoutError):
-                await beat.beat()
+                await heartbeat.write()
             assert 0.2 <= time.monotonic() - began < 10
-            assert not beat.current
+            assert not heartbeat.current
     finally:
         silent.close()
         for caller in callers:

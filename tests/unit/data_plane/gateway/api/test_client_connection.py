@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import Unavailable
 from data_plane.gateway.api.client_connection import Client
-from data_plane.gateway.routes import _let_go
+from data_plane.gateway.routes import _drop_traceback
 
 
 class Connection:
@@ -47,6 +47,6 @@ def test_an_error_that_ended_a_request_is_freed_with_it(no_collector):
     try:
         end(relayed)
     except Unavailable as error:
-        _let_go(error)
+        _drop_traceback(error)
     del relayed
     assert gone() is None

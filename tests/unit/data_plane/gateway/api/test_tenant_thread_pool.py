@@ -6,17 +6,17 @@ import threading
 import pytest
 
 from core.errors import TooManyRequests, Unavailable
-from data_plane.gateway.api.tenant_thread_pool import FairThreads
+from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 
 
 @pytest.fixture
 def threads():
-    made = FairThreads(2, waiting_max=10, tenant_waiting_max=8)
+    made = TenantThreadPool(2, waiting_max=10, tenant_waiting_max=8)
     yield made
     made.close()
 
 
-async def begun(threads: FairThreads, tenant_id: str, count: int, work) -> list["asyncio.Task"]:
+async def begun(threads: TenantThreadPool, tenant_id: str, count: int, work) -> list["asyncio.Task"]:
     tasks = [asyncio.create_task(threads.run(tenant_id, work)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.scheduling import circuit_breaker
-from data_plane.gateway.scheduling.circuit_breaker import Breakers
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.upstream.relay import RetryBudget
 
 
@@ -18,12 +18,12 @@ def replica(name: str = "rep_one", boot_id: str = "boot_1") -> ReplicaStatus:
 
 
 class Stage:
-    """Breakers whose clock and whose replicas' health are the test's."""
+    """CircuitBreakers whose clock and whose replicas' health are the test's."""
 
     def __init__(self, monkeypatch) -> None:
         self.now_s, self.healthy, self.asked = 100.0, True, 0
         monkeypatch.setattr(circuit_breaker.time, "monotonic", lambda: self.now_s)
-        self.breakers = Breakers(self.probe, failures=3, open_s=5, open_max_s=20, trial_s=30)
+        self.breakers = CircuitBreakers(self.probe, failures=3, open_s=5, open_max_s=20, trial_s=30)
 
     async def probe(self, _replica: ReplicaStatus) -> bool:
         self.asked += 1
@@ -62,7 +62,7 @@ async def test_after_its_pause_it_is_asked_for_its_health_and_then_tried_by_one(
     stage.healthy = True
     await stage.breakers.probe()
     assert stage.breakers.allows(replica())
-    stage.breakers.began(replica())
+    stage.breakers.started(replica())
     assert not stage.breakers.allows(replica())  # one is enough to see
     stage.breakers.succeeded(replica())
     assert stage.breakers.allows(replica())
@@ -77,7 +77,7 @@ async def test_a_replica_that_fails_its_trial_waits_longer_each_time_up_to_a_bou
         stage.now_s += 2
         await stage.breakers.probe()
         assert stage.breakers.allows(replica())
-        stage.breakers.began(replica())
+        stage.breakers.started(replica())
         stage.fails(1)
         assert not stage.breakers.allows(replica())
 
@@ -93,7 +93,7 @@ async def test_a_trial_that_nobody_reports_on_ends_by_itself(stage):
     stage.fails(3)
     stage.now_s += 6
     await stage.breakers.probe()
-    stage.breakers.began(replica())
+    stage.breakers.started(replica())
     stage.now_s += 31
     assert stage.breakers.allows(replica())
 

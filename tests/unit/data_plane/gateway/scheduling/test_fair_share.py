@@ -11,23 +11,31 @@ from hypothesis import strategies as st
 
 from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry
 from data_plane.gateway.admission.pool_queue import PoolQueue
-from data_plane.gateway.scheduling.fair_share import Allotment, Backlog, Claim, Division, divide, levels, named
+from data_plane.gateway.scheduling.fair_share import (
+    Division,
+    GatewayBacklog,
+    GatewayShare,
+    PageClaim,
+    divide,
+    levels,
+    named,
+)
 
 claims = st.builds(
-    Claim, weight=st.integers(1, 10), tier=st.integers(0, 2), held=st.integers(0, 200), waiting=st.integers(0, 200)
+    PageClaim, weight=st.integers(1, 10), tier=st.integers(0, 2), held=st.integers(0, 200), waiting=st.integers(0, 200)
 )
 backlogs = st.lists(
-    st.builds(Backlog, st.dictionaries(st.sampled_from("abcdef"), claims, max_size=5)), min_size=2, max_size=4
+    st.builds(GatewayBacklog, st.dictionaries(st.sampled_from("abcdef"), claims, max_size=5)), min_size=2, max_size=4
 )
 pools = st.integers(1, 2000)
 
 
-def of(**tenants: tuple[int, int]) -> Backlog:
+def of(**tenants: tuple[int, int]) -> GatewayBacklog:
     """Tenants of equal weight, with pages held and waited for."""
-    return Backlog({name: Claim(1, 1, held, waiting) for name, (held, waiting) in tenants.items()})
+    return GatewayBacklog({name: PageClaim(1, 1, held, waiting) for name, (held, waiting) in tenants.items()})
 
 
-def divided(told: list[Backlog], pages: float) -> list[Division]:
+def divided(told: list[GatewayBacklog], pages: float) -> list[Division]:
     """As each gateway divides it."""
     return [divide(here, [*told[:n], *told[n + 1 :]], pages) for n, here in enumerate(told)]
 
@@ -52,7 +60,8 @@ def test_shares_add_up_to_the_pool_or_to_all_that_is_wanted(told, pages):
 def test_where_nobody_else_waits_nobody_gives_way(told, pages):
     here = told[0]
     idle = [
-        Backlog({name: Claim(c.weight, c.tier, c.held, 0) for name, c in other.tenants.items()}) for other in told[1:]
+        GatewayBacklog({name: PageClaim(c.weight, c.tier, c.held, 0) for name, c in other.tenants.items()})
+        for other in told[1:]
     ]
     assert divide(here, idle, pages).share is None
 
@@ -91,7 +100,7 @@ def test_levels_give_nobody_more_than_it_wants_and_leave_nothing_that_is_wanted(
 
 
 def test_what_a_tenant_with_little_to_do_leaves_is_the_others_by_weight():
-    wishes = [Claim(1, 1, 4, 6), Claim(1, 1, 0, 500), Claim(3, 1, 300, 200)]
+    wishes = [PageClaim(1, 1, 4, 6), PageClaim(1, 1, 0, 500), PageClaim(3, 1, 300, 200)]
     assert levels(wishes, 250) == {1: 60.0}  # ten, sixty and three times sixty
 
 
@@ -126,31 +135,31 @@ def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere
 
 
 def test_of_those_who_wait_elsewhere_the_best_tier_and_the_smallest_rank_are_known():
-    waiting = [Backlog({"a": Claim(1, tier, 0, 50)}, {}, rank) for tier, rank in ((3, 16), (2, 8))]
-    idle = Backlog({"b": Claim(1, 1, 50, 0)}, {}, 0)
+    waiting = [GatewayBacklog({"a": PageClaim(1, tier, 0, 50)}, {}, rank) for tier, rank in ((3, 16), (2, 8))]
+    idle = GatewayBacklog({"b": PageClaim(1, 1, 50, 0)}, {}, 0)
     view = divide(of(c=(0, 100)), [*waiting, idle], 100)
     assert (view.tier_least, view.rank_least) == (2, 8)
 
 
 def test_beyond_the_bound_tenants_are_told_as_one_of_all_their_weights():
-    many = {f"tn_{n}": Claim(1, 1, n, 0) for n in range(10)} | {"tn_x": Claim(5, 2, 0, 1)}
+    many = {f"tn_{n}": PageClaim(1, 1, n, 0) for n in range(10)} | {"tn_x": PageClaim(5, 2, 0, 1)}
     by_name, rest = named(many, 3)
     assert by_name.keys() == {"tn_9", "tn_8", "tn_7"}
-    assert rest == {1: Claim(7, 1, sum(range(7)), 0), 2: Claim(5, 2, 0, 1)}
+    assert rest == {1: PageClaim(7, 1, sum(range(7)), 0), 2: PageClaim(5, 2, 0, 1)}
     # It is nobody's namesake at another gateway.
-    told = [Backlog(by_name, rest), Backlog(by_name, rest)]
+    told = [GatewayBacklog(by_name, rest), GatewayBacklog(by_name, rest)]
     assert len(divide(told[0], told[1:], 100).elsewhere) == 5
 
 
 def test_a_backlog_travels_and_a_bad_one_does_not():
-    sent = Backlog({"tn_a": Claim(1, 1, 4, 8)}, {1: Claim(3, 1, 2, 0)}, 16, {"rep_1": ["0123"]})
-    assert msgspec.json.decode(msgspec.json.encode(sent), type=Backlog) == sent
+    sent = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)}, {1: PageClaim(3, 1, 2, 0)}, 16, {"rep_1": ["0123"]})
+    assert msgspec.json.decode(msgspec.json.encode(sent), type=GatewayBacklog) == sent
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'[{"tn_a": [0, 1, 4, 8]}]', type=Backlog)
+        msgspec.json.decode(b'[{"tn_a": [0, 1, 4, 8]}]', type=GatewayBacklog)
 
 
 def test_a_gateway_at_its_share_but_for_a_part_of_a_request_takes_that_one_while_it_owes_nothing():
-    allotment = Allotment()
+    allotment = GatewayShare()
     assert allotment.allows(1000, 4)
     allotment.divide(Division(share=6.0), 4, 0.0)
     assert allotment.allows(0, 4)

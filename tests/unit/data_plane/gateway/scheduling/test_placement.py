@@ -9,7 +9,7 @@ from msgspec import structs
 from core.contracts.replicas import ReplicaStatus, Residency
 from data_plane.gateway.admission.queue_scan import PoolCapacity
 from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Resident, Wish, pages_max, rank
-from data_plane.gateway.scheduling.replica_load import Load, tag
+from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
 DIGEST = "a" * 64
 NAME = f"ad_1@{DIGEST}"
@@ -42,8 +42,8 @@ def status(replica_id: str, **changes) -> ReplicaStatus:
     return ReplicaStatus(**fields)
 
 
-def load(held: int = 0, adapters: dict[str, int] | None = None, **fields: int) -> Load:
-    made = Load(held)
+def load(held: int = 0, adapters: dict[str, int] | None = None, **fields: int) -> ReplicaLoad:
+    made = ReplicaLoad(held)
     for name, requests in (adapters or {}).items():
         for _ in range(requests):
             made.begin(name)

@@ -5,11 +5,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.scheduling.fair_share import Claim
-from data_plane.gateway.scheduling.replica_load import Load, Occupancy, Shares, tag
+from data_plane.gateway.scheduling.fair_share import PageClaim
+from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, Shares, tag
 
 
-def stay(load: Load, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, adapter: str = "ad_1") -> Occupancy:
+def stay(
+    load: ReplicaLoad, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, adapter: str = "ad_1"
+) -> Occupancy:
     return Occupancy(load, shares, tenant_id=tenant, weight=1, pages=pages, prompt_tokens=100, adapter=adapter)
 
 
@@ -19,7 +21,7 @@ def stay(load: Load, shares: Shares, *, tenant: str = "tn_1", pages: int = 4, ad
     )
 )
 def test_when_all_are_over_nothing_is_left(ends):
-    load, shares, held = Load(), Shares(), 0
+    load, shares, held = ReplicaLoad(), Shares(), 0
     stays = [stay(load, shares, adapter=f"ad_{n % 3}", tenant=f"tn_{n % 2}") for n in range(len(ends))]
     assert load.taken_pages == 4 * len(ends)
     assert load.requests == len(ends)
@@ -47,7 +49,7 @@ def test_when_all_are_over_nothing_is_left(ends):
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12), st.frozensets(st.sampled_from("defgh")))
 def test_adapters_in_work_are_those_of_all_gateways_each_counted_once(ours, theirs):
-    load = Load()
+    load = ReplicaLoad()
     for name in ours[::2]:
         load.begin(name)
     load.elsewhere = frozenset(tag(name) for name in theirs)
@@ -64,7 +66,7 @@ def test_adapters_in_work_are_those_of_all_gateways_each_counted_once(ours, thei
 
 
 def test_a_request_that_moves_takes_its_pages_along():
-    one, two, shares = Load(), Load(), Shares()
+    one, two, shares = ReplicaLoad(), ReplicaLoad(), Shares()
     first, second = stay(one, shares), stay(two, shares)
     first.answered(4, granted_pages=4)
     second.moved_from(first)
@@ -91,7 +93,7 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
     shares = Shares()
     assert shares.is_idle("tn_a")
     assert shares.is_below("tn_a", 1, 50, 100)
-    shares.hear({"tn_a": Claim(1, 1, 10, 5), "tn_b": Claim(2, 1, 30, 0), "tn_c": Claim(9, 1, 0, 50)})
+    shares.hear({"tn_a": PageClaim(1, 1, 10, 5), "tn_b": PageClaim(2, 1, 30, 0), "tn_c": PageClaim(9, 1, 0, 50)})
     assert not shares.is_idle("tn_a")
     assert shares.is_idle("tn_c")
     assert shares.is_below("tn_a", 1, 15, 100)  # a quarter, beside tn_b of weight 2 and a newcomer
@@ -105,7 +107,7 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(-50, 50)), max_size=30),
     st.dictionaries(
-        st.sampled_from("abcd"), st.builds(Claim, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
+        st.sampled_from("abcd"), st.builds(PageClaim, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
     ),
 )
 def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere):

@@ -87,7 +87,7 @@ async def test_many_settlements_share_one_fsync(tmp_path, monkeypatch):
     really = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: (synced.append(descriptor), really(descriptor)))
     async with journal(tmp_path) as journaling:
-        following = asyncio.create_task(journaling.follow())
+        following = asyncio.create_task(journaling.run_forever())
         flushed = {journaling.append(settlement()) for _ in range(50)}
         done, _ = await asyncio.wait(flushed, timeout=10)
         assert len(flushed) == len(done) == len(synced) == 1
@@ -179,7 +179,7 @@ async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, m
     async with journal(tmp_path) as journaling:
         monkeypatch.setattr(os, "write", slow)
         journaling.append(one)
-        following = asyncio.create_task(journaling.follow())
+        following = asyncio.create_task(journaling.run_forever())
         assert await asyncio.to_thread(began.wait, 5)
         following.cancel()
         await asyncio.wait((following,))

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from data_plane.gateway.quota.lua_script import Script
-from data_plane.gateway.state.redis_connection import RedisLine
+from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class Server:
@@ -42,8 +42,8 @@ class Server:
             writer.close()
 
 
-def line_to(server: Server, secret: str = "") -> RedisLine:
-    return RedisLine(f"redis://{secret}127.0.0.1:{server.port}/0", connect_s=5, stalled_s=30, pending_max=100)
+def line_to(server: Server, secret: str = "") -> RedisConnection:
+    return RedisConnection(f"redis://{secret}127.0.0.1:{server.port}/0", connect_s=5, stalled_s=30, pending_max=100)
 
 
 async def ticked(after_s: float) -> float:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from data_plane.gateway.upstream.connection import EngineLost
-from data_plane.gateway.upstream.connection_pool import EngineLines, LinesExhausted
+from data_plane.gateway.upstream.connection_pool import ConnectionPool, ConnectionsExhausted
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
@@ -47,7 +47,7 @@ async def engine(say, **options):
 
     made = Engine(say)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    lines = EngineLines(**{**BOUNDS, **options})
+    lines = ConnectionPool(**{**BOUNDS, **options})
     made.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made, lines
@@ -171,7 +171,7 @@ async def test_connections_that_idle_too_long_or_that_the_engine_ends_are_left()
 async def test_connections_are_bounded_and_idle_ones_make_room():
     async with engine(WHOLE) as (server, _), engine(WHOLE, connections_max=2) as (other, lines):
         first, second = await ask(lines, server), await ask(lines, server)
-        with pytest.raises(LinesExhausted, match="2 connections"):
+        with pytest.raises(ConnectionsExhausted, match="2 connections"):
             await ask(lines, other)
         spare = await lines.request("GET", other.origin, "/health", {}, spare=True)
         assert await heard(spare) == b"hello"
@@ -185,7 +185,7 @@ async def test_connections_that_are_being_made_count_too():
     async with engine(WHOLE, connections_max=3) as (server, lines):
         answers = await asyncio.gather(*(ask(lines, server) for _ in range(8)), return_exceptions=True)
         assert server.connections == 3
-        assert sum(isinstance(answer, LinesExhausted) for answer in answers) == 5
+        assert sum(isinstance(answer, ConnectionsExhausted) for answer in answers) == 5
 
 
 async def test_an_engine_waits_while_nobody_reads():
@@ -216,7 +216,7 @@ async def test_who_stops_waiting_leaves_no_connection_behind():
 
 
 async def test_nobody_listening_is_an_error_of_the_system():
-    lines = EngineLines(**BOUNDS)
+    lines = ConnectionPool(**BOUNDS)
     with pytest.raises(ConnectionRefusedError):
         await lines.request("GET", "http://127.0.0.1:1", "/", {})
 
@@ -228,7 +228,7 @@ async def test_no_file_left_to_open_is_no_fault_of_the_engine(monkeypatch):
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
-        with pytest.raises(LinesExhausted, match="Too many open files"):
+        with pytest.raises(ConnectionsExhausted, match="Too many open files"):
             await ask(lines, server)
 
 

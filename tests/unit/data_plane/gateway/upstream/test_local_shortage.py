@@ -7,10 +7,10 @@ import pytest
 
 from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.scheduling.circuit_breaker import Breakers
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt
-from data_plane.gateway.upstream.engine_client import LocalShortage, Upstream
+from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
 
 SETTINGS = GatewaySettings(redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16)
@@ -30,11 +30,11 @@ async def test_a_shortage_here_is_reported_of_no_replica(failed_before):
     async def healthy(_replica):
         return True
 
-    upstream = Upstream(
+    upstream = EngineClient(
         engine_key="e", connect_s=1, keepalive_s=1, connections_max=0, connections_spare=1,
         head_max_bytes=1024, unread_max_bytes=1024,
     )  # fmt: skip
-    breakers = Breakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
+    breakers = CircuitBreakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
     if failed_before:
         breakers.failed(REPLICA)
     retries = RetryBudget(percent=10, burst=1)
