@@ -27,7 +27,7 @@ def main() -> None:
 @main.command()
 @click.option("--detach", is_flag=True, help="Return when everything is ready and leave it running.")
 def up(*, detach: bool) -> None:
-    """Start everything; without --detach, until Ctrl-C."""
+    """Start everything and run until Ctrl-C, or in the background with --detach."""
     settings = StackSettings()
     start_stack(settings)
     status = read_status(settings)
@@ -46,14 +46,14 @@ def up(*, detach: bool) -> None:
 
 @main.command()
 def down() -> None:
-    """Stop everything and leave no process behind; the state stays."""
+    """Stop every process. The state stays."""
     stop_stack(StackSettings())
 
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with the admin key.")
 def status(*, as_json: bool) -> None:
-    """Show what runs; exits 0 only when all of it is ready."""
+    """Show every program. Exits 0 only when everything is ready."""
     now = read_status(StackSettings())
     if as_json:
         print(json.dumps(now, indent=2))
@@ -73,24 +73,29 @@ def logs(name: str, lines: int) -> None:
     file = folder / f"{name}.log"
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
-        raise click.ClickException(f"no log called {name!r}; there are: {known}")
+        raise click.ClickException(f"no log named {name!r}; choose one of: {known}")
     print("\n".join(file.read_text(errors="replace").splitlines()[-lines:]))
 
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--adapter", required=True, help="Name of the adapter; created where there is none.")
+@click.option(
+    "--adapter", required=True, help="Name of the adapter. It is created when the tenant has none of this name."
+)
 @click.option("--base-model", help="Id or Hub name of its base model; by default what adapter_config.json says.")
-@click.option("--key", envvar="TENORA_API_KEY", help="The tenant's API key; better in TENORA_API_KEY, which none sees.")
+@click.option(
+    "--key",
+    envvar="TENORA_API_KEY",
+    help="The tenant's API key. Prefer the TENORA_API_KEY variable: it stays out of the process list.",
+)
 @click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
-@click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for the verdict.")
+@click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for validation.")
 def upload(
     folder: Path, *, adapter: str, base_model: str | None, key: str | None, control_url: str | None, timeout_s: float
 ) -> None:
-    """Upload the PEFT adapter in FOLDER and wait for its verdict; exits 0 when it is ready.
+    """Upload the PEFT adapter in FOLDER and wait until it is validated. Exits 0 when it is ready.
 
-    Interrupted, the same command goes on where it stopped. Only adapter_config.json and adapter_model.safetensors are
-    sent; what training left beside them is not.
+    The same command resumes an interrupted upload. Only adapter_config.json and adapter_model.safetensors are sent.
     """
     from tenora.upload.client import UploadFailed  # httpx would slow every other command down
     from tenora.upload.command import run_upload
@@ -106,18 +111,20 @@ def upload(
     except UploadFailed as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
-        raise click.ClickException("interrupted; the same command goes on from here") from None
+        raise click.ClickException("interrupted; run the same command again to resume") from None
     sys.exit(0 if ready else 1)
 
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--pause-s", default=2.0, show_default=True, type=click.FloatRange(0, 60), help="Between the two looks.")
+@click.option(
+    "--pause-s", default=2.0, show_default=True, type=click.FloatRange(0, 60), help="Pause between the two checks."
+)
 def doctor(*, as_json: bool, pause_s: float) -> None:
-    """Compare what is published with what engines hold and what Postgres says.
+    """Check that Redis, the replicas and Postgres agree.
 
-    Looks at the stack under TENORA_HOME, else where TENORA_REDIS_URL, TENORA_POSTGRES_DSN and TENORA_ENGINE_KEY point.
-    Exits 1 when something differs in two looks, 2 when it cannot look.
+    Checks the stack under TENORA_HOME, else the one that TENORA_REDIS_URL, TENORA_POSTGRES_DSN and TENORA_ENGINE_KEY
+    name. Checks twice. Exits 1 when something differs both times, 2 when it could not check.
     """
     from tenora.doctor.command import examine  # needs the control plane's tables, which no other command does
 

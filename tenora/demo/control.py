@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import httpx
 
-from tenora.upload.client import Uploader, Watcher, read_folder
+from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 _VERDICT_S: Final = 60
 
@@ -55,7 +55,7 @@ class ControlPlane:
 
     def upload_revision(self, name: str, folder: Path) -> dict[str, Any]:
         """Upload an adapter's folder, and wait until the revision is ready."""
-        uploader = Uploader(self._url, self._key, Watcher())
+        uploader = Uploader(self._url, self._key, UploadProgress())
         try:
             revision = uploader.upload(read_folder(folder), name, timeout_s=_VERDICT_S)
         finally:

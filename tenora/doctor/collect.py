@@ -1,4 +1,4 @@
-"""Reads what `tenora doctor` compares, once around: Redis, Postgres, every engine's door. Judging is not done here."""
+"""Reads what `tenora doctor` compares: Redis, Postgres and every engine. The comparison itself is not done here."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -27,14 +27,14 @@ from tenora.settings import StackSettings
 from tenora.stack.daemon import is_up
 from tenora.stack.status import running_stack
 
-_DOOR_S: Final = 15
-_REDIS_S: Final = 5
+_ENGINE_TIMEOUT_S: Final = 15
+_REDIS_TIMEOUT_S: Final = 5
 _GATEWAYS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Open connections to everything that is compared."""
+    """Open connections to Redis, Postgres and the engines."""
 
     redis: Redis
     engine: sa.Engine
@@ -43,13 +43,13 @@ class Sources:
 
 @contextmanager
 def sources(settings: StackSettings) -> Iterator[Sources]:
-    """Of the stack that runs under ``TENORA_HOME``, else by the environment's own TENORA_… variables."""
+    """Connections of the stack that runs under ``TENORA_HOME``, else those that the TENORA_… variables name."""
     environment = running_stack(settings).environment() if is_up(settings) else dict(os.environ)
     given = {name.removeprefix("TENORA_").lower(): value for name, value in environment.items()}
     engine = db.connect(PostgresSettings(**_of(PostgresSettings, given)))
     redis_url = RedisSettings(**_of(RedisSettings, given)).redis_url
     engine_key = EngineKeySettings(**_of(EngineKeySettings, given)).engine_key.get_secret_value()
-    with Redis.from_url(redis_url, socket_timeout=_REDIS_S, socket_connect_timeout=_REDIS_S) as redis:
+    with Redis.from_url(redis_url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S) as redis:
         try:
             yield Sources(redis, engine, engine_key)
         finally:
@@ -57,14 +57,16 @@ def sources(settings: StackSettings) -> Iterator[Sources]:
 
 
 def _of(kind: type[Fragment], given: Mapping[str, str]) -> dict[str, Any]:
-    """Those of the variables that these settings read; pydantic turns the texts into their types."""
+    """The variables that ``kind`` reads, as text; pydantic converts them."""
     return {name: given[name] for name in kind.model_fields if name in given}
 
 
 def look(at: Sources) -> Look:
-    """One look. Raises redis.RedisError or sqlalchemy.exc.SQLAlchemyError; an engine that does not answer is a finding.
+    """Read everything once. An engine that does not answer is a finding.
 
-    Engines are asked before Redis is read, so that what an agent has published meanwhile is newer than the truth.
+    Raises redis.RedisError or sqlalchemy.exc.SQLAlchemyError.
+
+    Engines are read before Redis, so that what an agent published meanwhile is newer than the engine's state.
     """
     statuses = fleet.statuses(at.redis)
     truths = {status.id: engine_truth(status, at.engine_key) for status in statuses}
@@ -105,7 +107,7 @@ def _hash(redis: Redis, kind: SnapshotKind) -> dict[str, str]:
 
 
 def _stored(engine: sa.Engine) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], bool]]:
-    """What should be published by Postgres, and whether the revisions of each alias are ready."""
+    """What Postgres says should be published, and whether the revisions of each alias are ready."""
     with db.unit_of_work(engine) as session:
         stored = {
             kind: {name: value.value for name, value in projection.every(session) if value.value is not None}
@@ -133,10 +135,12 @@ def _aliases(session: Session) -> dict[tuple[str, str], bool]:
 
 
 def engine_truth(status: ReplicaStatus, engine_key: str) -> EngineInventory | str:
-    """What the engine itself holds, or in words why it cannot be asked."""
+    """What the engine holds, or the reason why it did not answer."""
     try:
         response = httpx.get(
-            f"{status.url}/tenora/v1/residency", headers={"Authorization": f"Bearer {engine_key}"}, timeout=_DOOR_S
+            f"{status.url}/tenora/v1/residency",
+            headers={"Authorization": f"Bearer {engine_key}"},
+            timeout=_ENGINE_TIMEOUT_S,
         )
         if response.status_code != 200:
             return f"answered {response.status_code}: {response.text[:200]}"

@@ -1,6 +1,6 @@
-"""`tenora doctor`: looks twice at what is published, at Postgres and at every engine, and tells what differs twice.
+"""`tenora doctor`: compares Redis, Postgres and every engine twice, and reports what differs both times.
 
-What differs once is in motion; what stays is wrong. It changes nothing.
+A difference in one check only is a change in progress. The command changes nothing.
 """
 
 import json
@@ -18,7 +18,7 @@ from tenora.settings import StackSettings
 
 
 def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
-    """Print the report; 0 when nothing differs both times, 1 when something does, 2 when it could not be looked at."""
+    """Print the report. Returns 0 when nothing differs both times, 1 when something does, 2 when the check failed."""
     try:
         with sources(settings) as at:
             seen = look(at)
@@ -28,7 +28,7 @@ def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
                 seen = look(at)
                 found = lasting(found, findings(seen))
     except (RedisError, SQLAlchemyError, ValueError) as error:
-        Console(stderr=True).print(f"cannot look: {error}", markup=False)
+        Console(stderr=True).print(f"cannot check: {error}", markup=False)
         return 2
     if as_json:
         print(json.dumps(report(seen, found), indent=2))
@@ -38,13 +38,13 @@ def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
 
 
 def lasting(first: list[Finding], second: list[Finding]) -> list[Finding]:
-    """What was found both times, as the second look has it."""
+    """The findings of both checks, as the second check has them."""
     before = set(first)
     return [finding for finding in second if finding in before]
 
 
 def report(seen: Look, found: list[Finding]) -> dict[str, object]:
-    """What `--json` prints."""
+    """The report that `--json` prints."""
     return {
         "healthy": not found,
         "looked_at": {
@@ -65,7 +65,7 @@ def _print(seen: Look, found: list[Finding]) -> None:
         f"{len(seen.revocations)} revocations, {len(seen.aliases)} alias targets"
     )
     if not found:
-        console.print("what is published, what engines hold and what Postgres says agree")
+        console.print("Redis, the replicas and Postgres agree")
         return
     table = Table("where", "difference", "fix", show_lines=True)
     for finding in found:

@@ -1,6 +1,6 @@
-"""What `tenora doctor` calls a difference: pure comparisons of what is published with what engines and Postgres say.
+"""Pure comparisons of what is published with what the engines and Postgres report, for `tenora doctor`.
 
-Nothing is read here. A finding names a place and a fact without numbers that change, so that two looks can agree on it.
+Nothing is read here. A finding names a place and a fact without changing numbers, so that two checks can agree on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from core.contracts.routes import AdapterRoute
 from core.contracts.snapshots import GatewayStatus
 from data_plane.engine.control_protocol import EngineInventory
 
-_AGENT_FIX = "restart the replica; its agent publishes all of it anew"
-_PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything anew"
+_AGENT_FIX = "restart the replica; its agent publishes everything again"
+_PUBLISH_FIX = "run `python -m control_plane publish`, which publishes everything again"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference. ``detail`` may change from look to look and does not tell findings apart."""
+    """One difference. ``detail`` may differ between checks; it is not part of the comparison."""
 
     where: str
     what: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLook:
-    """One replica's word and its engine's. ``truth`` is what went wrong where the engine could not be asked."""
+    """What a replica published and what its engine reports; ``truth`` is an error text when it did not answer."""
 
     status: ReplicaStatus
     residency: Residency | None
@@ -37,8 +37,8 @@ class ReplicaLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Everything as of about one moment. ``published`` and ``stored`` are values by kind and field, ``aliases`` says of
-    each pair of alias and revision in Postgres whether that revision is ready.
+    """Everything as of about one moment. ``published`` and ``stored`` are values by kind and field; ``aliases`` maps
+    each pair of alias and revision in Postgres to whether that revision is ready.
     """
 
     replicas: tuple[ReplicaLook, ...]
@@ -52,7 +52,7 @@ class Look:
 
 
 def findings(look: Look) -> list[Finding]:
-    """Every difference, in the order of a request's way: what is published, gateways, replicas."""
+    """Every difference, in the order of a request's path: published state, gateways, replicas."""
     return [
         *_snapshot(look),
         *_aliases(look),
@@ -70,19 +70,18 @@ def _snapshot(look: Look) -> Iterator[Finding]:
         for name in sorted(stored.keys() | published.keys()):
             if stored.get(name) == published.get(name):
                 continue
-            where = (
-                f"snapshot {kind}" if kind == "keys" else f"snapshot {kind} {name}"
-            )  # a key's hash is nobody's business
+            # The hash of a key is not shown.
+            where = f"snapshot {kind}" if kind == "keys" else f"snapshot {kind} {name}"
             if name not in published:
-                yield Finding(where, "is in Postgres and not published", _PUBLISH_FIX)
+                yield Finding(where, "is in Postgres but not published", _PUBLISH_FIX)
             elif name not in stored:
-                yield Finding(where, "is published and not in Postgres", _PUBLISH_FIX)
+                yield Finding(where, "is published but not in Postgres", _PUBLISH_FIX)
             else:
-                yield Finding(where, "is published otherwise than Postgres has it", _PUBLISH_FIX)
+                yield Finding(where, "differs from Postgres", _PUBLISH_FIX)
     revoked = {revocation.adapter_id for revocation in look.revocations}
     for name, route in look.routes.items():
         if route.adapter_id in revoked:
-            yield Finding(f"adapter {name}", "is revoked and still routed", _PUBLISH_FIX)
+            yield Finding(f"adapter {name}", "is revoked but still routed", _PUBLISH_FIX)
 
 
 def _aliases(look: Look) -> Iterator[Finding]:
@@ -91,53 +90,55 @@ def _aliases(look: Look) -> Iterator[Finding]:
             yield Finding(
                 f"alias {alias}",
                 f"points at {revision_id}, which is not a ready revision of its adapter",
-                f"point it at a ready one: PUT /api/v1/adapters/…/aliases/{alias.rpartition(':')[2]}",
+                f"point it at a ready revision: PUT /api/v1/adapters/…/aliases/{alias.rpartition(':')[2]}",
             )
 
 
 def _gateways(look: Look) -> Iterator[Finding]:
     if not look.gateways:
-        yield Finding("gateways", "none is alive", "start one: python -m data_plane gateway")
+        yield Finding("gateways", "no gateway is alive", "start one: python -m data_plane gateway")
     for gateway in look.gateways:
         where = f"gateway {gateway.id}"
         if look.position is None:
             continue
         epoch, generation = look.position
         if gateway.epoch != epoch:
-            yield Finding(where, "decides by another epoch of the snapshot", "restart it", gateway.epoch)
+            yield Finding(where, "has applied another epoch of the snapshot", "restart it", gateway.epoch)
         elif gateway.generation < generation:
             detail = f"{gateway.generation} of {generation}"
-            yield Finding(where, "is behind what is published", "restart it if it stays behind", detail)
+            yield Finding(
+                where, "is behind: it has not applied the newest changes", "restart it if it stays behind", detail
+            )
 
 
 def _replica(replica: ReplicaLook) -> Iterator[Finding]:
     status, published, truth = replica.status, replica.residency, replica.truth
     where = f"replica {status.id}"
     if status.state == "unhealthy":
-        yield Finding(where, "generates nothing", "its agent replaces the engine; see its log")
+        yield Finding(where, "generates no tokens", "its agent replaces the engine; see its log")
     if isinstance(truth, str):
-        yield Finding(where, "its engine cannot be asked", f"see whether {status.url} can be reached from here", truth)
+        yield Finding(where, "its engine does not answer", f"check that {status.url} is reachable from here", truth)
         return
     if published is None or published.boot_id != status.boot_id:
-        yield Finding(where, "publishes no residency of the engine that runs", _AGENT_FIX)
+        yield Finding(where, "publishes no residency for its running engine", _AGENT_FIX)
         return
     for index in range(max(len(published.slots), len(truth.in_slots))):
         said, found = _at(published.slots, index), _at(truth.in_slots, index)
         if said != found:
             yield Finding(
-                f"{where} slot {index}", "holds another adapter than published", _AGENT_FIX, f"{said}; {found}"
+                f"{where} slot {index}", "holds another adapter than it publishes", _AGENT_FIX, f"{said}; {found}"
             )
     for tier, said_names, found_names in (
         ("memory", frozenset(published.memory), truth.in_memory),
         ("disk", frozenset(published.disk), frozenset(truth.disk)),
     ):
         for name in sorted(found_names - said_names):
-            yield Finding(f"{where} {tier}", f"has {name} without saying so", _AGENT_FIX)
+            yield Finding(f"{where} {tier}", f"holds {name} but does not publish it", _AGENT_FIX)
         for name in sorted(said_names - found_names):
-            yield Finding(f"{where} {tier}", f"says it has {name} and has not", _AGENT_FIX)
+            yield Finding(f"{where} {tier}", f"publishes {name} but does not hold it", _AGENT_FIX)
     for slot in truth.slots:
         if slot.name is None and not slot.zeroed:
-            yield Finding(f"{where} slot {slot.index}", "belongs to nobody and is not zero", "restart the replica")
+            yield Finding(f"{where} slot {slot.index}", "is free but not zeroed", "restart the replica")
 
 
 def _revoked(replica: ReplicaLook, look: Look) -> Iterator[Finding]:
@@ -145,7 +146,7 @@ def _revoked(replica: ReplicaLook, look: Look) -> Iterator[Finding]:
     if isinstance(truth, str):
         return
     served = {revision.digest for route in look.routes.values() for revision in route.revisions.values()}
-    fix = "see the replica's log for why its agent cannot unload it; restart it if it does not go"
+    fix = "read the replica's log for the reason; restart the replica if the adapter stays"
     for revocation in look.revocations:
         if revocation.base_model != replica.status.base_model:
             continue

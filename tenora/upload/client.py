@@ -1,7 +1,7 @@
-"""Uploads an adapter folder as a tenant would: announce, send what is missing, complete, wait for the verdict.
+"""Uploads an adapter folder through the REST API: announce it, send what is missing, complete, wait for the report.
 
-The same folder again goes on with the same revision, since its announcement is keyed by what the files are. Only the
-two files of an adapter are sent; what training left beside them stays where it is.
+Uploading the same folder again resumes the same revision, because the announcement is keyed by its contents. Only
+the two files of an adapter are sent; other files of the folder are not.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from tenora.upload.transport import SendFailed, pieces_of, send
+from tenora.upload.transport import SendFailed, parts_of, send
 
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _ROUNDS_MAX: Final = 3
@@ -27,12 +27,12 @@ _CONFIG_BYTES_MAX: Final = 1 << 20
 
 
 class UploadFailed(Exception):
-    """It did not work; the message says what to do."""
+    """The upload failed. The message names the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """An adapter's folder: what is declared of its two files, and the names of everything that is left out."""
+    """An adapter's folder: sizes and hashes of its two files, and the names of the files that are not sent."""
 
     path: Path
     declared: list[dict[str, Any]]
@@ -41,8 +41,8 @@ class Folder:
 
 
 @dataclass(kw_only=True)
-class Watcher:
-    """Who wants to know how it goes. ``sending`` is told how many bytes there are to send, ``sent`` how many went."""
+class UploadProgress:
+    """Callbacks for progress: ``say`` gets text, ``sending`` the bytes to send, ``sent`` the bytes just sent."""
 
     say: Callable[[str], None] = field(default=lambda _: None)
     sending: Callable[[int], None] = field(default=lambda _: None)
@@ -50,7 +50,7 @@ class Watcher:
 
 
 def read_folder(path: Path) -> Folder:
-    """Look at an adapter's folder and hash its files. Raises ``UploadFailed`` naming what is missing."""
+    """Read an adapter's folder and hash its files. Raises ``UploadFailed`` that names a missing file."""
     names = sorted(each.name for each in path.iterdir())
     for name in FILES:
         if name not in names:
@@ -64,37 +64,39 @@ def read_folder(path: Path) -> Folder:
 class Uploader:
     """One tenant's uploads through one control plane."""
 
-    def __init__(self, url: str, key: str, watcher: Watcher) -> None:
+    def __init__(self, url: str, key: str, progress: UploadProgress) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
-        self._watcher = watcher
+        self._progress = progress
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
     def ensure_adapter(self, name: str, base_model: str | None) -> None:
-        """Create the adapter unless the tenant has one of this name, for ``base_model`` (its id or Hub name)."""
+        """Create the adapter for ``base_model`` (an id or Hub name) unless the tenant has one of this name."""
         answer = self._call("GET", f"/api/v1/adapters/{name}", refuse=False)
         if answer.status_code == httpx.codes.NOT_FOUND:
             if base_model is None:
                 raise UploadFailed(f"there is no adapter {name!r}, and its base model is not known: use --base-model")
             self._call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model})
-            self._watcher.say(f"created adapter {name} for {base_model}")
+            self._progress.say(f"created adapter {name} for {base_model}")
         elif answer.is_error:
             raise UploadFailed(_problem(answer))
 
     def upload(self, folder: Folder, adapter: str, *, timeout_s: float) -> dict[str, Any]:
-        """The decided revision, ready or rejected. Raises ``UploadFailed``; the same call again goes on from there."""
+        """Upload and return the revision, ready or rejected. Raises ``UploadFailed``; the same call resumes."""
         revision = self._announce(folder, adapter)
         where = f"/api/v1/adapters/{adapter}/revisions/{revision['id']}"
         if revision["status"] == "uploading":
             self._send(folder, where)
-        self._watcher.say(f"{revision['id']} is uploaded; waiting for its verdict")
-        return self._decided(where, timeout_s)
+        self._progress.say(f"{revision['id']} is uploaded; waiting for validation")
+        return self._wait_until_decided(where, timeout_s)
 
     def _announce(self, folder: Folder, adapter: str) -> dict[str, Any]:
-        """The revision of exactly these files that is still open, decided well, or new."""
-        adapter_id = self._call("GET", f"/api/v1/adapters/{adapter}").json()["id"]  # its name may have a successor
+        """The revision of exactly these files: open, ready or validating, else a new one."""
+        adapter_id = self._call("GET", f"/api/v1/adapters/{adapter}").json()[
+            "id"
+        ]  # another adapter may get the same name later
         key = _digest({"adapter": adapter_id, "files": folder.declared})
         for _ in range(_ANNOUNCEMENTS_MAX):
             path, body = f"/api/v1/adapters/{adapter}/revisions", {"files": folder.declared}
@@ -103,17 +105,19 @@ class Uploader:
             given_up = revision["status"] == "uploading" and not revision["uploads"]
             if "idempotent-replayed" not in answer.headers or not (given_up or revision["status"] == "rejected"):
                 return revision
-            key = _digest({"after": revision["id"]})  # that one came to nothing: one more, and again the same next time
+            key = _digest(
+                {"after": revision["id"]}
+            )  # that revision is over: the next key is derived from it, so that a repetition finds the same one
         raise UploadFailed(f"{adapter}: these files were rejected {_ANNOUNCEMENTS_MAX} times; see the last report")
 
     def _send(self, folder: Folder, where: str) -> None:
         failure = ""
         for _ in range(_ROUNDS_MAX):
-            pieces = pieces_of(folder.path, self._call("GET", f"{where}/uploads").json()["uploads"])
-            self._watcher.sending(sum(piece.size_bytes for piece in pieces))
+            parts = parts_of(folder.path, self._call("GET", f"{where}/uploads").json()["uploads"])
+            self._progress.sending(sum(part.size_bytes for part in parts))
             try:
-                send(pieces, self._watcher.sent)
-            except SendFailed as error:  # the store may have forgotten the upload: fresh URLs begin it anew
+                send(parts, self._progress.sent)
+            except SendFailed as error:  # the store may have dropped the upload: fresh URLs start it again
                 failure = str(error)
                 continue
             answer = self._call("POST", f"{where}/complete", refuse=False)
@@ -122,16 +126,18 @@ class Uploader:
             failure = _problem(answer)
             if answer.json().get("code") != "artifact_missing":
                 break
-        raise UploadFailed(f"{failure} (the same command goes on from here)")
+        raise UploadFailed(f"{failure} (run the same command again to resume)")
 
-    def _decided(self, where: str, timeout_s: float) -> dict[str, Any]:
+    def _wait_until_decided(self, where: str, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while True:
             revision: dict[str, Any] = self._call("GET", where).json()
             if revision["status"] in ("ready", "rejected"):
                 return revision
             if time.monotonic() > deadline:
-                raise UploadFailed(f"no verdict within {timeout_s:g} s; the same command goes on waiting")
+                raise UploadFailed(
+                    f"validation did not finish within {timeout_s:g} s; run the same command again to keep waiting"
+                )
             time.sleep(_POLL_S)
 
     def _call(
@@ -143,7 +149,7 @@ class Uploader:
         headers: dict[str, str] | None = None,
         refuse: bool = True,
     ) -> httpx.Response:
-        """One call of the control plane. Every one here may be sent twice, so a failure to answer is tried again."""
+        """One call of the control plane, retried when it gets no answer: every call here may be sent twice."""
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
                 answer = self._http.request(method, path, json=body, headers=headers)
@@ -171,7 +177,7 @@ def _declared(path: Path) -> dict[str, Any]:
 
 
 def _base_model(config: Path) -> str | None:
-    """What the adapter says it was trained on; the validator judges the file, this only reads one field."""
+    """The base model that the adapter's config names. Validation checks the file; this only reads one field."""
     with config.open("rb") as stream:
         text = stream.read(_CONFIG_BYTES_MAX)
     try:
@@ -188,7 +194,7 @@ def _digest(value: Any) -> str:
 
 def _problem(answer: httpx.Response) -> str:
     try:
-        said = answer.json()
-        return f"{said['detail']} ({said['code']}, {said['request_id']})"
+        problem = answer.json()
+        return f"{problem['detail']} ({problem['code']}, {problem['request_id']})"
     except (ValueError, KeyError, TypeError):
         return f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}"

@@ -1,4 +1,4 @@
-"""`tenora upload` as its user sees it: a progress bar, then the verdict. What it does is ``upload``."""
+"""`tenora upload` at a terminal: a progress bar, then the validation report. ``tenora.upload.client`` does the work."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +10,23 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from tenora.upload.client import Uploader, Watcher, read_folder
+from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 
 def run_upload(
     folder: Path, *, adapter: str, base_model: str | None, url: str, key: str, timeout_s: float, console: Console
 ) -> bool:
-    """Upload and show what came of it; whether the revision is ready. Raises ``UploadFailed``."""
+    """Upload, print the report, and return whether the revision is ready. Raises ``UploadFailed``."""
     found = read_folder(folder)
     if found.left_out:
-        console.print(f"left out, being no part of an adapter: {', '.join(found.left_out)}", markup=False)
+        console.print(f"not uploaded (not part of an adapter): {', '.join(found.left_out)}", markup=False)
     columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("upload", total=None, visible=False)
         uploader = Uploader(
             url,
             key,
-            Watcher(
+            UploadProgress(
                 say=lambda text: progress.console.print(text, markup=False),
                 sending=lambda size: progress.update(bar, total=size, completed=0, visible=size > 0),
                 sent=lambda size: progress.advance(bar, size),
@@ -59,7 +59,7 @@ def _show(revision: dict[str, Any], adapter: str, console: Console) -> None:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table:
-    """A table of texts that are shown as they are: tenants' words are no markup."""
+    """A table of literal texts: tenants' text is never interpreted as markup."""
     table = Table(*map(escape, head), box=None)
     for row in rows:
         table.add_row(*(Text(cell or "") for cell in row))

@@ -1,6 +1,6 @@
-"""Sends pieces of files to presigned URLs, several side by side, each tried again where that can help.
+"""Sends parts of files to presigned URLs, several in parallel, and retries where a retry can help.
 
-Which pieces there are is the control plane's word; nothing here knows what they are for.
+The control plane names the parts. This module does not know their purpose.
 """
 
 import time
@@ -20,12 +20,12 @@ _TIMEOUT: Final = httpx.Timeout(60, connect=10)
 
 
 class SendFailed(Exception):
-    """A piece could not be sent, however often it was tried."""
+    """A part could not be sent after every retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """So many bytes of a file from an offset on, and the PUT that takes them."""
+class Part:
+    """``size_bytes`` of a file from ``offset_bytes`` on, and the URL and headers of its PUT."""
 
     path: Path
     offset_bytes: int
@@ -34,10 +34,10 @@ class Piece:
     headers: dict[str, str]
 
 
-def pieces_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[Piece]:
-    """What the control plane asks for: whole files and parts, in its order."""
+def parts_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[Part]:
+    """The parts that the control plane asks for, in its order. A small file is one part."""
     return [
-        Piece(
+        Part(
             path=folder / upload["path"],
             offset_bytes=each.get("offset_bytes", 0),
             size_bytes=each["size_bytes"],
@@ -49,12 +49,12 @@ def pieces_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[Piece]:
     ]
 
 
-def send(pieces: Sequence[Piece], sent: Callable[[int], None]) -> None:
-    """PUT every piece; ``sent`` hears from several threads how many bytes went out, and a negative number for those
-    that have to go again. Raises ``SendFailed`` for the first that cannot be sent, once the others at work have ended.
+def send(parts: Sequence[Part], sent: Callable[[int], None]) -> None:
+    """PUT every part. Several threads call ``sent`` with the bytes just sent, and with a negative number for bytes that
+    must be sent again. Raises ``SendFailed`` for the first part that fails, after the running ones have ended.
     """
     with httpx.Client(timeout=_TIMEOUT) as http, ThreadPoolExecutor(_PARALLEL) as pool:
-        tasks = [pool.submit(_send, http, piece, sent) for piece in pieces]
+        tasks = [pool.submit(_send, http, part, sent) for part in parts]
         done, waiting = wait(tasks, return_when=FIRST_EXCEPTION)
         for task in waiting:
             task.cancel()
@@ -62,13 +62,13 @@ def send(pieces: Sequence[Piece], sent: Callable[[int], None]) -> None:
             task.result()
 
 
-def _send(http: httpx.Client, piece: Piece, sent: Callable[[int], None]) -> None:
+def _send(http: httpx.Client, part: Part, sent: Callable[[int], None]) -> None:
     for attempt in range(1, _ATTEMPTS_MAX + 1):
-        body = _Body(piece, sent)
+        body = _Body(part, sent)
         try:
             # With its length in the headers httpx sends an iterator as it is, and not in chunks, which S3 refuses.
-            headers = piece.headers | {"content-length": str(piece.size_bytes)}
-            answer = http.put(piece.url, content=body, headers=headers)
+            headers = part.headers | {"content-length": str(part.size_bytes)}
+            answer = http.put(part.url, content=body, headers=headers)
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
         else:
@@ -76,28 +76,28 @@ def _send(http: httpx.Client, piece: Piece, sent: Callable[[int], None]) -> None
                 return
             failure = f"the store answered {answer.status_code}: {answer.text[:200]}"
             if answer.status_code < 500:
-                raise SendFailed(f"{piece.path.name}: {failure}")
+                raise SendFailed(f"{part.path.name}: {failure}")
         sent(-body.sent_bytes)
         if attempt < _ATTEMPTS_MAX:
             time.sleep(_BACKOFF_S * 2**attempt)
-    raise SendFailed(f"{piece.path.name}: tried {_ATTEMPTS_MAX} times; {failure}")
+    raise SendFailed(f"{part.path.name}: tried {_ATTEMPTS_MAX} times; {failure}")
 
 
 class _Body:
-    """The bytes of a piece, counted as they are taken."""
+    """The bytes of a part, counted as they are taken."""
 
-    def __init__(self, piece: Piece, sent: Callable[[int], None]) -> None:
-        self._piece = piece
+    def __init__(self, part: Part, sent: Callable[[int], None]) -> None:
+        self._part = part
         self._sent = sent
         self.sent_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._piece.path.open("rb") as stream:
-            stream.seek(self._piece.offset_bytes)
-            while left := self._piece.size_bytes - self.sent_bytes:
+        with self._part.path.open("rb") as stream:
+            stream.seek(self._part.offset_bytes)
+            while left := self._part.size_bytes - self.sent_bytes:
                 chunk = stream.read(min(_CHUNK_BYTES, left))
                 if not chunk:
-                    raise SendFailed(f"{self._piece.path.name}: it became shorter while it was sent; upload it again")
+                    raise SendFailed(f"{self._part.path.name}: it became shorter while it was sent; upload it again")
                 self.sent_bytes += len(chunk)
                 self._sent(len(chunk))
                 yield chunk

@@ -58,7 +58,7 @@ def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, d
     assert all(each["fix"] for each in found)
     assert examine(StackSettings(home=tmp_path / "no stack"), pause_s=0, as_json=False) == 1
     shown = capsys.readouterr().out
-    assert "belongs to nobody" in shown
+    assert "is free but not zeroed" in shown
     assert "restart the replica" in shown
 
 
@@ -71,8 +71,8 @@ def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_
     status, found = doctor()
     assert status == 1
     said = {(each["where"], each["what"]) for each in found}
-    assert ("snapshot tenants tn_of_nobody", "is published and not in Postgres") in said
-    assert ("gateway gw_late", "decides by another epoch of the snapshot") in said
+    assert ("snapshot tenants tn_of_nobody", "is published but not in Postgres") in said
+    assert ("gateway gw_late", "has applied another epoch of the snapshot") in said
     room.client.delete(redis_keys.gateway(late.id))
     OutboxRelay(engine, room.client, projections()).rebuild("the cure")
     wait_until(lambda: doctor() == (0, []), what="the cure to work")
@@ -88,4 +88,4 @@ def test_the_command_explains_itself():
         [sys.executable, "-m", "tenora", "doctor", "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert "--pause-s" in done.stdout
-    assert "two looks" in done.stdout
+    assert "Checks twice" in done.stdout

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from adapters.object_store.multipart import MIB, PART_BYTES_MIN
 from core.settings import RedisSettings
 from tenora.cli import main
-from tenora.upload.client import Uploader, Watcher, read_folder
-from tenora.upload.transport import pieces_of, send
+from tenora.upload.client import Uploader, UploadProgress, read_folder
+from tenora.upload.transport import parts_of, send
 from tests.conftest import create_database
 from tests.fixtures.control_plane.api import running_api
 from tests.fixtures.control_plane.worker import running_worker
@@ -72,7 +72,7 @@ def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_not
     first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
     for done in (first, again):
         assert done.exit_code == 0, done.output
-        assert "left out, being no part of an adapter: README.md, checkpoint-10, optimizer.pt" in done.output
+        assert "not uploaded (not part of an adapter): README.md, checkpoint-10, optimizer.pt" in done.output
     (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     assert f'is ready: call it as model="bot@{revision["id"]}"' in again.output
     assert (folder / "adapter_model.safetensors").stat().st_size > PART_BYTES_MIN
@@ -89,15 +89,15 @@ def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judg
 
 def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder):
     announced, sizes = [], []
-    uploader = Uploader(api.url, tenant.key, Watcher(sending=sizes.append))
+    uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append))
     found = read_folder(folder)
     uploader.ensure_adapter("bot", BASE.id)
     announced.append(uploader._announce(found, "bot"))
-    pieces = pieces_of(folder, announced[0]["uploads"])
-    assert len(pieces) >= 3
-    send(pieces[:2], lambda _: None)  # and then the process dies
+    parts = parts_of(folder, announced[0]["uploads"])
+    assert len(parts) >= 3
+    send(parts[:2], lambda _: None)  # and then the process dies
     done = tenora_upload(api, tenant, folder, "--timeout-s", "0")
-    assert (done.exit_code, "no verdict within 0 s" in done.output) == (1, True)
+    assert (done.exit_code, "validation did not finish within 0 s" in done.output) == (1, True)
     (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     assert (revision["id"], revision["status"]) == (announced[0]["id"], "validating")
     uploader.close()
@@ -105,15 +105,15 @@ def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder)
 
 def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     sizes, sent = [], []
-    uploader = Uploader(api.url, tenant.key, Watcher(sending=sizes.append, sent=sent.append))
+    uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append, sent=sent.append))
     uploader.ensure_adapter("bot", BASE.id)
     found = read_folder(folder)
-    pieces = pieces_of(folder, uploader._announce(found, "bot")["uploads"])
-    send(pieces[:2], lambda _: None)
+    parts = parts_of(folder, uploader._announce(found, "bot")["uploads"])
+    send(parts[:2], lambda _: None)
     revision = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"][0]
     uploader._send(found, f"/api/v1/adapters/bot/revisions/{revision['id']}")
     uploader.close()
-    assert sizes == [sum(piece.size_bytes for piece in pieces[2:])] == [sum(sent)]
+    assert sizes == [sum(part.size_bytes for part in parts[2:])] == [sum(sent)]
 
 
 def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(judging, judged, tmp_path):
@@ -149,6 +149,6 @@ def test_the_command_explains_itself_and_asks_for_a_key(folder):
     helped = subprocess.run(
         [sys.executable, "-m", "tenora", "upload", "--help"], capture_output=True, text=True, check=True
     )
-    assert "goes on where it stopped" in helped.stdout
+    assert "resumes an interrupted upload" in helped.stdout
     without = CliRunner().invoke(main, ["upload", str(folder), "--adapter", "bot"], env={"TENORA_API_KEY": ""})
     assert (without.exit_code, "TENORA_API_KEY" in without.output) == (1, True)

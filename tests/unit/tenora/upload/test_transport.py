@@ -1,4 +1,4 @@
-"""Sending pieces of files, against a store that fails in the ways stores do (a stand-in on a socket)."""
+"""Sending parts of files, against a store that fails in the ways stores do (a stand-in on a socket)."""
 
 import threading
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tenora.upload.transport import Piece, SendFailed, pieces_of, send
+from tenora.upload.transport import Part, SendFailed, parts_of, send
 
 BODY = bytes(range(256)) * 4096
 BODY_BYTES = len(BODY)
@@ -56,16 +56,16 @@ def file(tmp_path):
     return tmp_path / "weights"
 
 
-def piece(store, file, *, number=0, offset=0, size=BODY_BYTES) -> Piece:
-    return Piece(
+def part(store, file, *, number=0, offset=0, size=BODY_BYTES) -> Part:
+    return Part(
         path=file, offset_bytes=offset, size_bytes=size, url=f"{store.url}/{number}", headers={"x-amz-checksum": "abc"}
     )
 
 
-def test_pieces_arrive_whole_with_their_length_and_headers(store, file):
+def test_parts_arrive_whole_with_their_length_and_headers(store, file):
     sent = []
     half = len(BODY) // 2
-    parts = [piece(store, file, number=1, size=half), piece(store, file, number=2, offset=half, size=half)]
+    parts = [part(store, file, number=1, size=half), part(store, file, number=2, offset=half, size=half)]
     send(parts, sent.append)
     assert store.received == {"/1": BODY[:half], "/2": BODY[half:]}
     assert sum(sent) == len(BODY)
@@ -78,14 +78,14 @@ def test_a_store_that_fails_for_a_while_is_asked_again_and_the_count_stays_right
     monkeypatch.setattr("tenora.upload.transport._BACKOFF_S", 0.01)
     store.answers = [503, 500]
     sent = []
-    send([piece(store, file)], sent.append)
+    send([part(store, file)], sent.append)
     assert (store.requests, store.received["/0"], sum(sent)) == (3, BODY, len(BODY))
 
 
 def test_a_refusal_is_final_and_says_why(store, file):
     store.answers = [403]
     with pytest.raises(SendFailed, match="weights: the store answered 403"):
-        send([piece(store, file)], lambda _: None)
+        send([part(store, file)], lambda _: None)
     assert store.requests == 1
 
 
@@ -93,21 +93,21 @@ def test_a_store_that_stays_away_ends_the_attempts(file, monkeypatch):
     monkeypatch.setattr("tenora.upload.transport._BACKOFF_S", 0.01)
     nowhere = Store(url="http://127.0.0.1:9")
     with pytest.raises(SendFailed, match="tried 4 times"):
-        send([piece(nowhere, file)], lambda _: None)
+        send([part(nowhere, file)], lambda _: None)
 
 
 def test_a_file_that_shrinks_is_said_so(store, file):
     with pytest.raises(SendFailed, match="became shorter"):
-        send([piece(store, file, size=len(BODY) + 1)], lambda _: None)
+        send([part(store, file, size=len(BODY) + 1)], lambda _: None)
 
 
-def test_the_control_planes_answer_becomes_pieces_in_its_order(tmp_path):
+def test_the_control_planes_answer_becomes_parts_in_its_order(tmp_path):
     part = {"number": 2, "offset_bytes": 5, "size_bytes": 3, "url": "u2", "headers": {}}
     uploads = [
         {"path": "a", "size_bytes": 2, "url": "u1", "headers": {"h": "1"}, "parts": []},
         {"path": "b", "size_bytes": 8, "url": None, "headers": {}, "parts": [part]},
     ]
-    assert pieces_of(tmp_path, uploads) == [
-        Piece(path=tmp_path / "a", offset_bytes=0, size_bytes=2, url="u1", headers={"h": "1"}),
-        Piece(path=tmp_path / "b", offset_bytes=5, size_bytes=3, url="u2", headers={}),
+    assert parts_of(tmp_path, uploads) == [
+        Part(path=tmp_path / "a", offset_bytes=0, size_bytes=2, url="u1", headers={"h": "1"}),
+        Part(path=tmp_path / "b", offset_bytes=5, size_bytes=3, url="u2", headers={}),
     ]
