@@ -1,8 +1,8 @@
-"""Removes stored revisions that no row knows: what a worker leaves that dies between storing one and recording it, and
-whose upload nobody validates again.
+"""Removes stored revisions without a row in the database. A worker leaves one when it dies between storing a revision
+and recording it, and no other worker validates the upload again.
 
-Safe against whoever is storing the same digest now: it is removed under the digest's lock, and recorded under it only
-after a look that it is whole.
+A concurrent worker that stores the same digest is safe: the object is removed under the digest's lock, and a revision
+is recorded under the same lock only after a check that the object is complete.
 """
 
 from datetime import timedelta
@@ -21,31 +21,33 @@ from core.db import unit_of_work
 
 
 class OrphanSweep:
-    """Goes round all that is stored, a batch a step. A round that is cut short begins anew."""
+    """Sweeps the object store in batches, one a round of the loop. An interrupted sweep starts again from the
+    beginning.
+    """
 
     def __init__(self, engine: Engine, store: AdapterStore, settings: WorkerSettings) -> None:
         self._engine = engine
         self._store = store
         self._settings = settings
-        self._round = store.stored()
+        self._listing = store.stored()
 
     def run_once(self) -> bool:
-        """Look at the next batch; whether there is more of this round."""
+        """Check the next batch. Returns whether the sweep has more."""
         try:
-            batch = list(islice(self._round, self._settings.cleanup_batch_max))
+            batch = list(islice(self._listing, self._settings.cleanup_batch_max))
         except Exception:
-            self._round = self._store.stored()
+            self._listing = self._store.stored()
             raise
         before = clock.now() - timedelta(seconds=self._settings.orphan_age_s)
-        for digest in self._unknown([digest for digest, written_at in batch if written_at < before]):
-            structlog.get_logger().info("a stored revision that no row knows is removed", digest=digest)
+        for digest in self._unreferenced([digest for digest, written_at in batch if written_at < before]):
+            structlog.get_logger().info("orphaned stored revision removed", digest=digest)
             stored_digests.remove_unrecorded(self._engine, self._store, digest)
         if len(batch) == self._settings.cleanup_batch_max:
             return True
-        self._round = self._store.stored()
+        self._listing = self._store.stored()
         return False
 
-    def _unknown(self, digests: list[str]) -> list[str]:
+    def _unreferenced(self, digests: list[str]) -> list[str]:
         known = select(Revision.checked_digest).where(
             col(Revision.checked_digest).in_(digests), col(Revision.stored_removed_at).is_(None)
         )

@@ -1,5 +1,5 @@
-"""The end of stored revisions: what deleted adapters and failed canaries leave in the object store goes after its
-quarantine. Nobody can reach it meanwhile, since no route names it; an operator still can.
+"""Removes stored revisions of deleted adapters and of rejected revisions after their quarantine. No route names them in
+the meantime, so no request can reach them; an operator still can.
 """
 
 from datetime import timedelta
@@ -18,8 +18,8 @@ from core.db import database_now, unit_of_work
 
 
 class StoredRevisionCleanup:
-    """One step removes a batch. Dying halfway leaves the rest for the next step: deleting twice is no error. With the
-    store away, nothing is marked as removed.
+    """One round removes a batch. After a crash the next round removes the rest; deleting twice is no error. While the
+    store is unavailable, nothing is marked as removed.
     """
 
     def __init__(self, engine: Engine, store: AdapterStore, settings: WorkerSettings) -> None:
@@ -28,7 +28,7 @@ class StoredRevisionCleanup:
         self._settings = settings
 
     def run_once(self) -> bool:
-        """Remove what is due, then say of revocations that all is gone; whether there may be more."""
+        """Remove the due revisions, then mark the revocations that are complete. Returns whether more may be due."""
         with unit_of_work(self._engine) as session:
             due = self._due(session)
         for revision_id, digest in due:
@@ -49,23 +49,25 @@ class StoredRevisionCleanup:
         structlog.get_logger().info("stored revision removed", revision_id=revision_id, digest=digest, shared=needed)
 
     def _due(self, session: Session) -> list[tuple[str, str]]:
-        """Stored revisions that were rejected, or whose adapter every replica has forgotten, for the quarantine."""
+        """Stored revisions whose quarantine is over: rejected, or of a deleted adapter that every replica has
+        unloaded.
+        """
         past = database_now(session) - timedelta(seconds=self._settings.revocation_quarantine_s)
-        forgotten = select(AdapterRevocation.adapter_id).where(
+        unloaded = select(AdapterRevocation.adapter_id).where(
             AdapterRevocation.reason == "deleted", col(AdapterRevocation.unloaded_at) <= past
         )
         rejected = (col(Revision.status) == "rejected") & (col(Revision.decided_at) <= past)
         rows = (
             select(Revision.id, Revision.checked_digest)
             .where(col(Revision.checked_digest).is_not(None), col(Revision.stored_removed_at).is_(None))
-            .where(rejected | col(Revision.adapter_id).in_(forgotten))
+            .where(rejected | col(Revision.adapter_id).in_(unloaded))
             .order_by(col(Revision.id))
             .limit(self._settings.cleanup_batch_max)
         )
         return [(revision_id, digest) for revision_id, digest in session.exec(rows) if digest is not None]
 
     def _close(self, session: Session) -> None:
-        """Revocations of deleted adapters of which nothing is stored any more."""
+        """Mark the revocations of deleted adapters that have no stored revision left."""
         remaining = select(Revision.id).where(
             Revision.adapter_id == AdapterRevocation.adapter_id,
             col(Revision.checked_digest).is_not(None),

@@ -1,8 +1,9 @@
-"""Removes what uploads leave behind: announcements never completed, the objects and open multipart uploads of revisions
-that are decided, and multipart uploads that no row knows.
+"""Removes the leftovers of uploads: announcements that were never completed, the objects and open multipart uploads of
+decided revisions, and multipart uploads without a row.
 
-A tenant's files go only once every presigned URL for them has expired, since ``uploads`` signs none beyond one lifetime
-after the announcement. Only a PUT that began before and is still running then can leave an object, which nobody reads.
+A tenant's files are removed only after every presigned URL for them has expired; ``revisions/uploads`` signs none that
+outlives the announcement by more than one lifetime. Only a PUT that started earlier and is still running can leave an
+object, and no process reads it.
 """
 
 from datetime import timedelta
@@ -19,7 +20,7 @@ from core.db import unit_of_work
 
 
 class UploadCleanup:
-    """One step removes a batch. Dying halfway leaves objects for the next step: deleting twice is no error."""
+    """One round removes a batch. After a crash the next round removes the rest; deleting twice is no error."""
 
     def __init__(
         self, engine: Engine, store: UploadStore, *, upload_expires_s: int, url_expires_s: int, batch_max: int
@@ -31,8 +32,8 @@ class UploadCleanup:
         self._batch_max = batch_max
 
     def run_once(self) -> bool:
-        """Reject what expired, remove the objects of decided revisions, and give up multipart uploads older than any
-        announcement that may still be completed; whether there may be more.
+        """Reject expired announcements, remove the objects of decided revisions, and abort multipart uploads that are
+        older than any announcement which may still be completed. Returns whether more may be due.
         """
         with unit_of_work(self._engine) as session:
             expired = validation_jobs.reject_expired(session, expires_s=self._upload_expires_s, limit=self._batch_max)
@@ -45,7 +46,7 @@ class UploadCleanup:
         before = clock.now() - timedelta(seconds=self._upload_expires_s)
         abandoned = self._store.abort_abandoned(before, limit=self._batch_max)
         if abandoned:
-            structlog.get_logger().info("multipart uploads given up", uploads=abandoned)
+            structlog.get_logger().info("abandoned multipart uploads aborted", uploads=abandoned)
         return max(expired, len(decided), abandoned) == self._batch_max
 
     def _decided(self, session: Session) -> list[str]:

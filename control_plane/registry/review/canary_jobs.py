@@ -1,9 +1,10 @@
-"""The last step before a revision is ready: some replica has run it, beside its base. Which one to ask, and what the
-answer means; carrying jobs and results is ``canary_exchange``.
+"""The last step before a revision is ready: a replica runs it and compares it with its base model. This module decides
+which pool to ask and what a result means; ``canary_worker`` carries jobs and results.
 
-A row says who has been asked, so a crash anywhere leaves it to be asked again. Fails closed: no answer, never ready. An
-attempt counts against a revision when its replica died of it, or when nothing came of it although replicas were there
-all the time; not while it waits or runs, and not when it was answered "later" or its pool was away.
+The row records who was asked, so after a crash the revision is asked for again. Fails closed: without a result a
+revision never becomes ready. An attempt counts against a revision when its replica died during the run, or when it
+stayed unanswered although replicas were ready all the time. It does not count while it waits or runs, when the result
+was "later", or when its pool was away.
 """
 
 from collections import Counter
@@ -26,18 +27,18 @@ from core.db import database_now
 from core.rank_classes import rank_above
 
 AttemptState = Literal["open", "replica_died", "lost"]
-"""What became of an attempt that was not answered in time: it waits or runs, took its replica with it, or is lost."""
+"""The state of an attempt that was not answered in time: open (waiting or running), its replica died, or lost."""
 
-_LATER: Final = "the last run gave no verdict, for reasons that say nothing of the adapter; it is run again"
+_LATER: Final = "the last run gave no verdict for a reason unrelated to the adapter; it will be repeated"
 _TEXT_MAX: Final = 2000
 _OVERDUE_MAX: Final = 1000
-_CURE: Final = "upload a corrected adapter as a new revision"
+_FIX: Final = "upload a corrected adapter as a new revision"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPool:
-    """Ready replicas of one base model with one largest rank. It is asked for ranks in (``rank_above``, ``rank_max``],
-    which no cheaper living pool serves.
+    """The ready replicas of one base model with one largest rank. The pool runs revisions with a rank in
+    (``rank_above``, ``rank_max``], which no smaller live pool serves.
     """
 
     base_model: str
@@ -64,14 +65,14 @@ def pools_of(alive: Sequence[ReplicaStatus]) -> list[ReplicaPool]:
 
 
 def overdue(session: Session, settings: WorkerSettings) -> dict[str, int]:
-    """Revisions that were asked for and not answered in time, with their attempt; the longest unanswered first."""
+    """Revisions whose canary run was not answered in time, with the number of the attempt; the oldest first."""
     asked = col(Revision.canary_asked_at)
     late = _waiting(Revision.id, Revision.canary_attempts).where(asked < _timed_out(session, settings))
     return {found.id: found.canary_attempts for found in session.exec(late.order_by(asked).limit(_OVERDUE_MAX))}
 
 
 def extend(session: Session, attempts: Mapping[str, int]) -> None:
-    """Wait on for these attempts, by revision."""
+    """Restart the timeout of these attempts, which are still open, by revision."""
     rows = _waiting(Revision).where(col(Revision.id).in_(attempts)).with_for_update(of=Revision, skip_locked=True)
     for row in session.exec(rows).all():
         if row.canary_attempts == attempts[row.id]:
@@ -82,9 +83,9 @@ def extend(session: Session, attempts: Mapping[str, int]) -> None:
 def request_runs(
     session: Session, pool: ReplicaPool, states: Mapping[tuple[str, int], AttemptState], settings: WorkerSettings
 ) -> list[CanaryJob]:
-    """Choose whose turn it is at this pool, as many as it can take now, and note that each is asked. ``states`` are of
-    overdue attempts, by revision and number; one that is not in it is left alone. A revision of which
-    ``canary_attempts_max`` attempts count is rejected.
+    """Choose the next revisions for this pool, as many as it can take, and record that each was asked. ``states`` has
+    the overdue attempts, by revision and attempt; an overdue attempt that is missing there is skipped. A revision is
+    rejected once ``canary_attempts_max`` of its attempts count.
     """
     timed_out = _timed_out(session, settings)
     asked = col(Revision.canary_asked_at)
@@ -102,7 +103,7 @@ def request_runs(
         locked = select(Revision).where(Revision.id == revision_id, Revision.status == "validating")
         row = session.exec(locked.with_for_update(skip_locked=True)).first()
         if row is None or (row.canary_asked_at is not None and row.canary_asked_at >= timed_out):
-            continue  # somebody else has just asked, or decided
+            continue  # another worker has asked or decided
         if row.canary_asked_at is None or _counts(row, states):
             if row.canary_attempts >= settings.canary_attempts_max:
                 _reject_unanswered(session, row)
@@ -115,20 +116,20 @@ def request_runs(
 
 
 def _counts(row: Revision, states: Mapping[tuple[str, int], AttemptState]) -> bool:
-    """Whether the row's last attempt does. A row on which something was noted since then was answered "later", or its
-    pool was away.
+    """Whether the row's last attempt counts. A row with a note since then had the result "later", or its pool was
+    away.
     """
     return row.canary is None or states.get((row.id, row.canary_attempts)) == "replica_died"
 
 
 def _reject_unanswered(session: Session, row: Revision) -> None:
-    message = f"{row.canary_attempts} runs on a replica were not answered; upload it again, or ask the operator"
+    message = f"{row.canary_attempts} canary runs were not answered; upload the adapter again, or contact the operator"
     metrics.CANARIES.labels("canary_failed").inc()
     decision.reject(session, row, [decision.problem("canary_failed", message)])
 
 
 def mark_waiting(session: Session, pools: Sequence[ReplicaPool], settings: WorkerSettings) -> int:
-    """Note on revisions that no living pool can run that they wait."""
+    """Add a note to revisions that no live pool can run. Returns their number."""
     largest = {pool.base_model: pool.rank_max for pool in pools}  # pools ascend by rank
     servable = or_(
         false(), *((col(Adapter.base_model) == base) & (col(Revision.rank) <= rank) for base, rank in largest.items())
@@ -138,19 +139,19 @@ def mark_waiting(session: Session, pools: Sequence[ReplicaPool], settings: Worke
     found = session.exec(rows.with_for_update(of=Revision, skip_locked=True)).all()
     for row in found:
         row.canary = {
-            "waiting": f"no replica that serves rank {row.rank} of this base model is ready; the revision is run, and "
-            "becomes ready, when one is"
+            "waiting": f"no replica that serves rank {row.rank} of this base model is ready; the canary run starts "
+            "when one is"
         }
         session.add(row)
     return len(found)
 
 
 def decide(session: Session, result: CanaryResult) -> bool:
-    """Make a run's outcome the revision's; False for one that came too late, or of an adapter that is revoked. Without
-    a verdict the revision is asked for again when the time of its attempt is up.
+    """Apply the result of a canary run. Returns False for a late result, for a revoked adapter and for a result without
+    a verdict, after which the revision is asked for again when its attempt times out.
 
-    A failure counts only from the newest attempt, since a later one may do better. That it ran well is true whenever
-    it was found: a revision never changes.
+    A failure counts only from the newest attempt, because a later one may succeed. A success counts from any attempt,
+    because a revision never changes.
     """
     asked = col(Revision.canary_attempts)
     locked = select(Revision).where(
@@ -167,7 +168,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
         return False
     if row is None or session.exec(_revoked(row.adapter_id)).first():
         return False
-    assert row.canary_asked_at is not None, "the query asks for it"
+    assert row.canary_asked_at is not None, "the query requires it"
     seconds = (database_now(session) - row.canary_asked_at).total_seconds()
     metrics.CANARY_SECONDS.observe(seconds)
     metrics.CANARIES.labels(result.code or "").inc()
@@ -175,8 +176,8 @@ def decide(session: Session, result: CanaryResult) -> bool:
     if result.code is None:
         decision.accept(session, row)
     else:
-        said = _text(result.message).rstrip(".") or "the run on a replica failed"
-        decision.reject(session, row, [decision.problem(result.code, f"{said}; {_CURE}")])
+        message = _text(result.message).rstrip(".") or "the run on a replica failed"
+        decision.reject(session, row, [decision.problem(result.code, f"{message}; {_FIX}")])
     return True
 
 
@@ -185,7 +186,7 @@ def _timed_out(session: Session, settings: WorkerSettings) -> datetime:
 
 
 def _waiting(*columns: Any) -> Any:
-    """A select over checked revisions that no replica's run has decided, of adapters that are not revoked."""
+    """A select over validated revisions without a canary verdict, of adapters that are not revoked."""
     return (
         select(*columns)
         .select_from(Revision)
@@ -229,5 +230,5 @@ def _report(result: CanaryResult) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """What a model wrote, as Postgres can keep it: bounded, and without the NUL that JSONB refuses."""
+    """A model's text for Postgres: truncated, and without NUL, which JSONB refuses."""
     return text[:_TEXT_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}")

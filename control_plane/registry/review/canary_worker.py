@@ -1,5 +1,5 @@
-"""Carries canary jobs to the pools' lists in Redis and results back to the rows. No Redis call is made inside a
-transaction; what is lost on the way is asked for again after its time.
+"""Carries canary jobs to the pools' lists in Redis, and results back to the rows. No transaction contains a call to
+Redis. A job or result that gets lost is requested again after its timeout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from core.db import unit_of_work
 
 
 class CanaryWorker:
-    """One step collects what has come back, then asks. Any number may run: rows are locked, and results that two of
-    them read decide once.
+    """One round collects results, then requests runs. Any number of workers may run: rows are locked, and a result that
+    two of them read is applied once.
     """
 
     def __init__(self, engine: Engine, redis: Redis, settings: WorkerSettings) -> None:
@@ -31,15 +31,17 @@ class CanaryWorker:
         self._settings = settings
 
     def run_once(self) -> bool:
-        """Collect and ask; whether there may be more at once."""
+        """Collect results and request runs. Returns whether more results may be waiting."""
         alive = fleet.statuses(self._redis)
-        states = self._attempt_states(alive)  # before collecting: whoever answers after this look is still seen to run
+        states = self._attempt_states(
+            alive
+        )  # before collecting: a replica that answers after this scan still counts as running
         collected = self._collect()
         self._ask(canary_jobs.pools_of(alive), states)
         return collected == self._settings.canary_batch_max
 
     def _attempt_states(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], AttemptState]:
-        """What became of the attempts that are overdue, by revision and number."""
+        """The states of the overdue attempts, by revision and attempt."""
         with unit_of_work(self._engine) as session:
             attempts = canary_jobs.overdue(session, self._settings)
         if not attempts:
@@ -59,24 +61,26 @@ class CanaryWorker:
         return states
 
     def _waiting(self, pool: ReplicaPool) -> list[tuple[str, int]]:
-        """The attempts in a pool's list that nobody has taken."""
-        lying = cast("list[bytes]", self._redis.lrange(redis_keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
-        return [(job.revision_id, job.attempt) for job in (msgspec.json.decode(each, type=CanaryJob) for each in lying)]
+        """The attempts in a pool's list that no replica has taken."""
+        waiting = cast("list[bytes]", self._redis.lrange(redis_keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
+        return [
+            (job.revision_id, job.attempt) for job in (msgspec.json.decode(each, type=CanaryJob) for each in waiting)
+        ]
 
     def _collect(self) -> int:
-        """Decide by the oldest results. One leaves its list only after its decision is committed."""
+        """Apply the oldest results. A result leaves its list only after its decision is committed."""
         batch_max = self._settings.canary_batch_max
         results = cast("list[bytes]", self._redis.lrange(redis_keys.CANARY_RESULTS, -batch_max, -1))
         for encoded in reversed(results):
             try:
                 result = msgspec.json.decode(encoded, type=CanaryResult)
             except msgspec.MsgspecError as error:
-                structlog.get_logger().error("canary result cannot be read", error=str(error))
+                structlog.get_logger().error("canary result unreadable", error=str(error))
             else:
                 with unit_of_work(self._engine) as session:
                     decided = canary_jobs.decide(session, result)
                 structlog.get_logger().info(
-                    "canary result",
+                    "canary result applied",
                     revision_id=result.revision_id,
                     code=result.code,
                     decided=decided,
@@ -93,4 +97,4 @@ class CanaryWorker:
                 jobs = canary_jobs.request_runs(session, pool, states, self._settings)
             for job in jobs:
                 self._redis.lpush(redis_keys.canary_jobs(job.base_model, job.rank_class), msgspec.json.encode(job))
-                structlog.get_logger().info("canary asked", revision_id=job.revision_id, attempt=job.attempt)
+                structlog.get_logger().info("canary run requested", revision_id=job.revision_id, attempt=job.attempt)

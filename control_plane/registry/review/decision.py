@@ -1,7 +1,7 @@
-"""The end of a revision's judgement: ready or rejected, once, with its report, its audit row and its route.
+"""The final decision on a revision: ready or rejected, once, with its report, its audit row and its route.
 
-Who decides, and when, is said in ``validation`` (the files), ``canary`` (a replica's run) and ``revocations`` (an
-adapter that is deleted before its revision is ready).
+``validation_jobs`` decides by the files, ``canary_jobs`` by a replica's run, and ``revocations`` rejects open revisions
+of a deleted adapter.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from control_plane.registry.models import Adapter, Revision
 from core.db import database_now
 
 WORKER: Final = "control_plane.worker"
-"""The actor of what no person did."""
+"""The actor of automatic decisions."""
 
 
 def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
-    """Make a checked revision ready and have it routed. The caller holds the row, and saw it ``validating``."""
+    """Make a validated revision ready and publish its route. The caller has locked the row in the state validating."""
     assert row.checked_digest is not None, "only what validation accepted can be ready"
     row.status, row.digest = "ready", row.checked_digest
     _close(session, row, codes=[], actor=actor)
@@ -32,19 +32,19 @@ def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
 
 
 def reject(session: Session, row: Revision, problems: Sequence[dict[str, Any]], *, actor: str = WORKER) -> None:
-    """Make an open revision rejected for these problems; what notes it has stay. The caller holds the row."""
+    """Reject an open revision for these problems and keep its notes. The caller has locked the row."""
     row.status = "rejected"
     row.report = {"problems": list(problems), "notes": (row.report or {}).get("notes", [])}
     _close(session, row, codes=[problem["code"] for problem in problems], actor=actor)
 
 
 def problem(code: str, message: str) -> dict[str, Any]:
-    """A problem that is of the whole revision, not of one file."""
+    """A problem of the whole revision instead of one file."""
     return {"code": code, "message": message, "file": None, "where": None}
 
 
 def reject_open(session: Session, *, adapter_id: str, reason: dict[str, Any], actor: str) -> None:
-    """Reject every revision of an adapter that is not decided yet. Waits for who decides one right now."""
+    """Reject every undecided revision of an adapter. Waits for a worker that is deciding one."""
     rows = select(Revision).where(
         Revision.adapter_id == adapter_id, col(Revision.status).in_(("uploading", "validating"))
     )

@@ -1,6 +1,6 @@
-"""Whose revision is next, where many wait for the same workers or replicas: tenants take turns.
+"""The order in which revisions that wait for the same workers or replicas are served: tenants take turns.
 
-A tenant's first of an hour comes before another's second. What each turn is spent on is said where it is taken.
+A tenant's first revision of an hour comes before another tenant's second one.
 """
 
 from datetime import timedelta
@@ -16,8 +16,9 @@ _REMEMBERED: Final = timedelta(hours=1)
 
 
 def turns(session: Session) -> Any:
-    """A subquery of ``id`` and ``turn``: the place of every open revision among its tenant's. Those completed within
-    the last hour count although they are decided, or whoever sent many first would stay first until the last of them.
+    """A subquery of ``id`` and ``turn``: the position of every waiting revision among its tenant's. Revisions that were
+    completed within the last hour count even when they are decided; otherwise a tenant with many early uploads would
+    stay first until its last one.
     """
     waiting = select(Revision.tenant_id).where(Revision.status == "validating")
     recent = col(Revision.completed_at) > database_now(session) - _REMEMBERED

@@ -1,8 +1,8 @@
-"""The worker's side of a revision: take one up under a lease, have it validated, and record the verdict once. What is
-accepted still has to be run by a replica: see ``canary``.
+"""Validation jobs: claim a revision under a lease, renew it, and record the verdict once. ``canary_jobs`` has an
+accepted revision run by a replica.
 
-Validation itself runs outside any transaction. A worker that dies loses its lease and another takes the revision up; a
-worker that only lost its lease finds its attempt outdated when it comes to record, and its verdict is dropped.
+Validation itself runs outside any transaction. When a worker dies, its lease expires and another worker claims the
+revision. A worker that only lost its lease finds its attempt outdated when it records, and its verdict is dropped.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from core.rank_classes import class_for
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationJob:
-    """All that validating one revision needs. ``attempt`` fences: only the newest may record or prolong."""
+    """The input of one validation. ``attempt`` is a fencing token: only the newest attempt may renew or record."""
 
     revision_id: str
     tenant_id: str
@@ -40,10 +40,9 @@ class ValidationJob:
 
 
 def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob | None:
-    """Take up the revision that has waited longest of the tenant whose turn it is, and that nobody holds; None when
-    there is none.
+    """Claim the oldest unleased revision of the tenant whose turn it is. Returns None without one.
 
-    A revision that has already cost ``attempts_max`` workers is rejected instead.
+    A revision whose validation was already cut short ``attempts_max`` times is rejected instead.
     """
     order = tenant_turns.turns(session)
     waiting = (
@@ -58,7 +57,8 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
     if row is None:
         return None
     if row.attempts >= attempts_max:
-        message = f"validation was cut short {row.attempts} times; upload it again, or ask the platform's operator"
+        message = f"validation was cut short {row.attempts} times; upload the adapter again, or contact the platform's "
+        "operator"
         decision.reject(session, row, [decision.problem("validation_failed", message)])
         return None
     row.attempts += 1
@@ -78,7 +78,7 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
 
 
 def renew_lease(session: Session, job: ValidationJob, *, lease_s: int) -> bool:
-    """Hold the job for ``lease_s`` from now; False when it is no longer this worker's."""
+    """Extend the lease to ``lease_s`` from now. Returns False when another worker has the job."""
     row = _held(session, job)
     if row is None:
         return False
@@ -88,8 +88,8 @@ def renew_lease(session: Session, job: ValidationJob, *, lease_s: int) -> bool:
 
 
 def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool) -> None:
-    """Return a job that cannot go on now, tried again after a pause; one that could not even begin, such as with S3
-    down, does not count.
+    """Release a job that cannot continue now; it is tried again after a pause. With ``counted`` False, for example
+    during an outage of S3, the attempt does not count.
     """
     row = _held(session, job)
     if row is not None:
@@ -99,8 +99,8 @@ def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool
 
 
 def record(session: Session, job: ValidationJob, verdict: Verdict, *, canary_required: bool) -> bool:
-    """Make the verdict the revision's: rejected, ready, or where a canary is required, to be run by a replica first.
-    False when another worker has the job now, or the adapter is gone. The caller holds an accepted digest's lock.
+    """Apply the verdict: reject the revision, or make it ready, or queue its canary run where one is required. Returns
+    False when another worker has the job or the adapter was deleted. The caller holds the lock of an accepted digest.
     """
     row = _held(session, job)
     if row is None:
@@ -109,8 +109,8 @@ def record(session: Session, job: ValidationJob, verdict: Verdict, *, canary_req
     if not verdict.accepted:
         decision.reject(session, row, list(msgspec.to_builtins(verdict.problems)))
         return True
-    assert verdict.manifest is not None, "what is accepted has a manifest"
-    # The classes may have changed since the job was taken.
+    assert verdict.manifest is not None, "an accepted verdict has a manifest"
+    # The classes may have changed since the job was claimed.
     classes = base_models.spec_of(session, session.get_one(Adapter, row.adapter_id).base_model).classes
     row.checked_digest = verdict.digest
     row.rank, row.rank_class = verdict.manifest.rank, class_for(verdict.manifest.rank, classes)
@@ -122,7 +122,7 @@ def record(session: Session, job: ValidationJob, verdict: Verdict, *, canary_req
 
 
 def reject_expired(session: Session, *, expires_s: int, limit: int) -> int:
-    """Give up uploads that were announced ``expires_s`` ago and never completed; returns how many."""
+    """Reject uploads that were announced ``expires_s`` ago and never completed. Returns their number."""
     old = (
         select(Revision)
         .where(

@@ -1,4 +1,4 @@
-"""One step of a validating worker: take a revision up, keep its lease while it is looked at, record the verdict."""
+"""One round of the validation loop: claim a revision, keep its lease during validation, and record the verdict."""
 
 import threading
 import time
@@ -23,11 +23,11 @@ from core.errors import Unavailable
 
 
 class StoredObjectIncomplete(Unavailable):
-    """The object was stored and removed at the same time: it is not whole, and has to be stored again."""
+    """The object was removed while it was stored. It is incomplete and must be stored again."""
 
 
 class ValidationWorker:
-    """Validates one revision a step. Fails closed: without a recorded verdict a revision is never ready."""
+    """Validates one revision in each round. Fails closed: without a recorded verdict a revision never becomes ready."""
 
     def __init__(self, engine: Engine, store: AdapterStore, upload: UploadSettings, worker: WorkerSettings) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class ValidationWorker:
         self._worker = worker
 
     def run_once(self) -> bool:
-        """Validate the revision whose turn it is; whether there was one."""
+        """Validate the next revision. Returns whether there was one."""
         with unit_of_work(self._engine) as session:
             job = validation_jobs.claim(
                 session, lease_s=self._worker.validation_lease_s, attempts_max=self._worker.validation_attempts_max
@@ -46,7 +46,7 @@ class ValidationWorker:
         log = structlog.get_logger().bind(revision_id=job.revision_id, tenant_id=job.tenant_id, attempt=job.attempt)
         started = time.monotonic()
         try:
-            with self._lease_kept(job):
+            with self._renewing_lease(job):
                 verdict = ingest(
                     self._store,
                     revision_id=job.revision_id,
@@ -58,7 +58,7 @@ class ValidationWorker:
                 )
                 recorded = self._record(job, verdict)
         except Unavailable as error:
-            log.warning("validation is put off", error=error.message)
+            log.warning("validation postponed", error=error.message)
             with unit_of_work(self._engine) as session:
                 validation_jobs.release(
                     session,
@@ -70,40 +70,42 @@ class ValidationWorker:
         if verdict.digest is not None and not recorded:
             stored_digests.remove_unrecorded(self._engine, self._store, verdict.digest)
         metrics.VALIDATION_SECONDS.observe(time.monotonic() - started)
-        log.info("revision decided", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
+        log.info("revision validated", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
         return True
 
     def _record(self, job: ValidationJob, verdict: Verdict) -> bool:
-        """Record under the digest's lock, and only what is stored whole: ``removal`` may have been at work on it."""
+        """Record under the digest's lock, and only a complete object: ``cleanup`` may have removed it in the
+        meantime.
+        """
         if verdict.manifest is None or not verdict.accepted:
             with unit_of_work(self._engine) as session:
                 return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
         digest = verdict.manifest.digest
         with stored_digests.digest_lock(self._engine, digest):
             if not stored_digests.is_complete(self._store, verdict.manifest):
-                self._store.remove_revision(digest)  # or nobody would ever store it again
-                raise StoredObjectIncomplete(f"{digest} was removed while it was stored; it is stored again")
+                self._store.remove_revision(digest)  # otherwise no worker would store it again
+                raise StoredObjectIncomplete(f"{digest} was removed while it was stored; it will be stored again")
             with unit_of_work(self._engine) as session:
                 return validation_jobs.record(session, job, verdict, canary_required=self._worker.canary_required)
 
     @contextmanager
-    def _lease_kept(self, job: ValidationJob) -> Iterator[None]:
-        """Prolong the lease while the block runs. When Postgres is away the lease may be lost; ``record`` will tell."""
+    def _renewing_lease(self, job: ValidationJob) -> Iterator[None]:
+        """Renew the lease while the block runs. The lease may get lost while Postgres is away; ``record`` checks it."""
         done = threading.Event()
 
-        def keep() -> None:
+        def renew() -> None:
             while not done.wait(self._worker.validation_lease_s / 3):
                 try:
                     with unit_of_work(self._engine) as session:
                         if not validation_jobs.renew_lease(session, job, lease_s=self._worker.validation_lease_s):
                             return
                 except SQLAlchemyError as error:
-                    structlog.get_logger().warning("lease not prolonged", error=str(error).splitlines()[0][:300])
+                    structlog.get_logger().warning("lease not renewed", error=str(error).splitlines()[0][:300])
 
-        keeper = threading.Thread(target=keep, name="lease-keeper", daemon=True)
-        keeper.start()
+        renewal = threading.Thread(target=renew, name="lease-renewal", daemon=True)
+        renewal.start()
         try:
             yield
         finally:
             done.set()
-            keeper.join()
+            renewal.join()

@@ -1,6 +1,7 @@
-"""Routes of a tenant's revisions: announced, uploaded straight to the object store, completed, then shown.
+"""A tenant's routes over revisions, and the admin's route over rank classes. A revision is announced, uploaded directly
+to the object store, completed and then read.
 
-What each step does is ``revisions`` and ``uploads``; their transactions and their calls to the store never overlap.
+``service`` and ``uploads`` implement the steps; their transactions and their calls to the store never overlap.
 """
 
 from litestar import Controller, Response, get, post
@@ -45,7 +46,9 @@ class Revisions(Controller):
         upload: NamedDependency[UploadSettings],
         engine: NamedDependency[Engine],
     ) -> Response[RevisionCreated]:
-        """Announce the files of a revision; the answer says where to PUT each, large ones in parts."""
+        """Announce the files of a revision. The response has a presigned URL for each file, or for each part of a
+        large one.
+        """
         tenant_id = principal.own_tenant_id
 
         def announce(session: Session) -> RevisionCreated:
@@ -66,7 +69,7 @@ class Revisions(Controller):
                 engine, refusal, tenant_id=tenant_id, adapter=name, actor=principal.key_id, hourly_max=hourly_max
             )
             raise
-        # After the transaction: should the store fail now, the same request again goes on from here.
+        # After the transaction: if the store fails now, the same request continues from here.
         return Response(uploads.with_all_urls(answer.content), status_code=answer.status_code, headers=answer.headers)
 
     @get(sync_to_thread=True, opt=_READ)
@@ -78,7 +81,7 @@ class Revisions(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevisionView]:
-        """An adapter's revisions, newest first."""
+        """List an adapter's revisions, newest first."""
         with unit_of_work(engine) as session:
             return revisions.list_revisions(
                 session, tenant_id=principal.own_tenant_id, name=name, cursor=cursor, limit=limit
@@ -92,7 +95,7 @@ class Revisions(Controller):
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
     ) -> RevisionView:
-        """One revision, with its report once it is decided."""
+        """Get one revision, with its report once it is decided."""
         with unit_of_work(engine) as session:
             return revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
 
@@ -105,7 +108,7 @@ class Revisions(Controller):
         principal: NamedDependency[Principal],
         uploads: NamedDependency[Uploads],
     ) -> RevisionCreated:
-        """Where to PUT what has not arrived yet: fresh URLs for the missing files and parts alone."""
+        """Resume an upload: get fresh URLs for the files and parts that are missing."""
         with unit_of_work(engine) as session:
             revision = revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
         return uploads.with_missing_urls(uploads.without_urls(revision))
@@ -120,7 +123,7 @@ class Revisions(Controller):
         principal: NamedDependency[Principal],
         uploads: NamedDependency[Uploads],
     ) -> Response[RevisionView]:
-        """Say that every file and part is uploaded, and queue the revision for validation."""
+        """Complete the upload of every file and part, and queue the revision for validation."""
         tenant_id = principal.own_tenant_id
         with unit_of_work(engine) as session:
             revision = revisions.get(session, tenant_id=tenant_id, name=name, revision_id=revision_id)
@@ -135,7 +138,7 @@ class Revisions(Controller):
 
 
 class AdminRankClasses(Controller):
-    """The pools of a base model by rank."""
+    """The rank classes of a base model."""
 
     path = "/base-models/{base_model:str}/rank-classes"
     tags = ("admin: base models",)
@@ -144,7 +147,9 @@ class AdminRankClasses(Controller):
     def list_rank_classes(
         self, base_model: FromPath[str], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
     ) -> Page[RankClassView]:
-        """What a slot of each rank class costs in bytes and in KV pages, its live replicas, and the adapters in it."""
+        """List the rank classes: the cost of a slot in bytes and KV pages, the live replicas, and the number of
+        adapters.
+        """
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return Page(data=rank_classes.show(session, base_model, alive))

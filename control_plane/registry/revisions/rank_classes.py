@@ -1,7 +1,7 @@
-"""Rank classes: the pools of one base model by their largest rank, which revisions belong to each, and what one costs.
+"""Rank classes: the pools of one base model by their largest rank, the revisions of each, and the cost of a slot.
 
-A slot takes memory for its pool's largest rank, filled or not, so a revision goes to the cheapest class that fits it.
-Which replica serves a request is decided in the gateway.
+A slot takes memory for its pool's largest rank even when it is empty, so a revision belongs to the smallest class that
+fits it. The gateway decides which replica serves a request.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ from core.rank_classes import class_for
 
 
 def reclassify(session: Session, base_model: str) -> None:
-    """Move the base model's revisions to the cheapest of the classes it has now; those of a rank that none serves any
-    more have none. Adapters whose revisions moved are published again, and their pins.
+    """Move the base model's revisions to the smallest of its current classes that fits. A revision whose rank no class
+    serves has none. Adapters with moved revisions are published again, with their pins.
     """
     classes = base_models.spec_of(session, base_model).classes
     of_base = select(Adapter.id).where(Adapter.base_model == base_model)
     mine = col(Revision.adapter_id).in_(of_base)
     moved: set[str] = set()
     for rank in session.exec(select(Revision.rank).where(mine, col(Revision.rank).is_not(None)).distinct()).all():
-        assert rank is not None, "the query leaves out those without a rank"
+        assert rank is not None, "the query excludes revisions without a rank"
         now = class_for(rank, classes)
         change = update(Revision).where(
             mine, col(Revision.rank) == rank, col(Revision.rank_class).is_distinct_from(now)
@@ -45,12 +45,12 @@ def reclassify(session: Session, base_model: str) -> None:
 
 
 def show(session: Session, base_model: str, alive: Sequence[ReplicaStatus]) -> list[RankClassView]:
-    """What a slot of each class costs, the live replicas of its pool, and the adapters placed in it. NotFound for a
-    base model that is not registered.
+    """The cost of a slot of each class, the live replicas of its pool, and the number of its adapters. Raises NotFound
+    for a base model that is not registered.
     """
     if base_models.find_id(session, base_model) != base_model:
         raise NotFound(
-            "base model: none is registered with this id; GET /api/v1/admin/base-models lists them.",
+            "Base model not found. GET /api/v1/admin/base-models lists the base models.",
             code="base_model_not_found",
         )
     placed = (
@@ -65,7 +65,7 @@ def show(session: Session, base_model: str, alive: Sequence[ReplicaStatus]) -> l
 
 
 def describe(spec: BaseModelSpec, pool: Sequence[ReplicaStatus], adapters_of: dict[int, int]) -> list[RankClassView]:
-    """One view a class, ascending; also of ranks that replicas were started with and nobody registered. Pure."""
+    """One view for each class, ascending, including unregistered ranks that replicas were started with. Pure."""
     replicas, slots = Counter[int](), Counter[int]()
     for status in pool:
         replicas[status.rank_max] += 1

@@ -1,6 +1,8 @@
-"""Revisions of an adapter from announcement to the queue: announced, uploaded by the tenant, completed, then shown.
+"""Revisions of an adapter from announcement to the validation queue: announced, uploaded by the tenant, completed,
+read.
 
-No S3 call is made here: signing a URL needs none, and who completes a revision has looked at its objects before.
+This module makes no S3 call: signing a URL needs none, and ``uploads`` has checked the objects before a revision is
+completed.
 """
 
 from typing import cast
@@ -33,7 +35,9 @@ def announce_revision(
     settings: WebSettings,
     upload: UploadSettings,
 ) -> RevisionView:
-    """A revision that waits for its files, if names, sizes and numbers are within what the plan allows."""
+    """Create a revision that waits for its files. Raises NotFound for the adapter, an error that names the invalid file
+    or limit, Conflict above the limit of open uploads, and Forbidden above the limit of revisions.
+    """
     tenant = tenants.lock(session, tenant_id)
     adapter = adapters.find(session, tenant_id=tenant_id, name=name)
     limits = upload_rules.upload_limits(tenant.limits, tenant.plan)
@@ -59,7 +63,7 @@ def announce_revision(
 
 
 def get(session: Session, *, tenant_id: str, name: str, revision_id: str) -> RevisionView:
-    """One revision of one of the tenant's adapters, or NotFound."""
+    """One revision of one of the tenant's adapters. Raises NotFound."""
     return _view(_find(session, tenant_id=tenant_id, name=name, revision_id=revision_id), name)
 
 
@@ -73,7 +77,7 @@ def list_revisions(
 
 
 def announced_files(session: Session, revision_id: str) -> list[FileUpload]:
-    """What a revision announced, in the order of the paths. The caller knows the revision to be the tenant's."""
+    """The announced files of a revision, ordered by path. The caller has checked that the tenant owns the revision."""
     rows = session.exec(select(UploadFile).where(UploadFile.revision_id == revision_id).order_by(col(UploadFile.path)))
     return [
         FileUpload(
@@ -90,8 +94,8 @@ def announced_files(session: Session, revision_id: str) -> list[FileUpload]:
 def store_upload_id(
     session: Session, revision_id: str, path: str, upload_id: str, *, instead_of: str | None
 ) -> str | None:
-    """Make ``upload_id`` the file's open multipart upload, unless another took the place of ``instead_of`` before;
-    returns the one that is kept, or None where the revision is past uploading.
+    """Store ``upload_id`` as the file's open multipart upload, if the stored one is still ``instead_of``. Returns the
+    stored id, or None when the revision has left the state uploading.
     """
     row = session.get_one(Revision, revision_id, with_for_update=True)
     if row.status != "uploading":
@@ -104,7 +108,9 @@ def store_upload_id(
 
 
 def complete(session: Session, *, tenant_id: str, name: str, revision_id: str, actor: str) -> RevisionView:
-    """Queue the revision for validation. One that is past uploading is returned as it is: completing twice is one."""
+    """Queue the revision for validation. Idempotent: a revision that has left the state uploading is returned
+    unchanged. Raises NotFound.
+    """
     row = _find(session, tenant_id=tenant_id, name=name, revision_id=revision_id, lock=True)
     if row.status == "uploading":
         row.status = "validating"
@@ -122,7 +128,7 @@ def _find(session: Session, *, tenant_id: str, name: str, revision_id: str, lock
     )
     row = session.exec(mine.with_for_update() if lock else mine).first()
     if row is None:
-        raise NotFound("revision: this adapter has none with this id.", code="revision_not_found")
+        raise NotFound("Revision not found.", code="revision_not_found")
     return row
 
 
@@ -131,13 +137,13 @@ def _require_below_limits(settings: WebSettings, session: Session, adapter: Adap
     open_now = session.exec(counted.where(col(Revision.status).in_(("uploading", "validating")))).one()
     if open_now >= settings.uploads_open_max:
         raise Conflict(
-            f"revisions: {open_now} uploads are open, {settings.uploads_open_max} may be; complete them first, "
-            "or wait until they expire.",
+            f"revisions: {open_now} uploads are open, the limit is {settings.uploads_open_max}. Complete them, or wait "
+            "until they expire.",
             code="too_many_open_uploads",
         )
     if session.exec(counted.where(col(Revision.adapter_id) == adapter.id)).one() >= settings.revisions_max:
         raise Forbidden(
-            f"revisions: an adapter may have {settings.revisions_max}; create a new adapter.",
+            f"revisions: an adapter may have at most {settings.revisions_max}. Create a new adapter.",
             code="revision_quota_exceeded",
         )
 
@@ -161,7 +167,7 @@ def _view(row: Revision, name: str) -> RevisionView:
 
 
 def _report(row: Revision) -> ReportView | None:
-    """The verdict's report, with the canary's run in it, or with a note of what that run waits for."""
+    """The report of the verdict, with the canary run, or with a note that says what the run waits for."""
     if row.report is None:
         return None
     canary = row.canary or {}

@@ -1,8 +1,8 @@
-"""Who refers to a stored digest, and the lock under which that is decided. Several revisions, also of several tenants,
-may be one digest: it is stored once, and goes with the last of them.
+"""References to a stored digest, and the lock for changing them. Several revisions, also of several tenants, may have
+the same digest; it is stored once and deleted with the last of them.
 
-A revision becomes a reference only under the digest's lock and after a look that the object is whole; an object is
-deleted only under the same lock and after a look that nobody refers to it. So neither overtakes the other.
+A revision becomes a reference only under the digest's lock, after a check that the object is complete. An object is
+deleted only under the same lock, after a check that no revision refers to it. Neither can overtake the other.
 """
 
 import time
@@ -25,17 +25,17 @@ _LOCK_POLL_S: Final = 0.05
 
 @contextmanager
 def digest_lock(engine: Engine, digest: str) -> Iterator[None]:
-    """Hold a digest alone, among all workers. The lock is the connection's: no transaction is open meanwhile, and
-    Postgres frees it when the process dies. Raises ``Unavailable`` when another keeps it for long.
+    """Hold the lock of a digest among all workers. The lock belongs to the connection, so no transaction stays open,
+    and Postgres releases it when the process dies. Raises Unavailable when another worker holds it for too long.
     """
     if not is_digest(digest):
-        raise ValueError(f"{digest!r} is no digest")
+        raise ValueError(f"{digest!r} is not a digest")
     number = {"number": int.from_bytes(bytes.fromhex(digest[:16]), signed=True)}
     deadline = time.monotonic() + _LOCK_WAIT_S
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        while not _took(connection, number):
+        while not _acquired(connection, number):
             if time.monotonic() > deadline:
-                raise Unavailable(f"another worker has held {digest} for {_LOCK_WAIT_S} s; try again")
+                raise Unavailable(f"Another worker has held {digest} for {_LOCK_WAIT_S} s. Try again.")
             time.sleep(_LOCK_POLL_S)
         try:
             yield
@@ -67,11 +67,11 @@ def remove_unrecorded(engine: Engine, store: AdapterStore, digest: str) -> None:
 
 
 def is_complete(store: AdapterStore, manifest: AdapterManifest) -> bool:
-    """Whether every file of the revision lies in the store at its size, and its manifest."""
+    """Whether the store has every file of the revision with the right size, and its manifest."""
     prefix = revision_prefix(manifest.digest)
     sizes = ((store.bucket.head(prefix + file.path), file.size_bytes) for file in manifest.files)
     return all(found == wanted for found, wanted in sizes) and store.has_revision(manifest.digest)
 
 
-def _took(connection: Connection, number: dict[str, int]) -> bool:
+def _acquired(connection: Connection, number: dict[str, int]) -> bool:
     return bool(connection.execute(text("SELECT pg_try_advisory_lock(:number)"), number).scalar_one())

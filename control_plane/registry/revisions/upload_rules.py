@@ -1,4 +1,4 @@
-"""What can be refused of an upload before a byte of it is sent: its files' names, number and sizes. Pure."""
+"""Checks an announced upload before any file is sent: the names, number and sizes of its files. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia
 
 @dataclass(frozen=True, kw_only=True)
 class FileUpload:
-    """A file that was announced. One with ``part_bytes`` comes in parts; ``s3_upload_id`` is the store's name for that
-    while it is open.
+    """An announced file. A file with ``part_bytes`` is uploaded in parts; ``s3_upload_id`` is the store's id of the
+    open multipart upload.
     """
 
     path: str
@@ -24,23 +24,23 @@ class FileUpload:
 
 
 def require_allowed(files: Sequence[AnnouncedFile], *, files_max: int, limits: UploadLimits) -> None:
-    """Raise for the first thing that is wrong with the announced files: 400 or 415 naming the file, 413 with the
-    plan's number of bytes.
+    """Raise for the first problem of the announced files: InvalidRequest or UnsupportedMedia naming the file, TooLarge
+    naming the plan's limit.
     """
     if len(files) > files_max:
-        raise InvalidRequest(f"files: {len(files)} files; a revision may have {files_max}.", param="files")
+        raise InvalidRequest(f"files: this revision has {len(files)} files, the limit is {files_max}.", param="files")
     named = [DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files]
     for problem in judge_declared(named, limits).problems:
         raise _refusal(problem.code)(problem.message, code=problem.code, param=problem.file or "files")
 
 
 def declared_files(files: Sequence[FileUpload]) -> tuple[DeclaredFile, ...]:
-    """The announced files in the words of ``adapters``."""
+    """The announced files as the type of ``adapters``."""
     return tuple(DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files)
 
 
 def upload_limits(limits: Limits, plan: str) -> UploadLimits:
-    """What a plan allows of one upload, in the words of ``adapters``."""
+    """A plan's limits of one upload as the type of ``adapters``."""
     return UploadLimits(rank_max=limits.adapter_rank, bytes_max=limits.adapter_bytes, plan_name=plan)
 
 

@@ -1,10 +1,10 @@
-"""Where the files of an announced revision go: one presigned URL each, or one for each part of a large one, and whether
-they have all arrived.
+"""Uploads of an announced revision: one presigned URL for each file, or for each part of a large one, and the check
+that all have arrived.
 
-A URL is a secret for as long as it is good, so none is ever stored; asking again signs anew, and none outlives the
-revision's announcement by more than one lifetime: ``cleanup`` counts on it. Signing is arithmetic and calls nobody;
-multipart uploads are opened and completed here too, between transactions and never inside one. Fails closed: without S3
-nothing is opened or completed, and asking again goes on from there.
+A URL is a secret while it is valid, so none is stored; a replay gets newly signed ones. No URL outlives the
+announcement by more than one lifetime, and ``cleanup`` relies on it. Signing is local arithmetic. Multipart uploads are
+opened and completed here, between transactions and never inside one. Fails closed: without S3 nothing is opened or
+completed, and the same request continues later.
 """
 
 from collections.abc import Iterable
@@ -25,12 +25,12 @@ from core.db import unit_of_work
 from core.errors import Conflict
 
 URL_USEFUL_S: Final = 60
-"""A URL that is good for less than this is not given out."""
+"""A URL that would be valid for less than this is not returned."""
 _PARTS_NAMED: Final = 10
 
 
 class Uploads:
-    """The uploads of revisions into one store."""
+    """The uploads of revisions into one object store."""
 
     def __init__(self, engine: Engine, store: UploadStore, *, lifetime_s: int) -> None:
         self._engine = engine
@@ -38,13 +38,15 @@ class Uploads:
         self._lifetime_s = lifetime_s
 
     def without_urls(self, revision: RevisionView) -> RevisionCreated:
-        """What can be kept of the answer to an announcement: no URL is in it."""
+        """The response to an announcement without URLs, which may be stored."""
         return RevisionCreated(
             id=revision.id, status=revision.status, uploads=[], uploads_expire_at=self._expire_at(revision.created_at)
         )
 
     def with_all_urls(self, created: RevisionCreated) -> RevisionCreated:
-        """The answer to an announcement, now or replayed, with URLs for everything while it waits for its files."""
+        """The response to an announcement, first or replayed, with URLs for all files while the revision is
+        uploading.
+        """
         if created.status != "uploading" or self._expires_s(created) < URL_USEFUL_S:
             return created
         uploads = []
@@ -55,20 +57,20 @@ class Uploads:
         return msgspec.structs.replace(created, uploads=uploads)
 
     def with_missing_urls(self, created: RevisionCreated) -> RevisionCreated:
-        """The same with URLs for only those files and parts that have not arrived. Raises Conflict once the URLs of
-        this announcement have expired.
+        """The response with URLs only for missing files and parts. Raises Conflict once the URLs of this announcement
+        have expired.
         """
         if created.status != "uploading":
             return created
         if self._expires_s(created) < URL_USEFUL_S:
             raise Conflict(
-                "revision: the time to upload its files is over; announce a new one.", code="upload_urls_expired"
+                "revision: the time to upload its files is over. Announce a new revision.", code="upload_urls_expired"
             )
         uploads = [view for file in self._files(created.id) if (view := self._missing(created, file)) is not None]
         return msgspec.structs.replace(created, uploads=uploads)
 
     def complete_uploads(self, revision_id: str) -> None:
-        """Put files together that came in parts. Raises Conflict naming the first file that is not there whole."""
+        """Complete the multipart uploads. Raises Conflict naming the first file that is missing or incomplete."""
         for file in self._files(revision_id):
             key = upload_key(revision_id, file.path)
             size_bytes, parts = self._store.head(key), []
@@ -79,8 +81,8 @@ class Uploads:
                 raise Conflict(_not_uploaded(file, parts), code="artifact_missing", param=file.path)
             if size_bytes != file.size_bytes:
                 raise Conflict(
-                    f"{file.path}: {size_bytes} bytes were uploaded, {file.size_bytes} were announced; "
-                    "upload it again.",
+                    f"{file.path}: {size_bytes} bytes were uploaded, {file.size_bytes} were announced. "
+                    "Upload the file again.",
                     code="artifact_size_mismatch",
                     param=file.path,
                 )
@@ -99,9 +101,9 @@ class Uploads:
         return self._signed(created, file, missing) if missing else None
 
     def _opened(self, revision_id: str, file: FileUpload, *, instead_of: str | None = None) -> FileUpload | None:
-        """The file with an open multipart upload; None where the revision has meanwhile been decided or completed.
+        """The file with an open multipart upload. None when the revision was completed or decided in the meantime.
 
-        Dying between the store and the database leaves an upload that nobody knows, for ``cleanup`` to give up.
+        A crash between the store and the database leaves an upload without a row, which ``cleanup`` aborts.
         """
         if file.s3_upload_id is not None:
             return file
@@ -143,14 +145,14 @@ class Uploads:
         return created_at + timedelta(seconds=self._lifetime_s)
 
     def _expires_s(self, created: RevisionCreated) -> int:
-        """For how long a URL signed now may hold: one second less than is left, since a signature's instant is a whole
-        second, and signing takes a moment.
+        """The lifetime of a URL signed now: one second less than the remaining time, because a signature is dated by
+        whole seconds and signing takes a moment.
         """
         return int((created.uploads_expire_at - clock.now()).total_seconds()) - 1
 
 
 def revision_id_of(stored: bytes) -> str:
-    """The id of the revision in a stored answer."""
+    """The id of the revision in a stored response."""
     return msgspec.json.decode(stored, type=RevisionCreated).id
 
 
@@ -160,9 +162,9 @@ def _parts(file: FileUpload) -> list[Part]:
 
 def _not_uploaded(file: FileUpload, parts: list[int]) -> str:
     if not parts:
-        return f"{file.path}: was not uploaded; PUT it to its URL, then complete again."
+        return f"{file.path}: not uploaded. PUT it to its URL, then complete the revision again."
     named = ", ".join(map(str, parts[:_PARTS_NAMED])) + (" …" if len(parts) > _PARTS_NAMED else "")
     return (
-        f"{file.path}: of its {len(_parts(file))} parts, {len(parts)} were not uploaded ({named}); "
-        "GET …/uploads for their URLs, then complete again."
+        f"{file.path}: of its {len(_parts(file))} parts, {len(parts)} were not uploaded ({named}). "
+        "GET …/uploads for their URLs, then complete the revision again."
     )

@@ -1,4 +1,4 @@
-"""Routes of revocations: deleting an adapter makes one, a tenant looks at its own, an admin at all of them."""
+"""Routes of revocations: a tenant deletes an adapter and reads its own revocations, an admin reads all of them."""
 
 from litestar import Controller, delete, get
 from litestar.di import NamedDependency
@@ -16,7 +16,7 @@ from core.db import unit_of_work
 
 
 class AdapterDeletion(Controller):
-    """The end of one of the tenant's adapters."""
+    """The deletion of an adapter."""
 
     path = "/adapters"
     tags = ("adapters",)
@@ -25,8 +25,8 @@ class AdapterDeletion(Controller):
     def delete_adapter(
         self, name: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> RevocationView:
-        """Stop serving an adapter and free its name. Requests in work may finish; then every replica forgets it, and in
-        the end the object store does. The answer's id shows how far that has come, at /api/v1/revocations.
+        """Delete an adapter and free its name. Running requests may finish; then every replica unloads the adapter, and
+        finally the object store removes its files. /api/v1/revocations shows the progress under the id in the response.
         """
         with unit_of_work(engine) as session:
             row = revocations.delete_adapter(
@@ -36,7 +36,7 @@ class AdapterDeletion(Controller):
 
 
 class OwnRevocations(Controller):
-    """What became of the tenant's deleted or suspended adapters."""
+    """The revocations of the tenant's deleted or suspended adapters."""
 
     path = "/revocations"
     tags = ("adapters",)
@@ -51,7 +51,7 @@ class OwnRevocations(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevocationView]:
-        """The tenant's revocations, newest first."""
+        """List the tenant's revocations, newest first."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.list_revocations(
@@ -66,14 +66,14 @@ class OwnRevocations(Controller):
         redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
     ) -> RevocationView:
-        """One revocation: its state, a receipt for each replica, and the replicas still awaited."""
+        """Get one revocation: its state, a receipt for each replica, and the replicas that have not confirmed."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.get(session, revocation_id, tenant_id=principal.own_tenant_id, alive=alive)
 
 
 class AdminRevocations(Controller):
-    """Every revocation."""
+    """All revocations."""
 
     path = "/revocations"
     tags = ("admin: replicas",)
@@ -86,7 +86,7 @@ class AdminRevocations(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevocationView]:
-        """Every tenant's revocations, newest first."""
+        """List the revocations of all tenants, newest first."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.list_revocations(session, tenant_id=None, alive=alive, cursor=cursor, limit=limit)
@@ -95,7 +95,7 @@ class AdminRevocations(Controller):
     def get_any_revocation(
         self, revocation_id: FromPath[str], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
     ) -> RevocationView:
-        """One revocation of any tenant."""
+        """Get one revocation of any tenant."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.get(session, revocation_id, tenant_id=None, alive=alive)

@@ -1,7 +1,8 @@
-"""What replicas answer to a revocation: collected from Redis into its row, until every live one holds nothing any more.
+"""Collects replicas' receipts for revocations from Redis into the rows, until every live replica has unloaded the
+adapter.
 
-Fails closed: what cannot be read counts as not answered. A replica whose status expired has lost its engine, and its
-memory with it; its disk is dealt with when it comes back, since a revocation stays published for long after.
+Fails closed: an unreadable receipt counts as missing. A replica whose status expired has lost its engine and the
+engine's memory. Its disk is cleaned when it comes back, because a revocation stays published for long after.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +29,7 @@ from core.db import database_now, unit_of_work
 
 
 def awaited_replicas(base_model: str, receipts: Mapping[str, Any], alive: Sequence[ReplicaStatus]) -> list[str]:
-    """The live replicas of the base model that have not yet said, since their engine's start, that nothing is left."""
+    """The live replicas of the base model that have not confirmed the removal since their engine's start."""
     return [
         status.id
         for status in alive
@@ -39,8 +40,8 @@ def awaited_replicas(base_model: str, receipts: Mapping[str, Any], alive: Sequen
 def merge_receipts(
     known: Mapping[str, Any], answered: Mapping[bytes, bytes], *, revocation_id: str, engine_names: Collection[str]
 ) -> dict[str, Any]:
-    """The newest receipt of each replica, as JSON. Names of other adapters are left out of them: they are shown to
-    the tenant. A receipt that cannot be read, or is of something else, is none.
+    """The newest receipt of each replica, as JSON. Names of other adapters are removed, because the tenant sees
+    receipts. An unreadable receipt, or one of another revocation or replica, is ignored.
     """
     receipts = dict(known)
     shown = {*engine_names, *(name.partition("@")[2] for name in engine_names)}
@@ -48,7 +49,7 @@ def merge_receipts(
         try:
             receipt = msgspec.json.decode(encoded, type=RevocationReceipt)
         except msgspec.MsgspecError as error:
-            structlog.get_logger().warning("receipt cannot be read", revocation_id=revocation_id, error=str(error))
+            structlog.get_logger().warning("receipt unreadable", revocation_id=revocation_id, error=str(error))
             continue
         before = receipts.get(receipt.replica_id)
         if (receipt.revocation_id, receipt.replica_id) != (revocation_id, replica.decode(errors="replace")) or (
@@ -63,7 +64,7 @@ def merge_receipts(
 
 
 class ReceiptCollector:
-    """Reads what replicas answered. Any number may run: what they write is the same."""
+    """Reads receipts and updates the rows. Any number may run: they write the same values."""
 
     def __init__(self, engine: Engine, redis: Redis, settings: WorkerSettings) -> None:
         self._engine = engine
@@ -73,14 +74,16 @@ class ReceiptCollector:
         self._after = {"awaited": "", "unloaded": ""}
 
     def run_once(self) -> bool:
-        """Look at a batch of those that replicas are awaited for, going round; whether there is more of this round."""
-        return self._look("awaited", col(AdapterRevocation.unloaded_at).is_(None))
+        """Scan the next batch of revocations that replicas have not confirmed. Returns whether the round has more."""
+        return self._scan("awaited", col(AdapterRevocation.unloaded_at).is_(None))
 
     def recheck_unloaded(self) -> bool:
-        """The same for those that every replica has answered: some come back later, and in the end all is forgotten."""
-        return self._look("unloaded", col(AdapterRevocation.unloaded_at).is_not(None))
+        """Scan the next batch of revocations that every live replica has confirmed: other replicas may come back, and
+        the publication ends after its time. Returns whether the round has more.
+        """
+        return self._scan("unloaded", col(AdapterRevocation.unloaded_at).is_not(None))
 
-    def _look(self, which: str, condition: ColumnElement[bool]) -> bool:
+    def _scan(self, which: str, condition: ColumnElement[bool]) -> bool:
         rows = revocations.open_revocations().where(condition, col(AdapterRevocation.id) > self._after[which])
         with unit_of_work(self._engine) as session:
             batch = session.exec(
@@ -97,7 +100,7 @@ class ReceiptCollector:
         return more
 
     def _answers(self, revocation_ids: Sequence[str]) -> list[dict[bytes, bytes]]:
-        """The receipts of each; they expire some time after the last look at them."""
+        """The receipts of each revocation. They expire some time after the last read."""
         with self._redis.pipeline(transaction=False) as pipe:
             for revocation_id in revocation_ids:
                 pipe.hgetall(redis_keys.revocation_receipts(revocation_id))
@@ -125,7 +128,7 @@ class ReceiptCollector:
         session.add(row)
 
     def _clear_for_long(self, row: AdapterRevocation, awaited_now: Sequence[str], now: datetime) -> bool:
-        """Whether nobody has been awaited for a while: just after Redis lost its memory, nobody seems alive."""
+        """Whether no replica has been awaited for a while: just after Redis lost its data, no replica seems alive."""
         if awaited_now:
             self._clear_since.pop(row.id, None)
             return False

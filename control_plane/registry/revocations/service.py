@@ -1,8 +1,7 @@
-"""Revocations: that an adapter may be served no more, because it was deleted or its tenant is suspended.
+"""Revocations: an adapter may no longer be served, because it was deleted or its tenant is suspended.
 
-Made in the transaction that takes the adapter's route away, so that neither exists without the other. What replicas
-answer is collected in ``receipts``, what lies in the object store goes in ``removal``, how one looks is in
-``revocation_views``.
+A revocation is created in the transaction that removes the adapter's route, so neither exists without the other.
+``receipts`` collects the answers of replicas, ``cleanup`` removes the stored files, and ``views`` shows the progress.
 """
 
 from collections.abc import Iterator
@@ -25,11 +24,11 @@ Reason = Literal["deleted", "suspended"]
 
 
 def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -> AdapterRevocation:
-    """Stop serving an adapter for good and free its name; its usage and its audit trail stay. NotFound where the
-    tenant has none of this name.
-    """
+    """Delete an adapter and free its name. Its usage and audit trail stay. Raises NotFound."""
     adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
-    gone = decision.problem("adapter_deleted", "the adapter was deleted meanwhile; create it again and upload it there")
+    gone = decision.problem(
+        "adapter_deleted", "the adapter was deleted in the meantime; create it again and upload the files there"
+    )
     decision.reject_open(session, adapter_id=adapter.id, reason=gone, actor=actor)
     adapter.deleted_at = clock.now()
     session.add(adapter)
@@ -40,13 +39,13 @@ def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -
     )
     revocation = _revoke(session, adapter, "deleted")
     if adapter.pinned:
-        pins.refresh_tenants(session, [tenant_id])  # the plan may now pay for one that it did not reach before
+        pins.refresh_tenants(session, [tenant_id])  # another pinned adapter may now be within the limit
     return revocation
 
 
 def apply_tenant_status(session: Session, tenant_id: str, status: Status) -> None:
-    """Revoke every adapter of a tenant that has been suspended, or lift that again. The caller holds the tenant's row;
-    what is so already stays so, and what was deleted stays deleted.
+    """Revoke every adapter of a suspended tenant, or lift these revocations for an active one. Idempotent. Deletions
+    stay. The caller has locked the tenant's row.
     """
     suspended = status == "suspended"
     live = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
@@ -61,20 +60,20 @@ def apply_tenant_status(session: Session, tenant_id: str, status: Status) -> Non
 
 
 def revocation(session: Session, revocation_id: str) -> Revocation | None:
-    """What replicas may know of a revocation: None once it is lifted, or forgotten."""
+    """The published form of a revocation. None once it is lifted or its publication has ended."""
     row = session.get(AdapterRevocation, revocation_id)
     return _contract(session, row) if row and not row.forgotten_at and not row.lifted_at else None
 
 
 def all_revocations(session: Session) -> Iterator[tuple[str, Revocation]]:
-    """Every revocation that replicas must know."""
+    """The published form of every revocation that replicas must know."""
     for row in session.exec(open_revocations()).all():
         if contract := _contract(session, row):
             yield row.id, contract
 
 
 def open_revocations() -> SelectOfScalar[AdapterRevocation]:
-    """Those that are neither lifted nor forgotten."""
+    """A select over revocations that are neither lifted nor past their publication."""
     return select(AdapterRevocation).where(
         col(AdapterRevocation.forgotten_at).is_(None), col(AdapterRevocation.lifted_at).is_(None)
     )
@@ -86,7 +85,7 @@ def _revoke(session: Session, adapter: Adapter, reason: Reason) -> AdapterRevoca
     )
     names = sorted({f"{adapter.id}@{digest}" for digest in session.exec(accepted)})
     row = AdapterRevocation(tenant_id=adapter.tenant_id, adapter_id=adapter.id, reason=reason, engine_names=names)
-    if not names:  # no engine has ever heard of it
+    if not names:  # no engine has ever loaded it
         row.unloaded_at = row.created_at
         if reason == "deleted":
             row.removed_at = row.forgotten_at = row.created_at
@@ -97,7 +96,7 @@ def _revoke(session: Session, adapter: Adapter, reason: Reason) -> AdapterRevoca
 
 
 def _publish(session: Session, adapter: Adapter, row: AdapterRevocation) -> None:
-    """The route goes first, so that gateways stop before replicas do; the outbox keeps the order."""
+    """Publish the route before the revocation, so that gateways stop before replicas do. The outbox keeps the order."""
     publish_change(session, "adapters", adapters.field_of(adapter))
     pins.refresh(session, adapter)
     session.flush()

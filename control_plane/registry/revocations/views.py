@@ -1,4 +1,4 @@
-"""How a revocation is shown: how far it has come, one receipt a replica, and who is still awaited. Changes nothing."""
+"""Shows a revocation: its progress, one receipt for each replica, and the awaited replicas. Read-only."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -18,9 +18,9 @@ State = Literal["stopping", "draining", "unloaded", "quarantined", "removed", "l
 
 
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica's word, for one start of its engine (``boot_id``). The three lists say where it still found the
-    adapter. With the state ``removed`` only ``on_disk`` may name anything, and only to admins: files that an identical
-    revision of another adapter needs there. A tenant is not told that there is one.
+    """One replica's receipt, for one start of its engine (``boot_id``). The three lists say where it still found the
+    adapter. In the state ``removed`` only ``on_disk`` may have entries, and only for admins: files that an identical
+    revision of another adapter needs. A tenant does not learn that such a revision exists.
     """
 
     replica: str
@@ -35,9 +35,9 @@ class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
-    """Why and how far an adapter is gone. ``stopping``: no replica has answered yet; ``unloaded``: none holds it;
-    ``quarantined``: only the object store does; ``removed``: nobody; ``lifted``: it may be served again.
-    ``awaited_replicas`` is null where replicas were not asked.
+    """A revocation: its reason and progress. ``stopping``: no replica has answered yet; ``draining``: some have;
+    ``unloaded``: no replica holds it; ``quarantined``: only the object store does; ``removed``: no copy is left;
+    ``lifted``: it may be served again. ``awaited_replicas`` is null where replicas were not read.
     """
 
     id: str
@@ -59,17 +59,17 @@ class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
 def get(
     session: Session, revocation_id: str, *, tenant_id: str | None, alive: Sequence[ReplicaStatus]
 ) -> RevocationView:
-    """One revocation, of this tenant alone unless ``tenant_id`` is None. NotFound for another's as for none."""
+    """One revocation, of this tenant unless ``tenant_id`` is None. Raises NotFound, also for another tenant's."""
     row = session.get(AdapterRevocation, revocation_id)
     if row is None or tenant_id not in (None, row.tenant_id):
-        raise NotFound("revocation: there is none with this id.", code="revocation_not_found")
+        raise NotFound("Revocation not found.", code="revocation_not_found")
     return view(session, row, alive, include_shared_files=tenant_id is None)
 
 
 def list_revocations(
     session: Session, *, tenant_id: str | None, alive: Sequence[ReplicaStatus], cursor: str | None, limit: int
 ) -> Page[RevocationView]:
-    """The tenant's revocations, newest first; every tenant's where ``tenant_id`` is None."""
+    """The tenant's revocations, or all tenants' with None, newest first."""
     rows = select(AdapterRevocation)
     if tenant_id is not None:
         rows = rows.where(AdapterRevocation.tenant_id == tenant_id)
@@ -90,8 +90,8 @@ def view(
     *,
     include_shared_files: bool = False,
 ) -> RevocationView:
-    """The row as it is shown. ``alive`` are the live replicas, None where they were not asked; ``whole`` is for admins,
-    who may know which files are another adapter's too.
+    """The view of a row. ``alive`` are the live replicas, None where they were not read. ``include_shared_files`` is
+    for admins, who may see files that another adapter needs too.
     """
     adapter = session.get_one(Adapter, row.adapter_id)
     return RevocationView(
@@ -116,7 +116,7 @@ def view(
 
 
 def state_of(row: AdapterRevocation) -> State:
-    """How far it has come. Pure."""
+    """The progress of a revocation. Pure."""
     if row.lifted_at:
         return "lifted"
     if row.removed_at:

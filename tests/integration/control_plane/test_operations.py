@@ -52,7 +52,7 @@ def test_bootstrap_stores_a_key_whose_row_is_missing_and_touches_no_other_file(s
     assert "and stored" in bootstrap(settings.postgres, settings.keys, file)
     assert file.read_text() == secret
     file.write_text("something else")
-    with pytest.raises(Unprocessable, match="move it away"):
+    with pytest.raises(Unprocessable, match="Move it away"):
         bootstrap(settings.postgres, settings.keys, file)
     assert file.read_text() == "something else"
     assert [path.name for path in tmp_path.iterdir()] == ["admin.key"]

@@ -42,7 +42,7 @@ def test_admin_keys_and_tenant_keys_do_not_mix(api):
         response = wrong.request(method, filled(path), json={})
         code = "admin_key_required" if admin_route else "tenant_key_required"
         assert (response.status_code, response.json()["code"]) == (403, code), (method, path)
-        assert "use a" in response.json()["detail"]
+        assert "Use a" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(

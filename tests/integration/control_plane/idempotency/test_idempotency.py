@@ -92,7 +92,7 @@ def test_a_request_whose_first_is_still_in_work_is_told_so(engine, settings):
         with impatient.connect() as connection:
             connection.exec_driver_sql("SET lock_timeout = '100ms'")
             connection.commit()
-        with pytest.raises(Conflict, match="still in work"):
+        with pytest.raises(Conflict, match="still running"):
             IdempotentRequest(impatient, **once).run(lambda _session: "second")
         return "first"
 

@@ -41,7 +41,7 @@ def validator(engine, store) -> ValidationWorker:
 @pytest.fixture
 def forget(engine, redis):
     """Let every live replica, of which there is none, have answered."""
-    return ReceiptCollector(engine, redis, impatient()).step
+    return ReceiptCollector(engine, redis, impatient()).run_once
 
 
 def validated(tenant, validator, name: str, base, folder) -> str:
