@@ -1,4 +1,6 @@
-"""Runs migrations: one at a time over the whole cluster, each in its own transaction, none waiting long for a lock."""
+"""Runs the migrations: one process at a time in the whole cluster, each migration in its own transaction, with short
+lock timeouts.
+"""
 
 import importlib
 import pkgutil
@@ -10,7 +12,7 @@ from sqlmodel import SQLModel
 from core import db
 from core.settings import PostgresSettings
 
-ADVISORY_LOCK = 7_301_945_118  # any fixed number: two migrators never run at once
+ADVISORY_LOCK = 7_301_945_118  # any fixed number; it keeps two migrators from running at once
 
 for package in ("control_plane", "billing"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):

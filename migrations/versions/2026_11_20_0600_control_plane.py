@@ -1,4 +1,5 @@
-"""The control plane's tables: plans, tenants, keys, adapters and revisions, the outbox, audit and idempotent responses.
+"""The tables of the control plane: plans, tenants, API keys, adapters, revisions, outbox, audit and idempotent
+responses.
 
 Revision: 2026_11_20_0600, the first.
 """

@@ -1,4 +1,4 @@
-"""Billing's tables: prices, usage records, the append-only double-entry ledger and immutable invoices.
+"""The tables of billing: prices, usage records, the append-only double-entry ledger and immutable invoices.
 
 Revision: 2026_11_20_0610, after 2026_11_20_0600.
 """

@@ -1,4 +1,4 @@
-"""The life of an adapter: multipart uploads, the canary, aliases, rank classes, pins and revocations.
+"""The life cycle of an adapter: multipart uploads, canary runs, aliases, rank classes, pins and revocations.
 
 Revision: 2026_11_20_0800, after 2026_11_20_0610.
 """

@@ -1,4 +1,4 @@
-"""How long requests took and what they waited for, on the usage record: so that a revision can be judged by it.
+"""Adds latencies and outcomes of requests to usage records, so that revisions can be compared.
 
 Revision: 2026_11_20_0810, after 2026_11_20_0800.
 """
@@ -18,7 +18,7 @@ def upgrade() -> None:
     op.add_column("usage_records", sa.Column("first_token_ms", sa.BigInteger()))
     op.add_column("usage_records", sa.Column("adapter_tier", sa.String()))
     for name in DURATIONS:
-        # Records from before get what an event says that leaves the field out.
+        # Existing records get the values of an event that omits these fields.
         op.add_column("usage_records", sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
         op.alter_column("usage_records", name, server_default=None)
     op.create_check_constraint(

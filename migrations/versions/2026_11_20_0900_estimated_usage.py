@@ -1,4 +1,4 @@
-"""Which usage records are the last checkpoint of a request whose gateway died, and not an engine's final count.
+"""Marks usage records that hold the last checkpoint of a request whose gateway died instead of an engine's final count.
 
 Revision: 2026_11_20_0900, after 2026_11_20_0810.
 """
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Records from before were all made from final counts.
+    # All existing records hold final counts.
     op.add_column("usage_records", sa.Column("estimated", sa.Boolean(), nullable=False, server_default=sa.false()))
     op.alter_column("usage_records", "estimated", server_default=None)
     op.create_check_constraint(

@@ -1,4 +1,4 @@
-"""Limits of single API keys, besides their tenant's.
+"""Adds limits of single API keys, which apply in addition to the tenant's limits.
 
 Revision: 2026_11_20_0910, after 2026_11_20_0900.
 """

@@ -1,4 +1,5 @@
-"""Invoice lines count requests; one that was estimated has two records, each of which truncates what its pages cost.
+"""Makes invoice lines count requests: an estimated request may have two records, and each truncates the cost of its
+pages.
 
 Revision: 2026_11_20_1000, after 2026_11_20_0910.
 """
@@ -10,7 +11,7 @@ down_revision = "2026_11_20_0910"
 branch_labels = None
 depends_on = None
 
-_NAME = "ck_invoice_lines_ck_invoice_lines_kv_amount_is_truncate_55d7"  # cut to what Postgres takes
+_NAME = "ck_invoice_lines_ck_invoice_lines_kv_amount_is_truncate_55d7"  # shortened to the length that Postgres allows
 
 
 def upgrade() -> None:

@@ -1,4 +1,4 @@
-"""An API on a real socket over real servers, and a relay, for the tests beside this file."""
+"""Fixtures: the API on a real socket with real servers, a relay, and a registered base model."""
 
 import secrets
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def api(settings) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def shared_api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Api]:
-    """One API for a module whose tests leave nothing behind that another would see."""
+    """One API for a module whose tests leave no state that other tests would see."""
     postgres = create_database(postgres_server, f"shared_{secrets.token_hex(6)}", migrated_template)
     redis = RedisSettings(redis_url=redis_server)
     with running_api(control_settings(postgres, redis, s3_settings, web=WebSettings(control_port=0))) as running:

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told as problem+json that names the field, and never becomes a 5xx."""
+"""Invalid requests get problem+json that names the field, and never a 5xx."""
 
 import json
 

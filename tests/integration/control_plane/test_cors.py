@@ -1,4 +1,4 @@
-"""A page of another site uploads an adapter as browsers do it: preflights first, over sockets, to the API and to S3."""
+"""A page of another origin uploads an adapter as browsers do: preflights first, over sockets, to the API and to S3."""
 
 import secrets
 
@@ -21,7 +21,7 @@ OTHERS = ["https://evil.example", "https://console.example.com.evil.example", "h
 
 @pytest.fixture(scope="module")
 def open_s3(tmp_path_factory):
-    """An S3 server whose bucket pages of the console may upload to."""
+    """An S3 server whose bucket accepts uploads from pages of the console."""
     home = tmp_path_factory.mktemp("cors")
     server = embedded_servers.s3(
         home / "s3", home, port=free_port(), access_key="tests", secret_key="s" * 16, bucket="tenora",
@@ -50,7 +50,7 @@ def preflight(url: str, method: str, headers: list[str], origin: str = CONSOLE) 
 
 
 def allows(answer: httpx.Response, method: str, headers: list[str], origin: str = CONSOLE) -> bool:
-    """Whether a browser would go on, by the Fetch standard's rules for a request without credentials."""
+    """Whether a browser would continue, by the Fetch standard's rules for a request without credentials."""
     said = answer.headers
     methods = {each.strip() for each in said.get("access-control-allow-methods", "").split(",")}
     names = {each.strip().lower() for each in said.get("access-control-allow-headers", "").split(",")}

@@ -1,4 +1,4 @@
-"""Usage, quota, invoices, reconciliation and replicas through the API, on what billing and agents really write."""
+"""Usage, quota, invoices, reconciliation and replicas through the API, with data that billing and agents write."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -40,7 +40,7 @@ def used(tenant_id: str, *, adapter_id: str | None = None, **counts: int) -> Usa
 
 @pytest.fixture
 def meter(engine, redis):
-    """Runs usage events through billing's own consumer."""
+    """Sends usage events through billing's consumer."""
     stream = UsageStream(redis, "tests")
     stream.ensure_group()
     worker = Meter(engine, stream, BillingSettings())

@@ -1,4 +1,4 @@
-"""What an operator runs: migrate, bootstrap, publish, web — as real commands — and whether the process is ready."""
+"""The operator's commands migrate, bootstrap, publish and web as real processes, and the readiness route."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The worker as a real process: publishing within its time, validating real uploads, dying and coming back."""
+"""The worker as a real process: it publishes in time, validates real uploads, and recovers after a crash."""
 
 import signal
 import time
@@ -90,7 +90,7 @@ def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redi
 
 
 def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, tmp_path):
-    """Two loops of one worker: while S3 does not answer at all, changes go on being published."""
+    """Two loops of one worker are independent: changes are published while S3 does not answer."""
     tenant = api.tenant()
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))

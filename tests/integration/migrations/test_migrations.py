@@ -1,4 +1,4 @@
-"""The migrations as a whole: one line from nothing to now, up, down and up, agreeing with the tables in the code."""
+"""The migrations as a whole: one line of history, up, down and up again, in agreement with the tables in the code."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""Cursors come back as they went out, and nothing else is one."""
+"""Cursors decode to the id that they encode, and every other string is refused."""
 
 import pytest
 from hypothesis import given

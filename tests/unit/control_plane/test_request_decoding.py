@@ -1,4 +1,4 @@
-"""Decoding errors become ours, with the field's name, whatever the type."""
+"""Errors of the decoder become InvalidRequest with the field's name, for every wire type."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Small promises: what a plan's body and the contract say is the same, and no secret is ever printed."""
+"""Wire types of plans agree with the contracts, every snapshot kind has a reader, and no secret is printed."""
 
 import msgspec
 

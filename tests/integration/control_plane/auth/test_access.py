@@ -1,4 +1,6 @@
-"""Who gets in: every route without a key, with a bad one, with the wrong kind, and with another tenant's ids."""
+"""Access control: every route without a key, with an invalid key, with the wrong kind of key, and with another
+tenant's ids.
+"""
 
 import re
 
@@ -11,7 +13,7 @@ from tests.fixtures.uploads.peft_adapters import declared_files, write_adapter
 
 
 def routes(api) -> list[tuple[str, str]]:
-    """Every (method, path template) that the OpenAPI document names, health aside."""
+    """Every (method, path template) in the OpenAPI document except the health routes."""
     paths = api.anyone.get("/schema").raise_for_status().json()["paths"]
     return [
         (method.upper(), path)

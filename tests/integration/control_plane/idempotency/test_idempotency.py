@@ -1,4 +1,4 @@
-"""A POST with an Idempotency-Key has one effect, however often and however concurrently it is sent."""
+"""A POST with an Idempotency-Key has one effect, even when it is repeated or sent concurrently."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Flips and rollbacks under continuous traffic: the real API and worker, two gateways, two witness replicas."""
+"""Alias changes and rollbacks under continuous traffic: the real API and worker, two gateways, two witness replicas."""
 
 import contextlib
 import json
@@ -37,7 +37,9 @@ AMPLE = {
 
 @dataclass
 class Platform:
-    """What runs, and a tenant with an adapter of four revisions: engine names by revision id, oldest first."""
+    """The running platform, and a tenant with an adapter of four revisions: engine names by revision id, oldest
+    first.
+    """
 
     tenant: object
     gateways: list[processes.GatewayProcess]
@@ -75,16 +77,16 @@ def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
 
 @dataclass
 class Answer:
-    """One request as its caller saw it; times of the monotonic clock."""
+    """One request as its caller saw it, with times of the monotonic clock."""
 
     sent: float
     first: float
-    engine_name: str | None  # None where the words are no revision's, or those of two
+    engine_name: str | None  # None where the text belongs to no revision, or to two
 
 
 @dataclass
 class Traffic:
-    """Callers that never pause, until the block ends."""
+    """Callers that send requests without a pause until the block ends."""
 
     platform: Platform
     answers: list[Answer] = field(default_factory=list)
@@ -158,8 +160,8 @@ def test_no_request_is_served_by_the_wrong_revision_after_a_flip_is_acknowledged
     with traffic.running():
         for number in range(FLIPS // 2):
             moved = flip(revision=ids[(number + 1) % 4])
-            time.sleep(0.2)  # for traffic that no flip meets
-            flip(**moved["previous"])  # and back again
+            time.sleep(0.2)  # for traffic without a concurrent change
+            flip(**moved["previous"])  # and roll back
             time.sleep(0.2)
             flip(revision=ids[(number + 1) % 4])
     assert not traffic.failures
@@ -182,7 +184,7 @@ def test_no_request_is_served_by_the_wrong_revision_after_a_flip_is_acknowledged
 
 
 def _billed(redis, platform) -> int:
-    """How many requests were billed, each to the revision that a replica served."""
+    """The number of billed requests, each billed to the revision that a replica served."""
     events = [
         msgspec.json.decode(entry[b"event"], type=UsageEvent) for _, entry in redis.xrange(redis_keys.USAGE_STREAM)
     ]
@@ -195,7 +197,7 @@ def test_a_gateway_that_died_is_waited_for_only_as_long_as_it_may_still_be_taken
     ids = list(platform.revisions)
     assert platform.flip(revision=ids[0])["gateways"] == 2
     dead = platform.gateways[1].process
-    dead.send_signal(signal.SIGSTOP)  # it may come back with what it knew
+    dead.send_signal(signal.SIGSTOP)  # it may continue later with its old state
     try:
         wait_until(lambda: platform.flip(revision=ids[1])["acknowledged"], timeout_s=10, what="its lease to end")
         assert platform.flip(revision=ids[1])["gateways"] == 1
@@ -203,7 +205,7 @@ def test_a_gateway_that_died_is_waited_for_only_as_long_as_it_may_still_be_taken
         dead.send_signal(signal.SIGCONT)
     headers = {"authorization": f"Bearer {platform.tenant.key}"}
     with httpx.Client(base_url=platform.gateways[1].url, headers=headers, timeout=30) as client:
-        for _ in range(20):  # back from the dead it serves by what was acknowledged without it, or not at all
+        for _ in range(20):  # after it continues, it serves by the change acknowledged without it, or not at all
             answer = client.post("/v1/completions", json={"model": "bot", "prompt": "hi", "max_tokens": 1})
             served = answer.headers.get("x-tenora-revision")
             assert (answer.status_code, served) == (200, ids[1]) or _is_behind(answer), answer.text

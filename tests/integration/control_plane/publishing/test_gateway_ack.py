@@ -1,4 +1,4 @@
-"""What "every live gateway has it" means: published first, then in every status that stands, and never guessed."""
+""" "Every live gateway has it" means: published first, then confirmed in every valid status, and never assumed."""
 
 import threading
 
@@ -73,7 +73,7 @@ async def test_with_no_gateway_alive_there_is_nobody_to_wait_for(engine, redis, 
 
 
 async def test_a_redis_that_has_lost_its_data_tells_nothing_of_gateways(engine, redis, relay, published):
-    """Those that were alive may go on serving until their lease is over, and none of them is to be seen."""
+    """Gateways that were alive may serve until their lease ends, although their heartbeats are lost."""
     waiting = change(engine)
     relay.run_once()
     beat(redis, "gw_1", behind=1)
@@ -100,7 +100,7 @@ async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_al
 
 
 async def test_a_rebuild_in_the_middle_is_no_gap(engine, redis, relay, published):
-    """The change was published in one epoch, a gateway is still behind in it, and then goes straight to the next."""
+    """The change was published in one epoch; a gateway that is behind in it continues directly with the next epoch."""
     waiting = change(engine)
     relay.run_once()
     beat(redis, "gw_1", behind=1)

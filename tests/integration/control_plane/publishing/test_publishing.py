@@ -1,4 +1,6 @@
-"""From a committed change to Redis: once or twice, late or out of order, raced or rebuilt, the snapshot is the same."""
+"""From a committed change to Redis: once or twice, late, out of order, in a race or by a rebuild, the snapshot is
+the same.
+"""
 
 import secrets
 import threading
@@ -42,7 +44,7 @@ def generation(redis: Redis) -> int:
 
 
 def followed(redis: Redis) -> dict:
-    """What a gateway holds that began with nothing and followed the stream within the newest epoch."""
+    """The state of a gateway that started empty and followed the stream within the newest epoch."""
     epoch = redis.hget(redis_keys.SNAPSHOT_META, "epoch").decode()
     held, last = {kind: {} for kind in KINDS}, None
     for change in changes(redis):
@@ -148,7 +150,7 @@ def test_a_change_that_commits_late_is_not_passed_over(api, relay, redis, engine
     drain(relay)
     with Session(engine) as slow:
         outbox.publish_change(slow, "tenants", first.id)
-        slow.flush()  # it has the lower number, and is not committed yet
+        slow.flush()  # it has the lower id and is not committed yet
         with db.unit_of_work(engine) as session:
             outbox.publish_change(session, "tenants", second.id)
         at = generation(redis)
@@ -213,7 +215,7 @@ def test_a_redis_that_lost_everything_or_the_last_second_is_made_whole(api, rela
     at = generation(redis)
     api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"limits": {"kv_pages": 3}})
     drain(relay)
-    redis.hset(redis_keys.snapshot("tenants"), mapping=kept["tenants"])  # an append-only file that ends a second early
+    redis.hset(redis_keys.snapshot("tenants"), mapping=kept["tenants"])  # an append-only file that lost its last second
     redis.hset(redis_keys.SNAPSHOT_META, "generation", at)
     drain(relay)
     grant = msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
@@ -221,7 +223,7 @@ def test_a_redis_that_lost_everything_or_the_last_second_is_made_whole(api, rela
 
 
 def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
-    """A reader that takes each hash whole sees all the old or all the new fields, however long the rebuild takes."""
+    """A reader of a whole hash sees all old or all new fields, even during a slow rebuild."""
     version = {"now": 0}
 
     def every(_session):

@@ -1,4 +1,4 @@
-"""The same files of two tenants are stored once, and an adapter of 10 MB is ready soon after its last byte."""
+"""Identical files of two tenants are stored once, and an adapter of 10 MB is ready soon after its last byte."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ from tests.fixtures.control_plane.worker import decided, put_all, running_worker
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, declared_files, tiny_base, write_adapter
 
 READY_S = 3
-"""What is promised for 10 MB, but for the canary's turn on a replica."""
+"""The promise for 10 MB, without the canary run on a replica."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_ten_megabytes_are_ready_soon_after_the_last_byte(api, settings, large_b
             revision = tenant.announce("bot", declared_files(folder))
             path = f"/api/v1/adapters/bot/revisions/{revision['id']}"
             put_all(revision["uploads"], {file.name: file.read_bytes() for file in folder.iterdir()})
-            started = time.monotonic()  # the store has the last byte; the caller has yet to say that it was the last
+            started = time.monotonic()  # the store has the last byte, and the caller has not completed the revision yet
             assert tenant.http.post(f"{path}/complete").status_code == 202
             assert decided(tenant, path)["status"] == "ready"
             took.append(time.monotonic() - started)

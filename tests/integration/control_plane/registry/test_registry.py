@@ -1,4 +1,4 @@
-"""Base models, adapters and the announcement of revisions, with what can be refused before a byte is sent."""
+"""Base models, adapters and announced revisions, with the refusals that happen before any file is sent."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -188,7 +188,7 @@ def test_announcing_again_with_the_same_key_signs_anew_and_no_url_is_stored(api,
 
 
 def announce_again(tenant, files=(CONFIG, WEIGHTS)) -> dict:
-    """The first announcement with its key, or its replay."""
+    """The first announcement with its Idempotency-Key, or the replay."""
     path, headers = "/api/v1/adapters/router/revisions", {"idempotency-key": "k"}
     return tenant.http.post(path, json={"files": list(files)}, headers=headers).raise_for_status().json()
 
@@ -199,7 +199,7 @@ def grow_older(engine, by: str) -> None:
 
 
 def last_moment(url: str) -> datetime:
-    """When a presigned URL expires."""
+    """The expiry of a presigned URL."""
     signed_at, expires_s = (re.search(rf"X-Amz-{name}=(\w+)", url)[1] for name in ("Date", "Expires"))
     return datetime.strptime(signed_at + "+0000", "%Y%m%dT%H%M%SZ%z") + timedelta(seconds=int(expires_s))
 

@@ -1,4 +1,4 @@
-"""Limits of spending and of single keys: set through the API, published as what gateways go by."""
+"""Spending limits and limits of single keys: set through the API and published for gateways."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ def grant(redis, tenant_id: str) -> TenantGrant:
 
 @pytest.fixture
 def charge(engine):
-    """Record usage of a tenant that settled so many days ago; returns its amount in nanodollars."""
+    """Record usage of a tenant that settled this many days ago; returns its amount in nanodollars."""
 
     def charge(tenant_id: str, *, days_ago: int, output_tokens: int = 1000) -> int:
         settled = clock.to_ms(clock.now() - timedelta(days=days_ago))
@@ -65,7 +65,7 @@ def test_without_a_limit_there_is_no_ceiling(api, relay, redis):
 
 
 def test_late_usage_of_an_earlier_month_raises_the_ceiling_when_it_is_counted_again(api, relay, redis, engine, charge):
-    """The same step publishes the new ceilings when a month turns: what was charged before it is more."""
+    """The same round publishes the new ceilings when a month starts, because more was charged before it."""
     plan = api.plan(limits={"spend_nanos_per_month": 1000})
     tenant, other = api.tenant(plan["name"]), api.tenant(plan["name"])
     while relay.run_once():
@@ -81,7 +81,7 @@ def test_late_usage_of_an_earlier_month_raises_the_ceiling_when_it_is_counted_ag
     assert grant(redis, tenant.id).spend_ceiling_nanos == late + 1000
     assert grant(redis, other.id).spend_ceiling_nanos == 1000
     charge(tenant.id, days_ago=40)
-    ceilings.run_once()  # not yet time to look again
+    ceilings.run_once()  # not yet time to recount
     assert not relay.run_once()
 
 
@@ -130,7 +130,9 @@ def test_what_ran_out_is_shown_as_held_by_nobody(api, redis):
 
 
 def test_prices_are_published_with_their_version_by_which_running_requests_are_charged(api, relay, redis, engine):
-    """A price that rises under a request breaks no hold: it is charged what was held for it."""
+    """A price that rises during a request does not exceed its reservation: the request is charged the reserved
+    price.
+    """
     plan = api.plan()
     tenant = api.tenant(plan["name"])
     while relay.run_once():

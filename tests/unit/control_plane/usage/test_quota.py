@@ -1,4 +1,4 @@
-"""A tenant's quota level as the control plane shows it."""
+"""The control plane's view of a tenant's quota state."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The whole life of an adapter by a real worker process: uploaded, run by a replica, served, deleted, gone everywhere.
+"""The life cycle of an adapter with a real worker: uploaded, run by a replica, served, deleted, removed everywhere.
 
 The replica's agent is played here, word for word by what it writes to Redis.
 """

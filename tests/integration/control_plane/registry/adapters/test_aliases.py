@@ -1,4 +1,4 @@
-"""Aliases over the API: pointed, shown, taken back and removed, and what is refused by name."""
+"""Aliases through the API: set, shown, rolled back and removed, and refusals that name the field."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ ALIASES = "/api/v1/adapters/bot/aliases"
 
 @pytest.fixture
 def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
-    """Nobody publishes here by himself, so nothing is waited for."""
+    """No worker publishes here, so a change does not wait for acknowledgements."""
     web = WebSettings(control_port=0, acknowledge_wait_ms=0)
     return control_settings(postgres_settings, redis_settings, s3_settings, web=web)
 
@@ -189,7 +189,7 @@ def test_every_move_is_audited_with_what_was_before(tenant, ready, engine):
 
 
 def test_moves_at_the_same_time_follow_one_another(tenant, ready):
-    """Each names what was there before it, so the chain of moves has no fork."""
+    """Each response names the previous target, so the chain of changes has no fork."""
     together = threading.Barrier(6)
 
     def move(number: int) -> tuple[str | None, str]:

@@ -1,4 +1,6 @@
-"""Adapters kept in host memory: up to the plan's number, what their names serve, and only while they may be served."""
+"""Pinned adapters: up to the plan's limit, for the revisions that their names serve, and only while they may be
+served.
+"""
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from tests.fixtures.control_plane.registry_rows import add_revision
 
 @pytest.fixture
 def pinned(redis, relay):
-    """The engine names that replicas are told to keep, after what has been committed is published."""
+    """The published engine names that replicas must keep, after all committed changes are published."""
 
     def read() -> set[str]:
         while relay.run_once():

@@ -1,4 +1,4 @@
-"""Stored revisions: recorded only when they lie there whole, removed only with the last that refers to them."""
+"""Stored revisions are recorded only when the object is complete, and removed only with the last reference."""
 
 import secrets
 import threading
@@ -22,7 +22,7 @@ from tests.fixtures.uploads.peft_adapters import write_adapter
 
 @pytest.fixture
 def s3_settings(s3_settings):
-    """A bucket for each test: a sweep would remove what other tests have stored."""
+    """A bucket for each test, because a sweep would remove the objects of other tests."""
     own = s3_settings.model_copy(update={"s3_bucket": f"removal-{secrets.token_hex(6)}"})
     Bucket(own, StoreSettings()).ensure()
     return own
@@ -40,7 +40,7 @@ def validator(engine, store) -> ValidationWorker:
 
 @pytest.fixture
 def forget(engine, redis):
-    """Let every live replica, of which there is none, have answered."""
+    """Mark the revocations as unloaded; no replica is alive, so none is awaited."""
     return ReceiptCollector(engine, redis, impatient()).run_once
 
 
@@ -93,7 +93,7 @@ def test_what_a_dead_worker_stored_and_no_row_knows_goes_when_it_is_old(api, bas
     tenant = api.tenant()
     kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
     orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
-    with engine.begin() as connection:  # as if it had died before it recorded, and the adapter were deleted then
+    with engine.begin() as connection:  # as if the worker had died before it recorded, and the adapter had been deleted
         change = "UPDATE revisions SET status = 'rejected', digest = NULL, checked_digest = NULL WHERE digest = %s"
         connection.exec_driver_sql(change, (orphan,))
     sweep(OrphanSweep(engine, store, impatient()))
@@ -138,7 +138,7 @@ def test_a_verdict_that_comes_after_the_deletion_leaves_nothing_stored(
 def test_what_is_removed_while_it_is_validated_again_is_stored_again(
     api, base, engine, store, validator, removal, forget, tmp_path
 ):
-    """The old copy goes after the new upload found it stored, and before that upload is recorded."""
+    """The old copy is removed after the new upload found it stored and before that upload is recorded."""
     tenant = api.tenant()
     folder = write_adapter(tmp_path / "a", base, seed=104)
     digest = validated(tenant, validator, "bot", base, folder)

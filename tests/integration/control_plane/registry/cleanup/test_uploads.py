@@ -1,4 +1,4 @@
-"""What uploads that stopped half-way leave behind, and that it goes: objects, open multipart uploads, folders."""
+"""The leftovers of interrupted uploads are removed: objects, open multipart uploads and work folders."""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""The run on a replica before a revision is ready: asked, answered, lost, refused, waited for. Agents are played."""
+"""The canary run before a revision is ready: requested, answered, lost, refused and awaited. The tests play the
+agents.
+"""
 
 import json
 
@@ -24,7 +26,7 @@ def tenant(api, base):
 
 
 def jobs(redis, base, rank_class: int = 16) -> list[CanaryJob]:
-    """Take every job of a pool, the oldest first."""
+    """Take every job of a pool, oldest first."""
     taken = []
     while encoded := redis.rpop(redis_keys.canary_jobs(base.id, rank_class)):
         taken.append(msgspec.json.decode(encoded, type=CanaryJob))

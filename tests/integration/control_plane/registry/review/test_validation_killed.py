@@ -1,4 +1,6 @@
-"""The validator killed in the middle of an upload: its child alone, or the worker with it. It never makes one ready."""
+"""The validator is killed during an upload: only its child process, or the worker with it. The revision never
+becomes ready.
+"""
 
 import contextlib
 import gc
@@ -20,12 +22,12 @@ from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, tiny_base, write_adapter
 
 ADAPTER = "router"
-LARGE = tiny_base(layers=8, hidden=512, kv=256, intermediate=1024)  # so that validating takes a moment
+LARGE = tiny_base(layers=8, hidden=512, kv=256, intermediate=1024)  # large enough for validation to take a moment
 
 
 @pytest.fixture
 def path(api, tmp_path) -> str:
-    """A good upload of 20 MB that waits for its validation."""
+    """A valid upload of 20 MB that waits for its validation."""
     api.register(LARGE).raise_for_status()
     tenant = api.tenant(adapter_bytes=60_000_000)
     tenant.adapter(ADAPTER, LARGE)
@@ -34,7 +36,7 @@ def path(api, tmp_path) -> str:
 
 @contextlib.contextmanager
 def held_back_worker(settings, **extra: str) -> Iterator[tuple[subprocess.Popen, FaultsProxy]]:
-    """A worker that has claimed what waits, and hears nothing from S3 until its proxy is let through."""
+    """A worker that has claimed the waiting upload, and gets no answer from S3 until its proxy forwards requests."""
     with faults_proxy(urlsplit(settings.s3.s3_endpoint).port) as s3:
         s3.set(stall=True)
         with running_worker(settings, TENORA_S3_ENDPOINT=f"http://127.0.0.1:{s3.port}", **extra) as worker:

@@ -1,4 +1,4 @@
-"""Rank classes over the API, and what the fleet shows of a replica's tiers."""
+"""Rank classes through the API, and the fleet's view of a replica's tiers."""
 
 import msgspec
 import pytest

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(VERDICTS_S + 100)  # the first test waits for a
 
 @dataclass
 class Outcome:
-    """What the API answered to one item, call by call, and how its revision ended."""
+    """The API's responses to one item, call by call, and the final state of its revision."""
 
     answers: list[httpx.Response] = field(default_factory=list)
     revision_id: str | None = None
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass
 class Run:
-    """The corpus after it went through, and where it went through."""
+    """The processed corpus, and the API that processed it."""
 
     outcomes: dict[str, Outcome]
     engine: sa.Engine
@@ -72,7 +72,7 @@ def run(postgres_server, migrated_template, redis_server, s3_settings) -> Iterat
 
 
 def stored(bucket: Bucket) -> set[str]:
-    """Every object that a replica could ever read."""
+    """Every object that a replica could read."""
     pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, Prefix="adapters/")
     return {each["Key"] for page in pages for each in page.get("Contents", [])}
 
@@ -86,7 +86,7 @@ def announcing_tenant(api: Api) -> Tenant:
 
 
 def send(tenant: Tenant, item: Item) -> Outcome:
-    """Announce, upload and complete, as far as the API lets it."""
+    """Announce, upload and complete, as far as the API allows it."""
     outcome, path = Outcome(), f"/api/v1/adapters/{ADAPTER}/revisions"
 
     def post(where: str, **body: object) -> httpx.Response:
@@ -159,7 +159,7 @@ def test_what_was_refused_at_once_is_noted_with_its_reason(run):
 
 
 def test_nothing_is_billed_published_stored_or_run(run):
-    """No route means that no gateway can send a byte of it to an engine; no canary means that no worker will."""
+    """Without a route no gateway can send it to an engine, and without a canary job no worker will."""
     with run.engine.connect() as connection:
         for table in ("usage_records", "transfers", "entries", "invoices"):
             assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == 0, table

@@ -1,4 +1,6 @@
-"""What holds of an upload whatever its sender does around it: replacing objects, completing twice, odd names, bombs."""
+"""Promises for an upload against any sender: replaced objects, repeated completion, odd names and decompression
+bombs.
+"""
 
 import gzip
 import json
@@ -36,7 +38,7 @@ def folder(tmp_path, base) -> Path:
 
 @pytest.fixture
 def other_weights(tmp_path, base) -> bytes:
-    """Of another good adapter, and of the same size to the byte."""
+    """The weights of another valid adapter, with exactly the same size."""
     return (write_adapter(tmp_path / "other", base, seed=7) / WEIGHTS).read_bytes()
 
 
@@ -147,7 +149,7 @@ def resident_bytes() -> int:
 
 
 def test_a_compressed_body_is_not_unpacked(tenant):
-    """The API runs in this process: what it took for the answer is what this process grew by."""
+    """The API runs in this process, so the growth of this process is the memory that the response took."""
     plain = json.dumps({"files": []}).encode()
     bomb = gzip.compress(plain[:-1] + b" " * 200_000_000 + b"}")
     assert 100_000 < len(bomb) < 1_000_000, "within the limit of a body"

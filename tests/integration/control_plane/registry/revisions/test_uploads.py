@@ -1,4 +1,4 @@
-"""Large uploads through the API: in parts, side by side, resumed after whatever cut them short, and a tenant's own."""
+"""Large uploads through the API: in parts, in parallel, resumed after an interruption, and limited to the tenant."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def path_of(revision: dict, rest: str = "") -> str:
 
 
 def slices(uploads: list[dict]) -> list[tuple[str, int | None, str, dict, bytes]]:
-    """Every PUT that is asked for: file, part, URL, headers and bytes."""
+    """Every requested PUT: file, part, URL, headers and bytes."""
     puts = []
     for upload in uploads:
         body = CONTENT[upload["path"]]

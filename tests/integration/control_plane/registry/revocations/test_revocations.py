@@ -1,4 +1,4 @@
-"""Deleting an adapter and suspending a tenant: the route goes, every live replica is awaited, receipts are shown."""
+"""Deleting an adapter and suspending a tenant: the route ends, every live replica is awaited, receipts are shown."""
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ def drain(relay) -> None:
 
 
 def told(redis) -> dict[str, Revocation]:
-    """What replicas are told, by id."""
+    """The published revocations, by id."""
     stored = redis.hgetall(redis_keys.snapshot("revocations"))
     return {field.decode(): msgspec.json.decode(value, type=Revocation) for field, value in stored.items()}
 
