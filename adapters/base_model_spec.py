@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from adapters.report import Refused
+from adapters.report import FileRejected
 from adapters.safetensors_header import HeaderBounds, read_header
 from core.errors import Unprocessable
 from core.kv_pages import PAGE_TOKENS
@@ -98,7 +98,7 @@ def _linear_modules(directory: Path) -> dict[str, tuple[int, int]]:
     for shard in _shards(directory):
         try:
             tensors = read_header(shard, _CHECKPOINT_BOUNDS, file=shard.name)
-        except Refused as refused:
+        except FileRejected as refused:
             raise Unprocessable(f"{shard}: {refused.problem.message}", code="base_model_invalid") from refused
         for tensor in tensors:
             if (match := _LINEAR.fullmatch(tensor.name)) and len(tensor.shape) == 2:

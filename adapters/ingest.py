@@ -12,15 +12,15 @@ import msgspec
 
 from adapters import metrics
 from adapters.base_model_spec import BaseModelSpec
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import ObjectDamaged, ObjectMissing
 from adapters.object_store.upload_store import upload_key
-from adapters.report import Problem, Report, Verdict, rejected
+from adapters.report import ReportBuilder, UploadProblem, ValidationReport, rejected
 from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.sandbox.parent import validate_confined
 from adapters.sandbox.work_folder import work_folder
 from adapters.settings import UploadSettings
-from adapters.validation.file_rules import REQUIRED_FILES, judge_names
+from adapters.validation.file_rules import REQUIRED_FILES, check_names
 from adapters.validation.validate import UploadLimits
 
 
@@ -33,7 +33,7 @@ class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ingest(
-    store: AdapterStore,
+    store: RevisionStore,
     *,
     revision_id: str,
     files: Sequence[DeclaredFile],
@@ -41,7 +41,7 @@ def ingest(
     known_bases: AbstractSet[str],
     limits: UploadLimits,
     settings: UploadSettings,
-) -> Verdict:
+) -> ValidationReport:
     """The verdict on an upload; when it accepts, the revision is stored under ``verdict.digest``.
 
     ``known_bases`` are the ids and Hub names of all base models. Raises ``Unavailable`` when the object store fails:
@@ -59,37 +59,37 @@ def ingest(
 
 
 def _ingest(
-    store: AdapterStore,
+    store: RevisionStore,
     revision_id: str,
     files: Sequence[DeclaredFile],
     request: ValidationRequest,
     settings: UploadSettings,
-) -> Verdict:
-    declared = judge_declared(files, request.limits)
+) -> ValidationReport:
+    declared = check_declared(files, request.limits)
     if declared.problems:
         return declared
     with work_folder(settings.upload_work_dir) as work:
         (work / UPLOAD_FOLDER).mkdir()
-        report = Report()
+        report = ReportBuilder()
         for file in files:
             if file.path in REQUIRED_FILES:
                 _fetch(store, revision_id, file, work / UPLOAD_FOLDER, report)
         if report.count > 0:
-            return report.verdict()
+            return report.build()
         verdict = validate_confined(work, request, settings)
         if verdict.manifest is not None and not verdict.problems:
             try:
                 store.put_revision(work / REVISION_FOLDER, verdict.manifest)
             except (ObjectDamaged, FileNotFoundError):  # the child's answer and its files do not agree: believe neither
                 text = "the files could not be written again; save the adapter with a current PEFT and upload it again"
-                return rejected(Problem(code="validation_failed", message=text))
+                return rejected(UploadProblem(code="validation_failed", message=text))
         return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
 
 
-def judge_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Verdict:
+def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> ValidationReport:
     """What the declaration alone says: names and total size. The API can ask this before it gives out upload URLs."""
-    report = Report()
-    judge_names([file.path for file in files], report)
+    report = ReportBuilder()
+    check_names([file.path for file in files], report)
     if report.count == 0:
         for file in files:
             if file.size_bytes == 0:
@@ -98,11 +98,11 @@ def judge_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Verdi
     total = sum(file.size_bytes for file in files)
     if total > limits.bytes_max:
         text = f'the files have {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
-        report.add(Problem(code="upload_too_large", message=text))
-    return report.verdict()
+        report.add(UploadProblem(code="upload_too_large", message=text))
+    return report.build()
 
 
-def _fetch(store: AdapterStore, revision_id: str, file: DeclaredFile, folder: Path, report: Report) -> None:
+def _fetch(store: RevisionStore, revision_id: str, file: DeclaredFile, folder: Path, report: ReportBuilder) -> None:
     try:
         size = store.download(
             upload_key(revision_id, file.path), folder / file.path, bytes_max=file.size_bytes, sha256=file.sha256

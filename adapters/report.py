@@ -43,7 +43,7 @@ Code = Literal[
 ]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class UploadProblem(msgspec.Struct, frozen=True, kw_only=True):
     """One reason for refusing. ``where`` is a field or a tensor's name; the message ends with how to cure it."""
 
     code: Code
@@ -52,18 +52,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     where: str | None = None
 
 
-class Refused(Exception):
+class FileRejected(Exception):
     """Raised where reading cannot go on after a problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: UploadProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer. An upload is accepted exactly when there is a manifest; then there are no problems."""
 
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[UploadProblem, ...] = ()
     notes: tuple[str, ...] = ()
     manifest: AdapterManifest | None = None
 
@@ -81,19 +81,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 _PROBLEMS_MAX: Final = 50
 
 
-class Report:
+class ReportBuilder:
     """Collects what the rules find. Keeps the first 50 problems and counts the rest, so that it stays readable."""
 
     def __init__(self) -> None:
-        self._problems: list[Problem] = []
+        self._problems: list[UploadProblem] = []
         self._notes: list[str] = []
         self._left_out = 0
 
     def refuse(self, code: Code, message: str, *, file: str, where: str | None = None) -> None:
         """Add a problem; ``message`` says what is wrong and the cure, and is shown after the file's name."""
-        self.add(Problem(code=code, message=f"{file}: {message}", file=file, where=where))
+        self.add(UploadProblem(code=code, message=f"{file}: {message}", file=file, where=where))
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: UploadProblem) -> None:
         """Add a problem that was found elsewhere."""
         if len(self._problems) < _PROBLEMS_MAX:
             self._problems.append(problem)
@@ -109,13 +109,13 @@ class Report:
         """Problems found so far."""
         return len(self._problems) + self._left_out
 
-    def verdict(self, manifest: AdapterManifest | None = None) -> Verdict:
+    def build(self, manifest: AdapterManifest | None = None) -> ValidationReport:
         """What was found; ``manifest`` only when nothing was refused."""
         assert not (self.count and manifest), "a refused upload has no manifest"
         more = (f"{self._left_out} more problems are not shown",) if self._left_out else ()
-        return Verdict(problems=tuple(self._problems), notes=(*self._notes, *more), manifest=manifest)
+        return ValidationReport(problems=tuple(self._problems), notes=(*self._notes, *more), manifest=manifest)
 
 
-def rejected(*problems: Problem, notes: tuple[str, ...] = ()) -> Verdict:
+def rejected(*problems: UploadProblem, notes: tuple[str, ...] = ()) -> ValidationReport:
     """A verdict that refuses."""
-    return Verdict(problems=problems, notes=notes)
+    return ValidationReport(problems=problems, notes=notes)

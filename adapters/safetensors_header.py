@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from adapters.report import Code, Problem, Refused
+from adapters.report import Code, FileRejected, UploadProblem
 from core.strict_json import JsonRefused, parse, shorten
 
 DTYPE_BYTES: Final = {
@@ -40,7 +40,7 @@ class HeaderBounds(msgspec.Struct, frozen=True, kw_only=True):
     name_characters: int = 256
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Where one tensor lies: ``begin`` and ``end`` are byte offsets in the file."""
 
     name: str
@@ -50,8 +50,8 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
-def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
-    """The tensors of a file in the order of their bytes. ``file`` is the name used in messages. Raises ``Refused``."""
+def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[TensorEntry]:
+    """Return the tensors of a file in byte order. ``file`` is the name in messages. Raises ``FileRejected``."""
     size = path.stat().st_size
     if size == 0:
         raise _refused("file_empty", file, "is empty; upload it again")
@@ -74,8 +74,8 @@ def read_header(path: Path, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
     return parse_header(text, size, bounds, file=file)
 
 
-def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: str) -> list[Tensor]:
-    """The tensors that the header ``text`` of a file of ``file_bytes`` bytes describes. Raises ``Refused``."""
+def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: str) -> list[TensorEntry]:
+    """The tensors that the header ``text`` of a file of ``file_bytes`` bytes describes. Raises ``FileRejected``."""
     if not text.startswith(b"{"):
         raise _refused("header_invalid", file, f"has a header that does not begin with '{{'; {_AGAIN}")
     try:
@@ -108,7 +108,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and _SURROGATE.search(value) is None
 
 
-def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds, file: str) -> Tensor:
+def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds, file: str) -> TensorEntry:
     if len(name) > bounds.name_characters or not _NAME.fullmatch(name):
         raise _refused(
             "tensor_name_invalid",
@@ -147,14 +147,14 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
         )
     if declared == 0:
         raise _refused("offsets_invalid", file, f"{name} has no elements; leave it out", name)
-    return Tensor(name=name, dtype=dtype, shape=tuple(shape), begin=data_begin + begin, end=data_begin + end)
+    return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=data_begin + begin, end=data_begin + end)
 
 
 def _are_naturals(value: object) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
 
 
-def _check_offsets(tensors: list[Tensor], data_begin: int, file_bytes: int, file: str) -> None:
+def _check_offsets(tensors: list[TensorEntry], data_begin: int, file_bytes: int, file: str) -> None:
     position = data_begin
     for tensor in tensors:
         if tensor.begin != position:
@@ -167,6 +167,6 @@ def _check_offsets(tensors: list[Tensor], data_begin: int, file_bytes: int, file
         raise _refused("offsets_invalid", file, text)
 
 
-def _refused(code: Code, file: str, what: str, where: str | None = None) -> Refused:
+def _refused(code: Code, file: str, what: str, where: str | None = None) -> FileRejected:
     separator = ": " if where else " "
-    return Refused(Problem(code=code, message=f"{file}{separator}{what}", file=file, where=where))
+    return FileRejected(UploadProblem(code=code, message=f"{file}{separator}{what}", file=file, where=where))

@@ -1,20 +1,25 @@
 """What operators may set about uploads, the object store and the replicas' disk cache. Plans' limits are not here."""
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 
-from adapters.object_store.multipart import PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX
 from adapters.safetensors_header import HeaderBounds
-from adapters.validation.validate import Bounds
+from adapters.validation.validate import PlatformBounds
 from adapters.validation.weight_rules import WeightBounds
 from core.settings import Fragment
 
-_MIB = 1024 * 1024
+_MIB: Final = 1024 * 1024
+
+# What S3 allows in a multipart upload (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
+PART_BYTES_MIN: Final = 5 * _MIB
+PART_BYTES_MAX: Final = 5 * 1024 * _MIB
+PARTS_MAX: Final = 10_000
 
 
 class UploadSettings(Fragment):
-    """Bounds of what is accepted, and of the child that looks at it."""
+    """PlatformBounds of what is accepted, and of the child that looks at it."""
 
     upload_header_bytes_max: int = Field(
         default=256 * 1024,
@@ -57,9 +62,9 @@ class UploadSettings(Fragment):
         description="How long after its announcement a revision's presigned upload URLs hold.",
     )
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> PlatformBounds:
         """The part that the child needs, without this module's imports."""
-        return Bounds(
+        return PlatformBounds(
             header=HeaderBounds(header_bytes=self.upload_header_bytes_max, tensors=self.upload_tensors_max),
             weights=WeightBounds(magnitude=self.upload_weight_max, update_norm=self.upload_update_norm_max),
         )

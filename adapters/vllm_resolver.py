@@ -13,10 +13,10 @@ from fastapi import HTTPException
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from adapters.cache.errors import CacheFailed, disk_errors
 from adapters.manifest import MANIFEST_FILE, AdapterManifest, read_manifest
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
 from core.adapter_names import adapter_of, digest_of, is_engine_name
@@ -32,7 +32,7 @@ _ANY_NUMBER: Final = 1  # vLLM gives it one of its own
 class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
     """Resolves ``<adapter id>@<digest>`` to the folder of that digest, for adapters of one base model."""
 
-    def __init__(self, cache: DiskCache, base_model: str) -> None:
+    def __init__(self, cache: AdapterCache, base_model: str) -> None:
         self.cache = cache
         self._base_model = base_model
 
@@ -74,19 +74,19 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
             return path, read_manifest((path / MANIFEST_FILE).read_bytes(), digest)
 
 
-def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> DiskCache:
+def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> AdapterCache:
     """Make vLLM ask us for names it does not know. ``base_model`` is the id of the one it serves. Call once, in the API
     server process; returns the cache it uses.
     """
-    disk = DiskCache(cache, AdapterStore(Bucket(s3, store)))
+    disk = AdapterCache(cache, RevisionStore(Bucket(s3, store)))
     LoRAResolverRegistry.register_resolver(REGISTERED_NAME, TenoraResolver(disk, base_model))
     return disk
 
 
-def registered_cache() -> DiskCache:
+def registered_cache() -> AdapterCache:
     """The cache of the registered resolver, for whoever else in this process brings adapters in or takes them out.
 
     Raises ``KeyError`` where none was registered: not in a replica.
     """
-    cache: DiskCache = LoRAResolverRegistry.get_resolver(REGISTERED_NAME).cache
+    cache: AdapterCache = LoRAResolverRegistry.get_resolver(REGISTERED_NAME).cache
     return cache

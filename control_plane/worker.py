@@ -15,7 +15,7 @@ from types import FrameType
 import structlog
 from sqlalchemy import Engine
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
@@ -51,7 +51,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     relay = OutboxRelay(
         engine, open_redis(settings.redis.redis_url), projections(settings.publishing), batch_max=worker.relay_batch_max
     )
-    validator = ValidationWorker(engine, AdapterStore(bucket), settings.upload, worker)
+    validator = ValidationWorker(engine, RevisionStore(bucket), settings.upload, worker)
     cleanup = UploadCleanup(
         engine,
         UploadStore(bucket),
@@ -68,8 +68,8 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     redis = open_redis(settings.redis.redis_url)
     canaries = CanaryWorker(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
-    removal = StoredRevisionCleanup(engine, AdapterStore(bucket), worker)
-    orphans = OrphanSweep(engine, AdapterStore(bucket), worker)
+    removal = StoredRevisionCleanup(engine, RevisionStore(bucket), worker)
+    orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     ceilings = SpendCeilings(engine, redis, worker)
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),

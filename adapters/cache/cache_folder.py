@@ -1,6 +1,6 @@
 """The files of the adapter cache: where they lie, whether they are whole, and how they come and go without a gap.
 
-Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed; ``.holds/`` and
+Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed; ``.leases/`` and
 ``.locks/`` belong to ``adapters.cache.digest_leases`` and ``adapters.cache.file_locks``. Who may do what is the
 business of ``adapters.cache.disk_cache``. Nothing here trusts what it finds: others can write into the folder.
 """
@@ -9,10 +9,13 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
-from adapters.cache.disk_budget import CachedAdapter
+import msgspec
+
 from adapters.manifest import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -30,18 +33,26 @@ Fingerprint = tuple[tuple[int, int, int], ...]
 _FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
 
 
-class AdapterFolder:
+class CachedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter on the disk; ``used_at_ns`` is its last use in Unix nanoseconds."""
+
+    digest: str
+    size_bytes: int
+    used_at_ns: int
+
+
+class CacheFolder:
     """The files. Every method may block on the disk and raise ``OSError``; callers hold the locks they need."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.holds, self.locks = root / ".holds", root / ".locks"
+        self.leases, self.locks = root / ".leases", root / ".locks"
         self.incoming, self._trash = root / ".incoming", root / ".trash"
         self.lay_out()
 
     def lay_out(self) -> None:
         """Make the folders, also after somebody has removed them."""
-        for folder in (self.root, self.holds, self.locks, self.incoming, self._trash):
+        for folder in (self.root, self.leases, self.locks, self.incoming, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
@@ -151,6 +162,24 @@ class AdapterFolder:
     def free_bytes(self) -> int:
         """What the file system can still take."""
         return shutil.disk_usage(self.root).free
+
+
+def choose_evictions(
+    adapters: Iterable[CachedAdapter], *, needed_bytes: int, budget_bytes: int, protected: AbstractSet[str]
+) -> tuple[list[str], int]:
+    """The least recently used digests to remove so that ``needed_bytes`` more fit the budget, and by how many bytes it
+    is exceeded even so. Protected ones are never among them.
+    """
+    found = sorted(adapters, key=lambda adapter: (adapter.used_at_ns, adapter.digest))
+    excess = sum(adapter.size_bytes for adapter in found) + needed_bytes - budget_bytes
+    victims = []
+    for adapter in found:
+        if excess <= 0:
+            break
+        if adapter.digest not in protected:
+            victims.append(adapter.digest)
+            excess -= adapter.size_bytes
+    return victims, max(0, excess)
 
 
 def _measure(folder: Path) -> CachedAdapter:

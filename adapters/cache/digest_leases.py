@@ -19,7 +19,7 @@ RESERVED_BYTES: Final = 1024 * _LINE_BYTES
 """Taken from the disk at the start, so that a full one does not keep what lies on it from being held."""
 
 
-class HoldFile:
+class DigestLeases:
     """The digests that this process holds.
 
     Methods marked so need the folder's lock, under which others read the file; the others only touch memory, from any
@@ -40,7 +40,7 @@ class HoldFile:
         with self._guard:
             return frozenset(self._holders.get(digest, ()))
 
-    def add(self, digest: str, holder: str = "") -> None:
+    def acquire(self, digest: str, holder: str = "") -> None:
         """Hold a digest from now on. Needs the folder's lock."""
         if digest not in self._written:
             self._write([*self._written, digest])
@@ -55,13 +55,13 @@ class HoldFile:
                 holders.add(holder)
             return bool(holders)
 
-    def drop(self, digest: str, holder: str = "") -> None:
+    def release(self, digest: str, holder: str = "") -> None:
         """A holder needs it no more."""
         with self._guard:
             if holders := self._holders.get(digest):
                 holders.discard(holder)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Make the file say what is held, also when somebody has removed it. Needs the folder's lock."""
         if self._descriptor is None:
             return  # closed
@@ -78,7 +78,7 @@ class HoldFile:
             self._written.difference_update(dropped)
             self._write(self._written)
 
-    def everyone(self) -> frozenset[str]:
+    def all_leased(self) -> frozenset[str]:
         """What this and every other living process holds. Needs the folder's lock."""
         held = set(self._written)
         for path in self._folder.iterdir():

@@ -17,13 +17,12 @@ from typing import Final
 import structlog
 
 from adapters import metrics
-from adapters.cache.cache_folder import AdapterFolder, Fingerprint
-from adapters.cache.digest_leases import RESERVED_BYTES, HoldFile
-from adapters.cache.disk_budget import choose_victims
+from adapters.cache.cache_folder import CacheFolder, Fingerprint, choose_evictions
+from adapters.cache.digest_leases import RESERVED_BYTES, DigestLeases
 from adapters.cache.errors import cache_full, disk_errors
 from adapters.cache.file_locks import LockTimeout, locked
 from adapters.manifest import AdapterManifest
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download
 from adapters.settings import CacheSettings
 from core.errors import Unavailable
 
@@ -32,51 +31,51 @@ _FOLDER_LOCK_TIMEOUT_S: Final = 30  # held for renames and listings alone
 ANOTHER_PROCESS: Final = "another process"
 
 
-class DiskTier:
+class DiskCache:
     """One folder of adapters. Thread-safe; every call may block."""
 
     def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
-        self.folder = AdapterFolder(settings.cache_dir.absolute())
-        self.holds = HoldFile(self.folder.holds)
+        self.folder = CacheFolder(settings.cache_dir.absolute())
+        self.leases = DigestLeases(self.folder.leases)
         self._verified: dict[str, Fingerprint] = {}
         self._folder_guard = threading.Lock()
         with disk_errors("a start"):
             self._sweep()
 
-    def take(self, digest: str, holder: str) -> bool:
+    def acquire(self, digest: str, holder: str) -> bool:
         """Hold an adapter that is here and whole; False when it is not. It is held first, so that nobody evicts it
         while it is checked, and checked again whenever its files changed.
         """
         with disk_errors(f"adapter {digest}"):
-            if not self.holds.join(digest, holder):
+            if not self.leases.join(digest, holder):
                 with self._folder_lock():
                     if not self.folder.path(digest).is_dir():
                         return False
-                    self.holds.add(digest, holder)
+                    self.leases.acquire(digest, holder)
             if self._is_verified(digest):
                 with suppress(OSError):  # a use that is not noted, or pages that are not read ahead, cost only speed
                     self.folder.touch(digest)
                     self.folder.read_ahead(digest)
                 return True
-        self.holds.drop(digest, holder)
+        self.leases.release(digest, holder)
         return False
 
     @contextmanager
-    def receiving(self, digest: str, transfer: Transfer, *, timeout_s: float) -> Iterator[Path]:
+    def download_folder(self, digest: str, download: Download, *, timeout_s: float) -> Iterator[Path]:
         """The empty folder for a download, which no other process receives at the same time and of which nothing is
         left afterwards. Raises ``Unavailable`` when another process has been at it for too long.
         """
         with disk_errors(f"adapter {digest}"):
             try:
-                with locked(self.folder.lock(digest), timeout_s=timeout_s, stop=transfer.stop):
+                with locked(self.folder.lock(digest), timeout_s=timeout_s, stop=download.stop):
                     incoming = self.folder.fresh_incoming(digest)
                     try:
                         yield incoming
                     finally:
                         shutil.rmtree(incoming, ignore_errors=True)
             except LockTimeout as error:
-                transfer.check()
+                download.check()
                 raise Unavailable(f"another process is still downloading {digest}", code="store_timeout") from error
 
     def reserve(self, manifest: AdapterManifest, incoming: Path) -> None:
@@ -99,21 +98,21 @@ class DiskTier:
             if self.folder.path(digest).exists():
                 metrics.CACHE_DAMAGED.inc()
                 _log.warning("cached adapter was damaged and is mended", digest=digest)
-            self.holds.add(digest, holder)
+            self.leases.acquire(digest, holder)
             try:
                 self.folder.install(incoming, digest)
             except OSError:
-                self.holds.drop(digest, holder)
+                self.leases.release(digest, holder)
                 raise
             if mark := self.folder.fingerprint(digest):
                 self._verified[digest] = mark
 
-    def forget(self, digest: str) -> frozenset[str]:
+    def evict(self, digest: str) -> frozenset[str]:
         """Remove an adapter unless somebody still holds it: who does. Raises ``CacheFailed`` where it cannot."""
         with disk_errors(f"adapter {digest}"):
             with self._folder_lock():
-                if digest in self.holds.everyone():
-                    return self.holds.holders(digest) or frozenset({ANOTHER_PROCESS})
+                if digest in self.leases.all_leased():
+                    return self.leases.holders(digest) or frozenset({ANOTHER_PROCESS})
                 if digest in self.folder.digests():
                     self.folder.discard(digest)
                     metrics.CACHE_EVICTIONS.labels("revoked").inc()
@@ -123,7 +122,7 @@ class DiskTier:
                 raise OSError(errno.EBUSY, "its files cannot be removed")
         return frozenset()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Let other processes evict what nobody here holds any more."""
         with disk_errors("the holds"), self._folder_lock():
             pass
@@ -148,11 +147,11 @@ class DiskTier:
         adapters, incoming_bytes = self.folder.list(), self.folder.incoming_bytes()
         present_bytes, free_bytes = sum(adapter.size_bytes for adapter in adapters), self.folder.free_bytes()
         room_bytes = present_bytes + incoming_bytes + free_bytes - disk_free_min
-        victims, _ = choose_victims(
+        victims, _ = choose_evictions(
             adapters,
             needed_bytes=needed_bytes + incoming_bytes,
             budget_bytes=min(self._settings.cache_bytes, room_bytes),
-            protected=self.holds.everyone(),
+            protected=self.leases.all_leased(),
         )
         kept_bytes = sum(adapter.size_bytes for adapter in adapters if adapter.digest not in victims)
         if needed_bytes and free_bytes + present_bytes - kept_bytes < needed_bytes + disk_free_min:
@@ -174,7 +173,7 @@ class DiskTier:
                 shutil.rmtree(leftover, ignore_errors=True)
         before_ns = time.time_ns() - int(self._settings.cache_age_max_s * 1e9)
         with self._folder_lock():
-            protected = self.holds.everyone()
+            protected = self.leases.all_leased()
             for adapter in self.folder.list():
                 if adapter.used_at_ns < before_ns and adapter.digest not in protected:
                     self.folder.discard(adapter.digest)
@@ -187,5 +186,5 @@ class DiskTier:
         """One process and one thread at a time looks at holds and renames."""
         with self._folder_guard, locked(self.folder.locks / "folder", timeout_s=_FOLDER_LOCK_TIMEOUT_S):
             self.folder.lay_out()
-            self.holds.settle()
+            self.leases.flush()
             yield

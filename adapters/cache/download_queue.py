@@ -14,13 +14,12 @@ from typing import Final
 import msgspec
 
 from adapters import metrics
-from adapters.cache.errors import DownloadStopped
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download, DownloadStopped
 
 _LOOK_S: Final = 0.25  # between two looks for stalled downloads, while others wait
 
 
-class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadQueueBounds(msgspec.Struct, frozen=True, kw_only=True):
     """``running`` and ``waiting`` in all and per owner; ``stalled`` more may run while they receive nothing."""
 
     running: int
@@ -31,7 +30,7 @@ class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
     waiting_per_owner: int
 
 
-class QueueFull(Exception):
+class DownloadQueueFull(Exception):
     """Too many wait already; ``of_owner`` says whether the owner's own bound was reached."""
 
     def __init__(self, *, of_owner: bool) -> None:
@@ -40,15 +39,15 @@ class QueueFull(Exception):
 
 
 class _Waiter:
-    def __init__(self, owner: str, transfer: Transfer) -> None:
-        self.owner, self.transfer = owner, transfer
+    def __init__(self, owner: str, download: Download) -> None:
+        self.owner, self.download = owner, download
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class DownloadQueue:
-    """``async with queue.slot(owner, transfer)`` around each download."""
+    """``async with queue.slot(owner, download)`` around each download."""
 
-    def __init__(self, bounds: QueueBounds) -> None:
+    def __init__(self, bounds: DownloadQueueBounds) -> None:
         self._bounds = bounds
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
         self._running: set[_Waiter] = set()
@@ -56,13 +55,13 @@ class DownloadQueue:
         self._next_look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def slot(self, owner: str, transfer: Transfer) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. Raises ``QueueFull`` instead of waiting beyond the bounds."""
+    async def slot(self, owner: str, download: Download) -> AsyncIterator[None]:
+        """Wait for a turn and hold it. Raises ``DownloadQueueFull`` instead of waiting beyond the bounds."""
         if len(self._waiting.get(owner, ())) >= self._bounds.waiting_per_owner:
-            raise QueueFull(of_owner=True)
+            raise DownloadQueueFull(of_owner=True)
         if self._count_waiting() >= self._bounds.waiting:
             self._make_place(owner)
-        waiter = _Waiter(owner, transfer)
+        waiter = _Waiter(owner, download)
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._dispatch()
         try:
@@ -72,9 +71,9 @@ class DownloadQueue:
         finally:
             self._leave(waiter)
 
-    def rounds_ahead(self, transfer: Transfer) -> float:
+    def rounds_ahead(self, download: Download) -> float:
         """How many downloads come before this one in the slot it will get; 0 once it runs."""
-        waiter, place = self._find(transfer)
+        waiter, place = self._find(download)
         if waiter is None:
             return 0.0
         before_me = sum(min(len(others), place + 1) for key, others in self._waiting.items() if key != waiter.owner)
@@ -83,11 +82,11 @@ class DownloadQueue:
             (place + 1 + before_me) / self._bounds.running,
         )
 
-    def share(self, owner: str, transfer: Transfer) -> None:
+    def share(self, owner: str, download: Download) -> None:
         """``owner`` wants this download too: if it still waits behind others of its first owner's, it moves to the line
         where fewer are before it.
         """
-        waiter, place = self._find(transfer)
+        waiter, place = self._find(download)
         if waiter is not None and len(queue := self._waiting.get(owner, deque())) < place:
             self._waiting[waiter.owner].remove(waiter)
             self._drop_if_empty(waiter.owner)
@@ -95,16 +94,16 @@ class DownloadQueue:
             self._waiting.setdefault(owner, queue).append(waiter)
             self._dispatch()
 
-    def withdraw(self, transfer: Transfer) -> None:
+    def withdraw(self, download: Download) -> None:
         """End the wait of a download that was stopped."""
-        waiter, _ = self._find(transfer)
+        waiter, _ = self._find(download)
         if waiter is not None and not waiter.granted.done():
             waiter.granted.set_exception(DownloadStopped("the download was stopped before its turn"))
 
-    def _find(self, transfer: Transfer) -> tuple[_Waiter | None, int]:
+    def _find(self, download: Download) -> tuple[_Waiter | None, int]:
         for queue in self._waiting.values():
             for place, waiter in enumerate(queue):
-                if waiter.transfer is transfer:
+                if waiter.download is download:
                     return waiter, place
         return None, 0
 
@@ -123,10 +122,10 @@ class DownloadQueue:
         """Send the last of the longest line away, so that long lines cannot keep others from waiting at all."""
         longest = max(self._waiting, key=lambda other: len(self._waiting[other]))
         if len(self._waiting[longest]) <= len(self._waiting.get(owner, ())) + 1:
-            raise QueueFull(of_owner=False)
+            raise DownloadQueueFull(of_owner=False)
         last = self._waiting[longest].pop()
         if not last.granted.done():
-            last.granted.set_exception(QueueFull(of_owner=False))
+            last.granted.set_exception(DownloadQueueFull(of_owner=False))
 
     def _dispatch(self) -> None:
         """Give out what is free, one owner after the other."""
@@ -142,7 +141,7 @@ class DownloadQueue:
         self._look_again()
 
     def _has_room(self) -> bool:
-        moving = sum(not waiter.transfer.is_stalled(self._bounds.stall_s) for waiter in self._running)
+        moving = sum(not waiter.download.is_stalled(self._bounds.stall_s) for waiter in self._running)
         return moving < self._bounds.running and len(self._running) < self._bounds.running + self._bounds.stalled
 
     def _next_owner(self) -> str | None:

@@ -15,7 +15,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DISK_RETRY_S: Final = 30  # somebody has to free space or mend the disk
 
 
-class AdapterLoading(Unavailable):
+class AdapterStillLoading(Unavailable):
     """The adapter is on its way, or waits for its turn, and the caller's patience is over; the download goes on.
     ``eta_s`` is the estimate of when it will be here.
     """
@@ -37,12 +37,6 @@ class CacheFailed(Unavailable):
     """The disk cannot be read or written."""
 
     default_code = "adapter_cache_failed"
-
-
-class DownloadStopped(Unavailable):
-    """The download was stopped: its adapter was withdrawn, or the replica stops."""
-
-    default_code = "adapter_download_stopped"
 
 
 @contextmanager

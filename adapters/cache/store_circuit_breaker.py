@@ -14,7 +14,7 @@ _FAILURES: Final = 3  # in a row, before the circuit opens
 _OWNERS_KEPT: Final = 8
 
 
-class Circuit:
+class StoreCircuitBreaker:
     """``admit`` before a download and ``succeeded`` or ``failed`` after it. Used from one thread.
 
     ``open_s`` is the first pause; each failed probe doubles it, up to ``open_max_s``.

@@ -1,6 +1,6 @@
 """The state of one download, as its threads write it and others read it: bytes, the last sign of life, and its end.
 
-``Pace`` learns from finished downloads how long the next may take. Moving bytes is
+``DownloadEstimates`` learns from finished downloads how long the next may take. Moving bytes is
 ``adapters.object_store.ranged_download``.
 """
 
@@ -9,7 +9,6 @@ import threading
 import time
 from typing import Final
 
-from adapters.cache.errors import DownloadStopped
 from core.errors import Unavailable
 
 _FRESH: Final = 0.3  # weight of the newest download in the averages
@@ -17,7 +16,13 @@ _RETRY_MIN_S: Final = 1
 _FIRST_GUESS_S: Final = 2  # before anything was ever downloaded here
 
 
-class Transfer:
+class DownloadStopped(Unavailable):
+    """The download was stopped: its adapter was withdrawn, or the replica stops."""
+
+    default_code = "adapter_download_stopped"
+
+
+class Download:
     """``begin`` starts its clock, every byte goes through ``add``, ``check`` ends it in time."""
 
     def __init__(self, what: str) -> None:
@@ -29,7 +34,7 @@ class Transfer:
         self._began_at = self._moved_at = math.inf
         self._timeout_s = math.inf
 
-    def begin(self, timeout_s: float | None = None) -> "Transfer":
+    def begin(self, timeout_s: float | None = None) -> "Download":
         """From now on it runs, for at most ``timeout_s``. Returns itself."""
         self._began_at = self._moved_at = time.monotonic()
         self._timeout_s = math.inf if timeout_s is None else timeout_s
@@ -68,29 +73,29 @@ class Transfer:
         return max(0.0, time.monotonic() - self._began_at)
 
 
-class Pace:
+class DownloadEstimates:
     """Running averages over the downloads of this process. Used from one thread."""
 
     def __init__(self) -> None:
         self._bytes_per_s: float | None = None
         self._seconds: float | None = None
 
-    def learn(self, size_bytes: int, seconds: float) -> None:
+    def record(self, size_bytes: int, seconds: float) -> None:
         """A download of so many bytes took so long."""
         rate = size_bytes / max(seconds, 1e-6)
         self._bytes_per_s = _mix(self._bytes_per_s, rate)
         self._seconds = _mix(self._seconds, seconds)
 
-    def eta_s(self, transfer: Transfer, *, rounds_ahead: float) -> float:
+    def eta_s(self, download: Download, *, rounds_ahead: float) -> float:
         """Until this download is done. ``rounds_ahead``: how many average downloads come before it in its slot.
 
         A running one is judged by its own rate, once it has one; a stalled one's estimate so grows as it waits.
         """
         average = _FIRST_GUESS_S if self._seconds is None else self._seconds
-        if transfer.total_bytes is None:
-            return max(0.0, average - transfer.elapsed_s) + rounds_ahead * average
-        left = max(0, transfer.total_bytes - transfer.done_bytes)
-        own = transfer.done_bytes / transfer.elapsed_s if transfer.elapsed_s > 0 else 0.0
+        if download.total_bytes is None:
+            return max(0.0, average - download.elapsed_s) + rounds_ahead * average
+        left = max(0, download.total_bytes - download.done_bytes)
+        own = download.done_bytes / download.elapsed_s if download.elapsed_s > 0 else 0.0
         rate = own or self._bytes_per_s
         return (left / rate if rate else average) + rounds_ahead * average
 

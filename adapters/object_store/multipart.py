@@ -9,9 +9,6 @@ from typing import Final
 import msgspec
 
 MIB: Final = 1 << 20
-PART_BYTES_MIN: Final = 5 * MIB
-PART_BYTES_MAX: Final = 5 * 1024 * MIB
-PARTS_MAX: Final = 10_000
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from urllib3.exceptions import HTTPError
 
 from adapters import metrics
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download
 from adapters.object_store.s3 import Bucket, ObjectDamaged, StoreUnavailable, translated
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -23,7 +23,7 @@ _BACKOFF_S: Final = 0.1
 T = TypeVar("T")
 
 
-class Body(msgspec.Struct, frozen=True):
+class ObjectBody(msgspec.Struct, frozen=True):
     """Bytes ``first`` to ``end`` (exclusive) of an object of ``total_bytes``; ``read`` gives b"" after the last."""
 
     first: int
@@ -39,7 +39,7 @@ class ObjectReader:
         self._bucket = bucket
 
     @contextmanager
-    def open(self, key: str, first: int = 0, end: int | None = None) -> Iterator[Body]:
+    def open(self, key: str, first: int = 0, end: int | None = None) -> Iterator[ObjectBody]:
         """The object, or from ``first`` to ``end``; what came is said by the body, since a server may ignore the range.
 
         Raises ``ObjectMissing``; ``ObjectDamaged`` when it ends before ``first``; ``StoreUnavailable``, also in reads.
@@ -51,7 +51,7 @@ class ObjectReader:
             yield _body(key, answer.get("ContentRange"), answer["ContentLength"], stream)
 
 
-def _body(key: str, content_range: str | None, length: int, stream: Any) -> Body:  # Any: botocore's raw stream
+def _body(key: str, content_range: str | None, length: int, stream: Any) -> ObjectBody:  # Any: botocore's raw stream
     def read(bytes_max: int) -> bytes:
         try:
             return bytes(stream.read1(bytes_max))
@@ -59,14 +59,14 @@ def _body(key: str, content_range: str | None, length: int, stream: Any) -> Body
             raise StoreUnavailable(f"the object store broke off in the middle of {key}", kind="silent") from error
 
     if content_range is None:
-        return Body(0, length, length, read)
+        return ObjectBody(0, length, length, read)
     if (match := _CONTENT_RANGE.fullmatch(content_range)) is None:
         raise ObjectDamaged(f"{key} came with the range {content_range!r}, which says nothing")
-    return Body(int(match[1]), int(match[2]) + 1, int(match[3]), read)
+    return ObjectBody(int(match[1]), int(match[2]) + 1, int(match[3]), read)
 
 
-def with_attempts(transfer: Transfer, attempts_max: int, attempt: Callable[[], T]) -> T:
-    """The result of ``attempt``, called again after what may pass. Raises its last error, or what ends the transfer."""
+def with_attempts(download: Download, attempts_max: int, attempt: Callable[[], T]) -> T:
+    """The result of ``attempt``, called again after what may pass. Raises its last error, or what ends the download."""
     for number in range(1, attempts_max):
         try:
             return attempt()
@@ -74,5 +74,5 @@ def with_attempts(transfer: Transfer, attempts_max: int, attempt: Callable[[], T
             if error.kind == "refused":
                 raise
             metrics.DOWNLOAD_RETRIES.labels(error.kind).inc()
-        transfer.pause(_BACKOFF_S * 2 ** (number - 1))
+        download.pause(_BACKOFF_S * 2 ** (number - 1))
     return attempt()

@@ -16,9 +16,8 @@ from typing import Final
 
 import msgspec
 
-from adapters.cache.errors import DownloadStopped
-from adapters.object_store.download_progress import Transfer
-from adapters.object_store.object_reader import Body, ObjectReader, with_attempts
+from adapters.object_store.download_progress import Download, DownloadStopped
+from adapters.object_store.object_reader import ObjectBody, ObjectReader, with_attempts
 from adapters.object_store.s3 import ObjectDamaged, StoreUnavailable
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -41,12 +40,12 @@ class _RangesIgnored(Exception):
 
 
 def download_ranges(
-    reader: ObjectReader, key: str, path: Path, *, size_bytes: int, sha256: str, plan: RangePlan, transfer: Transfer
+    reader: ObjectReader, key: str, path: Path, *, size_bytes: int, sha256: str, plan: RangePlan, download: Download
 ) -> None:
     """Write the object of exactly ``size_bytes`` and ``sha256`` to ``path``.
 
     Raises ``ObjectMissing``; ``ObjectDamaged`` when it is another object, also in a second try; ``Unavailable`` when S3
-    fails, the transfer's time is up or it is stopped; ``OSError`` when the disk fails.
+    fails, the download's time is up or it is stopped; ``OSError`` when the disk fails.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -54,10 +53,10 @@ def download_ranges(
         if size_bytes:
             os.posix_fallocate(descriptor, 0, size_bytes)
         for _ in range(2):  # what was garbled on its way comes whole the second time
-            found = _Download(reader, key, descriptor, size_bytes, plan, transfer).run()
+            found = _RangedDownload(reader, key, descriptor, size_bytes, plan, download).run()
             if found == sha256:
                 return
-            transfer.add(-size_bytes)
+            download.add(-size_bytes)
         raise ObjectDamaged(f"{key} has SHA-256 {found}, not {sha256}")
     finally:
         os.close(descriptor)
@@ -69,12 +68,12 @@ class _Part:
         self.was_hurried = False
 
 
-class _Download:
+class _RangedDownload:
     def __init__(
-        self, reader: ObjectReader, key: str, descriptor: int, size_bytes: int, plan: RangePlan, transfer: Transfer
+        self, reader: ObjectReader, key: str, descriptor: int, size_bytes: int, plan: RangePlan, download: Download
     ) -> None:
         self._reader, self._key, self._descriptor = reader, key, descriptor
-        self._size_bytes, self._plan, self._transfer = size_bytes, plan, transfer
+        self._size_bytes, self._plan, self._download = size_bytes, plan, download
         self._abandoned = threading.Event()
         self._durations_s: list[float] = []
 
@@ -86,7 +85,7 @@ class _Download:
             try:
                 return self._run_parallel(parts)
             except _RangesIgnored:
-                self._transfer.add(-sum(part.position - part.first for part in parts))
+                self._download.add(-sum(part.position - part.first for part in parts))
                 self._abandoned.clear()
         whole = _Part(0, self._size_bytes)
         self._fetch(whole)
@@ -107,7 +106,7 @@ class _Download:
 
     def _fetch(self, part: _Part) -> None:
         started = time.monotonic()
-        with_attempts(self._transfer, self._plan.attempts_max, lambda: self._read(part))
+        with_attempts(self._download, self._plan.attempts_max, lambda: self._read(part))
         self._durations_s.append(time.monotonic() - started)
 
     def _read(self, part: _Part) -> None:
@@ -118,7 +117,7 @@ class _Download:
         with self._reader.open(self._key, *asked) as body:
             self._place(part, body)
             while part.position < part.end:
-                self._transfer.check()
+                self._download.check()
                 if self._abandoned.is_set():
                     raise DownloadStopped(f"another part of {self._key} failed")
                 self._hurry(part, time.monotonic() - started)
@@ -127,16 +126,16 @@ class _Download:
                     raise StoreUnavailable(f"{self._key} ended before its last byte", kind="silent")
                 _write(self._descriptor, chunk, part.position)
                 part.position += len(chunk)
-                self._transfer.add(len(chunk))
+                self._download.add(len(chunk))
 
-    def _place(self, part: _Part, body: Body) -> None:
+    def _place(self, part: _Part, body: ObjectBody) -> None:
         """Go on where the answer begins, if that is of use."""
         if body.total_bytes != self._size_bytes:
             raise ObjectDamaged(f"{self._key} has {body.total_bytes} bytes, not {self._size_bytes}")
         if body.first == part.position and body.end >= part.end:
             return
         if part.first == 0 and part.end == self._size_bytes and (body.first, body.end) == (0, self._size_bytes):
-            self._transfer.add(-part.position)  # asked to resume, it began anew
+            self._download.add(-part.position)  # asked to resume, it began anew
             part.position = 0
             return
         raise _RangesIgnored

@@ -20,7 +20,7 @@ from adapters.manifest import (
     read_manifest,
     sha256_of,
 )
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download
 from adapters.object_store.object_reader import ObjectReader, with_attempts
 from adapters.object_store.ranged_download import RangePlan, download_ranges
 from adapters.object_store.s3 import Bucket, ObjectDamaged, StoreUnavailable, base64_of, translated
@@ -36,7 +36,7 @@ def revision_prefix(digest: str) -> str:
     return f"{_ADAPTERS}{digest}/"
 
 
-class AdapterStore:
+class RevisionStore:
     """The revisions of one bucket. Thread-safe; every call blocks."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -55,9 +55,9 @@ class AdapterStore:
         """Write an object of unknown size to ``path`` and return its size. Raises ``ObjectMissing``; ``ObjectDamaged``
         when it is longer than ``bytes_max`` or has another checksum; ``Unavailable`` when S3 fails or time is up.
         """
-        return self._download(Transfer(key).begin(timeout_s), key, path, bytes_max=bytes_max, sha256=sha256)
+        return self._download(Download(key).begin(timeout_s), key, path, bytes_max=bytes_max, sha256=sha256)
 
-    def download_file(self, digest: str, file: ManifestFile, path: Path, transfer: Transfer) -> None:
+    def download_file(self, digest: str, file: ManifestFile, path: Path, download: Download) -> None:
         """Write one file of a stored revision to ``path``, large ones in parallel ranges. Raises as
         ``adapters.object_store.ranged_download.download_ranges`` does.
         """
@@ -68,37 +68,37 @@ class AdapterStore:
             size_bytes=file.size_bytes,
             sha256=file.sha256,
             plan=self._plan,
-            transfer=transfer,
+            download=download,
         )
 
-    def download_manifest(self, digest: str, path: Path, transfer: Transfer | None = None) -> AdapterManifest:
+    def download_manifest(self, digest: str, path: Path, download: Download | None = None) -> AdapterManifest:
         """The manifest of a stored revision, also written to ``path``. Raises ``ObjectMissing``, ``ObjectDamaged``,
         ``Unavailable``.
         """
         key = revision_prefix(digest) + MANIFEST_FILE
-        self._download(transfer or Transfer(key).begin(), key, path, bytes_max=MANIFEST_BYTES_MAX)
+        self._download(download or Download(key).begin(), key, path, bytes_max=MANIFEST_BYTES_MAX)
         try:
             return read_manifest(path.read_bytes(), digest)
         except ManifestDamaged as error:
             raise ObjectDamaged(str(error)) from error
 
-    def _download(self, transfer: Transfer, key: str, path: Path, *, bytes_max: int, sha256: str | None = None) -> int:
+    def _download(self, download: Download, key: str, path: Path, *, bytes_max: int, sha256: str | None = None) -> int:
         size, found = with_attempts(
-            transfer, self._plan.attempts_max, lambda: self._copy(transfer, key, path, bytes_max)
+            download, self._plan.attempts_max, lambda: self._copy(download, key, path, bytes_max)
         )
         if sha256 is not None and found != sha256:
             raise ObjectDamaged(f"{key} has SHA-256 {found}, not {sha256}")
         return size
 
-    def _copy(self, transfer: Transfer, key: str, path: Path, bytes_max: int) -> tuple[int, str]:
+    def _copy(self, download: Download, key: str, path: Path, bytes_max: int) -> tuple[int, str]:
         """Size and SHA-256 of what came."""
         hasher, size = hashlib.sha256(), 0
         with path.open("wb") as out, self._reader.open(key) as body:
             if body.total_bytes > bytes_max:
                 raise ObjectDamaged(f"{key} is longer than the {bytes_max} bytes it may have")
             while chunk := body.read(_CHUNK_BYTES):
-                transfer.check()
-                transfer.touch()
+                download.check()
+                download.touch()
                 hasher.update(chunk)
                 out.write(chunk)
                 size += len(chunk)
@@ -123,7 +123,10 @@ class AdapterStore:
                 raise ObjectDamaged(f"{file.path} is not what the manifest {digest} says")
             with translated(prefix + file.path), (folder / file.path).open("rb") as body:
                 self.bucket.client.put_object(
-                    Bucket=self.bucket.name, Key=prefix + file.path, Body=body, ChecksumSHA256=base64_of(file.sha256)
+                    Bucket=self.bucket.name,
+                    Key=prefix + file.path,
+                    Body=body,
+                    ChecksumSHA256=base64_of(file.sha256),
                 )
         with translated(prefix + MANIFEST_FILE):
             self.bucket.client.put_object(Bucket=self.bucket.name, Key=prefix + MANIFEST_FILE, Body=manifest.to_json())

@@ -73,7 +73,7 @@ class UploadStore:
         with translated(key):
             return self.bucket.client.create_multipart_upload(Bucket=self.bucket.name, Key=key)["UploadId"]
 
-    def parts_there(self, key: str, upload_id: str) -> dict[int, StoredPart] | None:
+    def list_parts(self, key: str, upload_id: str) -> dict[int, StoredPart] | None:
         """The parts that have arrived, by number; None where the upload is not open, be it completed or gone."""
         there: dict[int, StoredPart] = {}
         pages = self.bucket.client.get_paginator("list_parts")
@@ -90,10 +90,10 @@ class UploadStore:
         """Make the object out of its parts, or return the numbers of those that are not there in their size. Where the
         upload is no longer open nothing is missing and nothing done: ``head`` tells whether it had been completed.
         """
-        there = self.parts_there(key, upload_id)
+        there = self.list_parts(key, upload_id)
         if there is None:
             return []
-        if missing := [part.number for part in parts if not is_there(part, there)]:
+        if missing := [part.number for part in parts if not has_arrived(part, there)]:
             return missing
         listed: list[CompletedPartTypeDef] = [
             {"PartNumber": part.number, "ETag": there[part.number].etag} for part in parts
@@ -154,7 +154,7 @@ class UploadStore:
         )
 
 
-def is_there(part: Part, there: dict[int, StoredPart]) -> bool:
+def has_arrived(part: Part, there: dict[int, StoredPart]) -> bool:
     """Whether a part has arrived in the size it must have."""
     found = there.get(part.number)
     return found is not None and found.size_bytes == part.size_bytes

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from adapters.base_model_spec import BaseModelSpec
-from adapters.report import Report, Verdict
-from adapters.validation.normalize import normalise
-from adapters.validation.validate import Bounds, UploadLimits, validate
+from adapters.report import ReportBuilder, ValidationReport
+from adapters.validation.normalize import normalize
+from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 
 REQUEST_FILE: Final = "request.json"
 UPLOAD_FOLDER: Final = "upload"
@@ -27,13 +27,13 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     base: BaseModelSpec
     known_bases: frozenset[str]
     limits: UploadLimits
-    bounds: Bounds
+    bounds: PlatformBounds
 
 
-def judge_and_normalise(work: Path) -> Verdict:
+def validate_and_normalize(work: Path) -> ValidationReport:
     """The verdict on ``work``'s upload; when it accepts, ``revision/`` holds the re-serialised adapter."""
     request = msgspec.json.decode((work / REQUEST_FILE).read_bytes(), type=ValidationRequest)
-    report = Report()
+    report = ReportBuilder()
     accepted = validate(
         work / UPLOAD_FOLDER,
         base=request.base,
@@ -43,9 +43,9 @@ def judge_and_normalise(work: Path) -> Verdict:
         report=report,
     )
     if accepted is None:
-        return report.verdict()
-    return report.verdict(normalise(accepted, work / UPLOAD_FOLDER, work / REVISION_FOLDER, request.base))
+        return report.build()
+    return report.build(normalize(accepted, work / UPLOAD_FOLDER, work / REVISION_FOLDER, request.base))
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(judge_and_normalise(Path(sys.argv[1]))))
+    sys.stdout.buffer.write(msgspec.json.encode(validate_and_normalize(Path(sys.argv[1]))))

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from adapters import metrics
-from adapters.report import Problem, Verdict, rejected
+from adapters.report import UploadProblem, ValidationReport, rejected
 from adapters.sandbox import launcher
 from adapters.sandbox.child import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.settings import UploadSettings
@@ -44,7 +44,7 @@ class ChildFailed(Exception):
         self.detail = detail
 
 
-def validate_confined(work: Path, request: ValidationRequest, settings: UploadSettings) -> Verdict:
+def validate_confined(work: Path, request: ValidationRequest, settings: UploadSettings) -> ValidationReport:
     """The verdict of a confined child on ``work/upload``; an accepted adapter is in ``work/revision`` then."""
     (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
     (work / REVISION_FOLDER).mkdir()
@@ -58,16 +58,16 @@ def validate_confined(work: Path, request: ValidationRequest, settings: UploadSe
             file_bytes=request.limits.bytes_max + settings.upload_answer_bytes_max,
             settings=settings,
         )
-        return msgspec.json.decode(answer, type=Verdict)
+        return msgspec.json.decode(answer, type=ValidationReport)
     except ChildFailed as failed:
         _log.warning("validation child failed", reason=failed.reason, detail=failed.detail)
         if failed.reason == "timeout":
             text = f"validation took longer than {settings.upload_validation_timeout_s:g} s; upload a smaller adapter"
-            return rejected(Problem(code="validation_timeout", message=text))
+            return rejected(UploadProblem(code="validation_timeout", message=text))
     except msgspec.DecodeError as error:
         _log.warning("validation child answered nonsense", error=str(error))
     text = "the files could not be validated within the limits; save the adapter again with a current PEFT"
-    return rejected(Problem(code="validation_failed", message=text))
+    return rejected(UploadProblem(code="validation_failed", message=text))
 
 
 def run_confined(

@@ -13,9 +13,8 @@ import msgspec
 
 from adapters.base_model_spec import BaseModelSpec
 from adapters.manifest import CONFIG_FILE
-from adapters.report import Code, Report
-from adapters.validation.base_name_rules import judge_base_name
-from adapters.validation.target_rules import read_targets, says_nothing
+from adapters.report import Code, ReportBuilder
+from adapters.validation.target_rules import is_unset, read_targets
 from core.strict_json import JsonRefused, parse, shorten
 
 CONFIG_BYTES_MAX: Final = 64 * 1024  # 560 literal module names of an 80-layer model are 25 KB
@@ -23,6 +22,9 @@ _DEPTH: Final = 8
 _ALPHA_MAX: Final = 65_536
 _ALPHA_MIN: Final = 1 / 65_536  # below it an update would vanish in bfloat16
 _AGAIN: Final = "write it again with PEFT's save_pretrained"
+_BASE_FIELD: Final = "base_model_name_or_path"
+# A Hub name has one slash at most, so anything rooted, relative to a dot, deeper or with a backslash is a path.
+_LOCAL_PATH: Final = re.compile(r"(?:/|\.{1,2}(?:/|$)|~|[A-Za-z]:[\\/]|[^/]*\\|[^/:]+/[^/]+/.).*", re.DOTALL)
 _PEFT_MODULE: Final = re.compile(r"transformers(?:\.[a-z0-9_]+)*")
 
 # Inits that leave the base model's weights alone, so that the saved adapter is a plain LoRA (PEFTHelper's own list).
@@ -57,8 +59,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
-def judge_config(
-    text: bytes, base: BaseModelSpec, known_bases: AbstractSet[str], *, rank_max: int, plan_name: str, report: Report
+def check_config(
+    text: bytes,
+    base: BaseModelSpec,
+    known_bases: AbstractSet[str],
+    *,
+    rank_max: int,
+    plan_name: str,
+    report: ReportBuilder,
 ) -> AdapterConfig | None:
     """The config's meaning, or None when ``report`` got a reason to refuse. ``known_bases`` holds ids and Hub names of
     every base model of the platform; ``rank_max`` is the plan's.
@@ -76,9 +84,9 @@ def judge_config(
         _refuse(report, "config_invalid", f"must be a JSON object; {_AGAIN}")
         return None
     problems_before = report.count
-    _judge_method(config, report)
-    _judge_other_fields(config, report)
-    judge_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
+    _check_method(config, report)
+    _check_other_fields(config, report)
+    _check_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
     rank = _read_rank(config.get("r"), base, rank_max, plan_name, report)
     alpha = _read_alpha(config.get("lora_alpha"), report)
     rslora = config.get("use_rslora") or False
@@ -90,12 +98,47 @@ def judge_config(
     return AdapterConfig(rank=rank, alpha=alpha, use_rslora=rslora is True, modules=modules)
 
 
-def _judge_method(config: dict[str, object], report: Report) -> None:
+def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet[str], report: ReportBuilder) -> None:
+    """Right is the base's id or Hub name. Another model's name is refused; a path on the trainer's disk says nothing
+    and gets a note, since the shapes decide.
+    """
+    if name is None or name == "":
+        report.note(f"{CONFIG_FILE} does not say which base model it was trained on; its shapes fit {base.id}")
+        return
+    if not isinstance(name, str) or len(name) > 4096:
+        report.refuse(
+            "config_invalid",
+            f"{_BASE_FIELD} is {shorten(name)}; write {shorten(base.hub_name)}",
+            file=CONFIG_FILE,
+            where=_BASE_FIELD,
+        )
+        return
+    wanted = {base.id.casefold(), base.hub_name.casefold()}
+    if name.casefold() in wanted:
+        return
+    known = name.casefold() in {known.casefold() for known in known_bases}
+    if not known and _LOCAL_PATH.fullmatch(name):
+        report.note(f"{CONFIG_FILE} names the local path {shorten(name)} as its base model; its shapes fit {base.id}")
+        return
+    cure = (
+        f"upload it as an adapter of that base model, or train it on {base.hub_name}"
+        if known
+        else f"if it was trained on {base.hub_name}, write that name there"
+    )
+    report.refuse(
+        "base_model_mismatch",
+        f"{_BASE_FIELD} is {shorten(name)}, but this adapter is for {base.id}; {cure}",
+        file=CONFIG_FILE,
+        where=_BASE_FIELD,
+    )
+
+
+def _check_method(config: dict[str, object], report: ReportBuilder) -> None:
     if config.get("peft_type") is None:
         _refuse(report, "config_invalid", 'peft_type is missing; "LORA" is the one that is served', "peft_type")
     for field, plain in _OTHER_METHODS.items():
         value = config.get(field, plain)
-        if value != plain and (plain == "none" or not says_nothing(value)):  # vLLM wants the word, and no null for it
+        if value != plain and (plain == "none" or not is_unset(value)):  # vLLM wants the word, and no null for it
             cure = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
             _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {cure}", field)
     task = config.get("task_type")
@@ -114,7 +157,7 @@ def _judge_method(config: dict[str, object], report: Report) -> None:
         )
 
 
-def _judge_other_fields(config: dict[str, object], report: Report) -> None:
+def _check_other_fields(config: dict[str, object], report: ReportBuilder) -> None:
     mapping = config.get("auto_mapping")
     if mapping is not None and not _is_written_by_peft(mapping):
         _refuse(
@@ -122,7 +165,7 @@ def _judge_other_fields(config: dict[str, object], report: Report) -> None:
         )
     for field in config.keys() - _READ - _TRAINING_ONLY - _OTHER_METHODS.keys():
         value = config[field]
-        if not says_nothing(value) and value != _DEFAULTS.get(field):
+        if not is_unset(value) and value != _DEFAULTS.get(field):
             name, cure = shorten(field).strip('"'), "train without it, or remove it if it had no effect"
             _refuse(
                 report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; {cure}", name
@@ -144,7 +187,7 @@ def _is_written_by_peft(mapping: object) -> bool:
     )
 
 
-def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: Report) -> int | None:
+def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: ReportBuilder) -> int | None:
     if type(value) is not int or value < 1:
         _refuse(report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1", "r")
         return None
@@ -158,7 +201,7 @@ def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str
     return value
 
 
-def _read_alpha(value: object, report: Report) -> int | float | None:
+def _read_alpha(value: object, report: ReportBuilder) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _ALPHA_MIN <= value <= _ALPHA_MAX:
         cure = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
         _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {cure}", "lora_alpha")
@@ -166,5 +209,5 @@ def _read_alpha(value: object, report: Report) -> int | float | None:
     return int(value) if value == int(value) else value
 
 
-def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+def _refuse(report: ReportBuilder, code: Code, message: str, where: str | None = None) -> None:
     report.refuse(code, message, file=CONFIG_FILE, where=where)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
-from adapters.report import Code, Report
+from adapters.report import Code, ReportBuilder
 from core.strict_json import shorten
 
 REQUIRED_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
@@ -60,7 +60,7 @@ _MAGIC: Final[tuple[tuple[int, bytes, Code, str], ...]] = (
 _MAGIC_END: Final = max(offset + len(magic) for offset, magic, _, _ in _MAGIC)
 
 
-def judge_names(paths: Iterable[str], report: Report) -> None:
+def check_names(paths: Iterable[str], report: ReportBuilder) -> None:
     """Judge the files of an upload by their names alone. A note for each that will be passed over."""
     names = list(paths)
     for name in REQUIRED_FILES:
@@ -69,10 +69,10 @@ def judge_names(paths: Iterable[str], report: Report) -> None:
     for name in sorted({name for name in names if names.count(name) > 1}):
         report.refuse("file_not_allowed", "is declared twice; name it once", file=shorten(name).strip('"'))
     for name in sorted(set(names) - set(REQUIRED_FILES)):
-        _judge_extra(name, report)
+        _check_extra(name, report)
 
 
-def judge_first_bytes(folder: Path, report: Report) -> None:
+def check_first_bytes(folder: Path, report: ReportBuilder) -> None:
     """Refuse files that are something else than their name says."""
     for name in REQUIRED_FILES:
         with (folder / name).open("rb") as stream:
@@ -82,7 +82,7 @@ def judge_first_bytes(folder: Path, report: Report) -> None:
                 report.refuse(code, f"{what}; save the adapter as safetensors", file=name)
 
 
-def _judge_extra(name: str, report: Report) -> None:
+def _check_extra(name: str, report: ReportBuilder) -> None:
     shown = shorten(name).strip('"')
     suffix = Path(name).suffix.lower()
     if not _PLAIN_NAME.fullmatch(name) or name in (".", ".."):

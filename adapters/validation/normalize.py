@@ -11,7 +11,7 @@ from typing import Final
 from adapters.base_model_spec import BaseModelSpec, kind_of
 from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, ManifestFile, sha256_of
 from adapters.validation.tensor_rules import SIDES, canonical_name
-from adapters.validation.validate import Accepted
+from adapters.validation.validate import ValidatedAdapter
 from adapters.validation.weight_rules import read_bfloat16
 
 REVISION_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
@@ -20,7 +20,7 @@ _ALIGNMENT: Final = 8
 _BFLOAT16_BYTES: Final = 2
 
 
-def normalise(accepted: Accepted, source: Path, target: Path, base: BaseModelSpec) -> AdapterManifest:
+def normalize(accepted: ValidatedAdapter, source: Path, target: Path, base: BaseModelSpec) -> AdapterManifest:
     """Write config, weights and manifest into the empty folder ``target``; the manifest comes last."""
     targets = _canonical_targets([pair.module for pair in accepted.pairs], base)
     (target / CONFIG_FILE).write_bytes(_config_bytes(accepted, targets, base))
@@ -46,7 +46,7 @@ def _canonical_targets(modules: list[str], base: BaseModelSpec) -> tuple[str, ..
     return tuple(sorted(modules))
 
 
-def _config_bytes(accepted: Accepted, targets: tuple[str, ...], base: BaseModelSpec) -> bytes:
+def _config_bytes(accepted: ValidatedAdapter, targets: tuple[str, ...], base: BaseModelSpec) -> bytes:
     """Only what vLLM's and PEFT's loaders need to do the right arithmetic."""
     config = {
         "base_model_name_or_path": base.id,
@@ -62,7 +62,7 @@ def _config_bytes(accepted: Accepted, targets: tuple[str, ...], base: BaseModelS
     return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _write_weights(accepted: Accepted, source: Path, target: Path) -> None:
+def _write_weights(accepted: ValidatedAdapter, source: Path, target: Path) -> None:
     tensors = {
         canonical_name(pair.module, side): tensor
         for pair in accepted.pairs

@@ -10,7 +10,7 @@ from typing import Final
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec, layer_of
 from adapters.manifest import CONFIG_FILE
-from adapters.report import Code, Report
+from adapters.report import Code, ReportBuilder
 from core.strict_json import shorten
 
 _TARGETS_MAX: Final = 4096
@@ -18,7 +18,7 @@ _AS_IN: Final = 'write a list of literal module names, such as ["q_proj", "v_pro
 _TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")
 
 
-def read_targets(config: dict[str, object], base: BaseModelSpec, report: Report) -> frozenset[str]:
+def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportBuilder) -> frozenset[str]:
     """The base's modules that PEFT would adapt; empty when ``report`` got a reason to refuse."""
     problems_before = report.count
     targets = _read_literals(config, "target_modules", report)
@@ -43,7 +43,7 @@ def read_targets(config: dict[str, object], base: BaseModelSpec, report: Report)
     )
 
 
-def _read_literals(config: dict[str, object], field: str, report: Report) -> frozenset[str]:
+def _read_literals(config: dict[str, object], field: str, report: ReportBuilder) -> frozenset[str]:
     value = config.get(field)
     if value is None:
         return frozenset()
@@ -56,9 +56,9 @@ def _read_literals(config: dict[str, object], field: str, report: Report) -> fro
     return frozenset()
 
 
-def _read_layers(config: dict[str, object], report: Report) -> frozenset[int] | None:
+def _read_layers(config: dict[str, object], report: ReportBuilder) -> frozenset[int] | None:
     pattern = config.get("layers_pattern")
-    if not says_nothing(pattern) and pattern not in ("layers", ["layers"]):
+    if not is_unset(pattern) and pattern not in ("layers", ["layers"]):
         _refuse(
             report,
             "config_field_not_allowed",
@@ -66,7 +66,7 @@ def _read_layers(config: dict[str, object], report: Report) -> frozenset[int] | 
             "layers_pattern",
         )
     value = config.get("layers_to_transform")
-    if says_nothing(value):
+    if is_unset(value):
         return None
     numbers = value if isinstance(value, list) else [value]
     layers = frozenset(number for number in numbers if type(number) is int and 0 <= number < 10_000)
@@ -85,10 +85,10 @@ def _suffixes(module: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(len(parts))]
 
 
-def says_nothing(value: object) -> bool:
+def is_unset(value: object) -> bool:
     """Null, false and empty values mean the same as an absent field, in every field that PEFT has."""
     return value is None or value is False or value in ("", [], {})
 
 
-def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+def _refuse(report: ReportBuilder, code: Code, message: str, where: str | None = None) -> None:
     report.refuse(code, message, file=CONFIG_FILE, where=where)

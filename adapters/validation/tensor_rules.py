@@ -13,8 +13,8 @@ import msgspec
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec, kind_of
 from adapters.manifest import WEIGHTS_FILE
-from adapters.report import Code, Report
-from adapters.safetensors_header import Tensor
+from adapters.report import Code, ReportBuilder
+from adapters.safetensors_header import TensorEntry
 from adapters.validation.config_rules import AdapterConfig
 
 PREFIX: Final = "base_model.model."
@@ -26,12 +26,12 @@ _OTHER_METHOD: Final = re.compile(r".*(lora_magnitude_vector|lora_[AB]\.bias|ver
 _NOT_LINEAR: Final = re.compile(r".*(lm_head|embed_tokens|lora_embedding_[AB]|norm|modules_to_save).*")
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class LoraPair(msgspec.Struct, frozen=True, kw_only=True):
     """The two factors of one module: A is [rank, in_features], B is [out_features, rank]."""
 
     module: str
-    a: Tensor
-    b: Tensor
+    a: TensorEntry
+    b: TensorEntry
 
 
 def canonical_name(module: str, side: str) -> str:
@@ -39,26 +39,28 @@ def canonical_name(module: str, side: str) -> str:
     return f"{PREFIX}{module}.lora_{side}.weight"
 
 
-def judge_tensors(tensors: Iterable[Tensor], config: AdapterConfig, base: BaseModelSpec, report: Report) -> list[Pair]:
+def check_tensors(
+    tensors: Iterable[TensorEntry], config: AdapterConfig, base: BaseModelSpec, report: ReportBuilder
+) -> list[LoraPair]:
     """The pairs in the order of their modules; complete only when ``report`` got no new problem."""
-    sides: dict[str, dict[str, Tensor]] = {}
+    sides: dict[str, dict[str, TensorEntry]] = {}
     for tensor in tensors:
         if located := _locate(tensor, base, report):
             module, side = located
             sides.setdefault(module, {})[side] = tensor
-            _judge_shape(tensor, base.modules[module], side, config.rank, report)
-    _judge_agreement(sides.keys(), config, report)
+            _check_shape(tensor, base.modules[module], side, config.rank, report)
+    _check_agreement(sides.keys(), config, report)
     pairs = []
     for module, found in sorted(sides.items()):
         if len(found) == len(SIDES):
-            pairs.append(Pair(module=module, a=found["A"], b=found["B"]))
+            pairs.append(LoraPair(module=module, a=found["A"], b=found["B"]))
         else:
             missing = canonical_name(module, "B" if "A" in found else "A")
             _refuse(report, "tensor_missing", f"{missing} is missing; save the adapter again", missing)
     return pairs
 
 
-def _locate(tensor: Tensor, base: BaseModelSpec, report: Report) -> tuple[str, Literal["A", "B"]] | None:
+def _locate(tensor: TensorEntry, base: BaseModelSpec, report: ReportBuilder) -> tuple[str, Literal["A", "B"]] | None:
     name = tensor.name
     match = _NAME.fullmatch(name)
     if match and match["module"] in base.modules:
@@ -79,7 +81,7 @@ def _locate(tensor: Tensor, base: BaseModelSpec, report: Report) -> tuple[str, L
     return None
 
 
-def _judge_shape(tensor: Tensor, features: tuple[int, int], side: str, rank: int, report: Report) -> None:
+def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank: int, report: ReportBuilder) -> None:
     in_features, out_features = features
     if tensor.dtype not in DTYPES:
         allowed = ", ".join(DTYPES)
@@ -101,7 +103,7 @@ def _judge_shape(tensor: Tensor, features: tuple[int, int], side: str, rank: int
         _refuse(report, "shape_mismatch", text, tensor.name)
 
 
-def _judge_agreement(found: Iterable[str], config: AdapterConfig, report: Report) -> None:
+def _check_agreement(found: Iterable[str], config: AdapterConfig, report: ReportBuilder) -> None:
     """The tensors are exactly those of the targeted modules. PEFT itself writes nothing else."""
     modules = set(found)
     if not modules:
@@ -119,5 +121,5 @@ def _judge_agreement(found: Iterable[str], config: AdapterConfig, report: Report
         _refuse(report, "tensor_missing", f"{missing} is missing: {cure}", missing)
 
 
-def _refuse(report: Report, code: Code, message: str, where: str | None = None) -> None:
+def _refuse(report: ReportBuilder, code: Code, message: str, where: str | None = None) -> None:
     report.refuse(code, message, file=WEIGHTS_FILE, where=where)

@@ -11,12 +11,12 @@ import msgspec
 
 from adapters.base_model_spec import BaseModelSpec
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
-from adapters.report import Refused, Report
-from adapters.safetensors_header import HeaderBounds, Tensor, read_header
-from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, judge_config
-from adapters.validation.file_rules import REQUIRED_FILES, judge_first_bytes, judge_names
-from adapters.validation.tensor_rules import Pair, judge_tensors
-from adapters.validation.weight_rules import WeightBounds, judge_weights
+from adapters.report import FileRejected, ReportBuilder
+from adapters.safetensors_header import HeaderBounds, TensorEntry, read_header
+from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, check_config
+from adapters.validation.file_rules import REQUIRED_FILES, check_first_bytes, check_names
+from adapters.validation.tensor_rules import LoraPair, check_tensors
+from adapters.validation.weight_rules import WeightBounds, check_weights
 
 
 class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,18 +27,18 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class PlatformBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What the platform allows, whatever the plan."""
 
     header: HeaderBounds = HeaderBounds()
     weights: WeightBounds = WeightBounds()
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+class ValidatedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """A folder whose two files are a plain LoRA for the base: complete, of the right shapes, finite."""
 
     config: AdapterConfig
-    pairs: list[Pair]
+    pairs: list[LoraPair]
 
 
 def validate(
@@ -47,18 +47,18 @@ def validate(
     base: BaseModelSpec,
     known_bases: AbstractSet[str],
     limits: UploadLimits,
-    bounds: Bounds,
-    report: Report,
-) -> Accepted | None:
+    bounds: PlatformBounds,
+    report: ReportBuilder,
+) -> ValidatedAdapter | None:
     """Judge the upload in ``folder``. None exactly when ``report`` got a problem."""
-    judge_names([path.name for path in folder.iterdir()], report)
-    _judge_kinds(folder, limits, report)
+    check_names([path.name for path in folder.iterdir()], report)
+    _check_kinds(folder, limits, report)
     if report.count > 0:
         return None
-    judge_first_bytes(folder, report)
+    check_first_bytes(folder, report)
     if report.count > 0:
         return None
-    config = judge_config(
+    config = check_config(
         _read_config(folder),
         base,
         known_bases,
@@ -69,14 +69,14 @@ def validate(
     tensors = _read_tensors(folder, bounds, report)
     if config is None or tensors is None:
         return None
-    pairs = judge_tensors(tensors, config, base, report)
+    pairs = check_tensors(tensors, config, base, report)
     if report.count > 0:
         return None
-    judge_weights(folder / WEIGHTS_FILE, pairs, config.scaling, bounds.weights, report)
-    return None if report.count > 0 else Accepted(config=config, pairs=pairs)
+    check_weights(folder / WEIGHTS_FILE, pairs, config.scaling, bounds.weights, report)
+    return None if report.count > 0 else ValidatedAdapter(config=config, pairs=pairs)
 
 
-def _judge_kinds(folder: Path, limits: UploadLimits, report: Report) -> None:
+def _check_kinds(folder: Path, limits: UploadLimits, report: ReportBuilder) -> None:
     total = 0
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or not path.is_file():
@@ -98,9 +98,9 @@ def _read_config(folder: Path) -> bytes:
         return stream.read(CONFIG_BYTES_MAX + 1)
 
 
-def _read_tensors(folder: Path, bounds: Bounds, report: Report) -> list[Tensor] | None:
+def _read_tensors(folder: Path, bounds: PlatformBounds, report: ReportBuilder) -> list[TensorEntry] | None:
     try:
         return read_header(folder / WEIGHTS_FILE, bounds.header, file=WEIGHTS_FILE)
-    except Refused as refused:
+    except FileRejected as refused:
         report.add(refused.problem)
         return None

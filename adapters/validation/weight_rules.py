@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from adapters.manifest import WEIGHTS_FILE
-from adapters.report import Report
-from adapters.safetensors_header import DTYPE_BYTES, Tensor
-from adapters.validation.tensor_rules import Pair
+from adapters.report import ReportBuilder
+from adapters.safetensors_header import DTYPE_BYTES, TensorEntry
+from adapters.validation.tensor_rules import LoraPair
 
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
@@ -32,12 +32,14 @@ class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):
     update_norm: float = 1e5
 
 
-def judge_weights(path: Path, pairs: list[Pair], scaling: float, bounds: WeightBounds, report: Report) -> None:
+def check_weights(
+    path: Path, pairs: list[LoraPair], scaling: float, bounds: WeightBounds, report: ReportBuilder
+) -> None:
     """Refuse values that are not finite, in float32 or as bfloat16, or absurdly large. Reads the whole file once."""
     silent = True
     with path.open("rb") as stream:
         for pair in pairs:
-            norms = [_judge_values(stream, tensor, bounds, report) for tensor in (pair.a, pair.b)]
+            norms = [_check_values(stream, tensor, bounds, report) for tensor in (pair.a, pair.b)]
             if None in norms:
                 continue
             norm = math.prod(norm for norm in norms if norm is not None) * scaling
@@ -50,7 +52,7 @@ def judge_weights(path: Path, pairs: list[Pair], scaling: float, bounds: WeightB
         report.note("every update is zero: the adapter changes nothing")
 
 
-def _judge_values(stream: BinaryIO, tensor: Tensor, bounds: WeightBounds, report: Report) -> float | None:
+def _check_values(stream: BinaryIO, tensor: TensorEntry, bounds: WeightBounds, report: ReportBuilder) -> float | None:
     """The tensor's Euclidean norm, or None after a problem."""
     squares, largest = 0.0, 0.0
     for values in read_values(stream, tensor):
@@ -71,7 +73,7 @@ def _judge_values(stream: BinaryIO, tensor: Tensor, bounds: WeightBounds, report
     return math.sqrt(squares)
 
 
-def read_values(stream: BinaryIO, tensor: Tensor) -> Iterator[Floats]:
+def read_values(stream: BinaryIO, tensor: TensorEntry) -> Iterator[Floats]:
     """The tensor's elements in order as flat float32 arrays of at most ``CHUNK_ELEMENTS``."""
     for raw in _read_chunks(stream, tensor):
         if tensor.dtype == "F32":
@@ -82,7 +84,7 @@ def read_values(stream: BinaryIO, tensor: Tensor) -> Iterator[Floats]:
             yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def read_bfloat16(stream: BinaryIO, tensor: Tensor) -> Iterator[bytes]:
+def read_bfloat16(stream: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
     """The tensor's elements in order as little-endian bfloat16, rounded to nearest even. BF16 passes unchanged."""
     if tensor.dtype == "BF16":
         yield from _read_chunks(stream, tensor)
@@ -105,7 +107,7 @@ def is_finite(bits: Bits) -> bool:
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 
-def _read_chunks(stream: BinaryIO, tensor: Tensor) -> Iterator[bytes]:
+def _read_chunks(stream: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
     stream.seek(tensor.begin)
     remaining, step = tensor.end - tensor.begin, CHUNK_ELEMENTS * DTYPE_BYTES[tensor.dtype]
     while remaining:

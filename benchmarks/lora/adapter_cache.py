@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from adapters.cache.adapter_cache import DiskCache
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.cache.adapter_cache import AdapterCache
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import CacheSettings, StoreSettings
 from benchmarks.lora.store import embedded_s3
@@ -26,16 +26,16 @@ MIB = 1 << 20
 
 
 @contextmanager
-def opened(s3: S3Settings, folder: Path, store: StoreSettings) -> Iterator[DiskCache]:
+def opened(s3: S3Settings, folder: Path, store: StoreSettings) -> Iterator[AdapterCache]:
     """A cache on a folder of its own."""
-    cache = DiskCache(CacheSettings(cache_dir=folder, cache_free_bytes_min=0), AdapterStore(Bucket(s3, store)))
+    cache = AdapterCache(CacheSettings(cache_dir=folder, cache_free_bytes_min=0), RevisionStore(Bucket(s3, store)))
     try:
         yield cache
     finally:
         cache.close()
 
 
-async def timed_ms(cache: DiskCache, digest: str, tenant: str) -> float:
+async def timed_ms(cache: AdapterCache, digest: str, tenant: str) -> float:
     """One fetch."""
     started = time.perf_counter()
     await cache.fetch(digest, holder=f"{tenant}@{digest}", tenant=tenant)
@@ -59,7 +59,7 @@ async def by_size(s3: S3Settings, folder: Path, sizes_mib: list[int], repeats: i
                 with opened(s3, folder, store) as cache:
                     took[way].append(await timed_ms(cache, manifest.digest, "t"))
                     again.append(await timed_ms(cache, manifest.digest, "t"))
-                    await cache.forget(manifest.digest, f"t@{manifest.digest}")
+                    await cache.evict(manifest.digest, f"t@{manifest.digest}")
         rows += [
             {
                 "size_mib": size_mib,

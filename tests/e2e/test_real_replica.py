@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from adapters.validation.validate import Bounds
+from adapters.validation.validate import PlatformBounds
 from adapters.validation.weight_rules import WeightBounds
 from core.ids import new_id
 from data_plane.engine.settings import ReplicaSettings
@@ -19,7 +19,7 @@ from tests.fixtures import processes
 from tests.fixtures.engine.real_engine import BASE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
-ANY_FINITE = Bounds(weights=WeightBounds(magnitude=3e38, update_norm=float("inf")))
+ANY_FINITE = PlatformBounds(weights=WeightBounds(magnitude=3e38, update_norm=float("inf")))
 
 
 def base_says(engine, prompt: str) -> str:

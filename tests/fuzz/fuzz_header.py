@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["adapters.safetensors_header", "core.strict_json"]):
     from adapters.safetensors_header import HeaderBounds, read_header
-from adapters.report import Refused
+from adapters.report import FileRejected
 from tests.corpus.uploads.corpus import seeds
 from tests.fuzz.same_tensors import assert_same_tensors
 
@@ -28,7 +28,7 @@ def fuzz(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
         tensors = read_header(path, BOUNDS, file=FILE)
-    except Refused as refused:
+    except FileRejected as refused:
         problem = refused.problem
         assert problem.file == FILE
         assert problem.message.startswith(FILE)

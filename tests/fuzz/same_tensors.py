@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import safetensors
 
-from adapters.safetensors_header import Tensor
+from adapters.safetensors_header import TensorEntry
 
 
-def assert_same_tensors(content: bytes, tensors: Sequence[Tensor]) -> None:
+def assert_same_tensors(content: bytes, tensors: Sequence[TensorEntry]) -> None:
     """Fail when the safetensors library refuses ``content``, or reads other tensors from it."""
     theirs = {name: (each["dtype"], list(each["shape"]), bytes(each["data"]))
               for name, each in safetensors.deserialize(content)}  # fmt: skip

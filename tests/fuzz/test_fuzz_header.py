@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.safetensors_header import HeaderBounds, Tensor, parse_header
+from adapters.safetensors_header import HeaderBounds, TensorEntry, parse_header
 from tests.corpus.uploads.corpus import seeds
 from tests.corpus.uploads.item import entry, weights_file
 from tests.fuzz.same_tensors import assert_same_tensors
@@ -39,6 +39,6 @@ def test_a_tensor_read_differently_is_noticed(wrong):
     (tensor,) = parse_header(content[8 : 8 + length], len(content), HeaderBounds(), file="x")
     assert_same_tensors(content, [tensor])
     other = {"name": "b", "dtype": "I32", "shape": (1, 2), "begin": tensor.begin - 1}[wrong]
-    fields = {field: getattr(tensor, field) for field in Tensor.__struct_fields__}
+    fields = {field: getattr(tensor, field) for field in TensorEntry.__struct_fields__}
     with pytest.raises(AssertionError):
-        assert_same_tensors(content, [Tensor(**(fields | {wrong: other}))])
+        assert_same_tensors(content, [TensorEntry(**(fields | {wrong: other}))])

@@ -12,7 +12,7 @@ import structlog
 from sqlalchemy import Engine
 from sqlmodel import col, select
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from control_plane.registry.models import Revision
 from control_plane.registry.revisions import stored_digests
 from control_plane.settings import WorkerSettings
@@ -25,7 +25,7 @@ class OrphanSweep:
     beginning.
     """
 
-    def __init__(self, engine: Engine, store: AdapterStore, settings: WorkerSettings) -> None:
+    def __init__(self, engine: Engine, store: RevisionStore, settings: WorkerSettings) -> None:
         self._engine = engine
         self._store = store
         self._settings = settings

@@ -8,7 +8,7 @@ import structlog
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from control_plane import metrics
 from control_plane.registry.models import AdapterRevocation, Revision
 from control_plane.registry.revisions import stored_digests
@@ -22,7 +22,7 @@ class StoredRevisionCleanup:
     store is unavailable, nothing is marked as removed.
     """
 
-    def __init__(self, engine: Engine, store: AdapterStore, settings: WorkerSettings) -> None:
+    def __init__(self, engine: Engine, store: RevisionStore, settings: WorkerSettings) -> None:
         self._engine = engine
         self._store = store
         self._settings = settings

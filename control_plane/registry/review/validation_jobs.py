@@ -14,7 +14,7 @@ from sqlmodel import Session, col, select
 
 from adapters.base_model_spec import BaseModelSpec
 from adapters.ingest import DeclaredFile
-from adapters.report import Verdict
+from adapters.report import ValidationReport
 from adapters.validation.validate import UploadLimits
 from control_plane.registry import base_models
 from control_plane.registry.models import Adapter, Revision
@@ -98,7 +98,7 @@ def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool
         session.add(row)
 
 
-def record(session: Session, job: ValidationJob, verdict: Verdict, *, canary_required: bool) -> bool:
+def record(session: Session, job: ValidationJob, verdict: ValidationReport, *, canary_required: bool) -> bool:
     """Apply the verdict: reject the revision, or make it ready, or queue its canary run where one is required. Returns
     False when another worker has the job or the adapter was deleted. The caller holds the lock of an accepted digest.
     """

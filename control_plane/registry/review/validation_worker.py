@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.ingest import ingest
-from adapters.object_store.revision_store import AdapterStore
-from adapters.report import Verdict
+from adapters.object_store.revision_store import RevisionStore
+from adapters.report import ValidationReport
 from adapters.settings import UploadSettings
 from control_plane import metrics
 from control_plane.registry.review import validation_jobs
@@ -29,7 +29,7 @@ class StoredObjectIncomplete(Unavailable):
 class ValidationWorker:
     """Validates one revision in each round. Fails closed: without a recorded verdict a revision never becomes ready."""
 
-    def __init__(self, engine: Engine, store: AdapterStore, upload: UploadSettings, worker: WorkerSettings) -> None:
+    def __init__(self, engine: Engine, store: RevisionStore, upload: UploadSettings, worker: WorkerSettings) -> None:
         self._engine = engine
         self._store = store
         self._upload = upload
@@ -73,7 +73,7 @@ class ValidationWorker:
         log.info("revision validated", accepted=verdict.accepted, digest=verdict.digest, recorded=recorded)
         return True
 
-    def _record(self, job: ValidationJob, verdict: Verdict) -> bool:
+    def _record(self, job: ValidationJob, verdict: ValidationReport) -> bool:
         """Record under the digest's lock, and only a complete object: ``cleanup`` may have removed it in the
         meantime.
         """

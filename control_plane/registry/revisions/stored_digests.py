@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, func, text
 from sqlmodel import Session, col, select
 
 from adapters.manifest import AdapterManifest, is_digest
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from control_plane.registry.models import Revision
 from core.db import unit_of_work
 from core.errors import Unavailable
@@ -55,7 +55,7 @@ def count_references(session: Session, digest: str, *, except_revision_id: str =
     ).one()
 
 
-def remove_unrecorded(engine: Engine, store: AdapterStore, digest: str) -> None:
+def remove_unrecorded(engine: Engine, store: RevisionStore, digest: str) -> None:
     """Delete an object that was stored for a revision which could not be recorded, unless another revision refers to
     the same digest. Takes the digest's lock.
     """
@@ -66,7 +66,7 @@ def remove_unrecorded(engine: Engine, store: AdapterStore, digest: str) -> None:
             store.remove_revision(digest)
 
 
-def is_complete(store: AdapterStore, manifest: AdapterManifest) -> bool:
+def is_complete(store: RevisionStore, manifest: AdapterManifest) -> bool:
     """Whether the store has every file of the revision with the right size, and its manifest."""
     prefix = revision_prefix(manifest.digest)
     sizes = ((store.bucket.head(prefix + file.path), file.size_bytes) for file in manifest.files)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adapters.ingest import DeclaredFile, judge_declared
+from adapters.ingest import DeclaredFile, check_declared
 from adapters.validation.validate import UploadLimits
 from control_plane.registry.schemas import AnnouncedFile
 from core.contracts.grants import Limits
@@ -30,7 +30,7 @@ def require_allowed(files: Sequence[AnnouncedFile], *, files_max: int, limits: U
     if len(files) > files_max:
         raise InvalidRequest(f"files: this revision has {len(files)} files, the limit is {files_max}.", param="files")
     named = [DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files]
-    for problem in judge_declared(named, limits).problems:
+    for problem in check_declared(named, limits).problems:
         raise _refusal(problem.code)(problem.message, code=problem.code, param=problem.file or "files")
 
 

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from adapters.object_store.multipart import Part, parts_of
-from adapters.object_store.upload_store import UploadStore, is_there, upload_key
+from adapters.object_store.upload_store import UploadStore, has_arrived, upload_key
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions.upload_rules import FileUpload
 from control_plane.registry.schemas import PartView, RevisionCreated, RevisionView, UploadView
@@ -93,11 +93,11 @@ class Uploads:
             return None
         if not file.part_bytes:
             return self._signed(created, file, [])
-        there = self._store.parts_there(key, file.s3_upload_id) if file.s3_upload_id else None
+        there = self._store.list_parts(key, file.s3_upload_id) if file.s3_upload_id else None
         if there is None:
             opened = self._opened(created.id, replace(file, s3_upload_id=None), instead_of=file.s3_upload_id)
             return self._signed(created, opened, _parts(file)) if opened else None
-        missing = [part for part in _parts(file) if not is_there(part, there)]
+        missing = [part for part in _parts(file) if not has_arrived(part, there)]
         return self._signed(created, file, missing) if missing else None
 
     def _opened(self, revision_id: str, file: FileUpload, *, instead_of: str | None = None) -> FileUpload | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from adapters.cache.errors import AdapterLoading
+from adapters.cache.errors import AdapterStillLoading
 from core.contracts.replicas import Tier
 from core.errors import Unavailable
 from data_plane.engine.middleware.disk_leases import DiskLeases
@@ -86,7 +86,8 @@ class AdapterLoader:
     async def loaded(self, name: str, tenant: str | None) -> AsyncIterator[LoadOutcome]:
         """Load the adapter into host memory and keep it there within the block.
 
-        Raises ``AdapterLoading`` when the load takes longer than a request may wait or too many loads run, ``NotFound``
+        Raises ``AdapterStillLoading`` when the load takes longer than a request may wait or too many loads run,
+        ``NotFound``
         for an adapter that is not stored, revoked or of another base model, another ``Unavailable`` when a component
         below fails.
         """
@@ -125,7 +126,7 @@ class AdapterLoader:
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            raise AdapterLoading(
+            raise AdapterStillLoading(
                 "the adapter is still being loaded; retry the request", eta_s=1, retry_after_s=1
             ) from error
         return LoadOutcome(tier, round((time.monotonic() - started) * 1000))
@@ -144,14 +145,14 @@ class AdapterLoader:
 
     @contextmanager
     def _load_permit(self, name: str, tenant: str | None) -> Iterator[None]:
-        """Count as one of the parallel loads within the block. Raises ``AdapterLoading`` at a limit."""
+        """Count as one of the parallel loads within the block. Raises ``AdapterStillLoading`` at a limit."""
         owner, limit = name if tenant is None else tenant, self._settings.adapter_loads_per_tenant_max
         if self._loads[owner] >= limit:
-            raise AdapterLoading(
+            raise AdapterStillLoading(
                 f"{limit} adapters of this tenant are being loaded already; retry the request", eta_s=1, retry_after_s=1
             )
         if self._loads.total() >= self._settings.adapter_loads_max:
-            raise AdapterLoading(
+            raise AdapterStillLoading(
                 "this engine is loading too many adapters already; retry the request", eta_s=1, retry_after_s=1
             )
         self._loads[owner] += 1

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from core.adapter_names import is_engine_name
 from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
 from data_plane.engine.control_protocol import EngineInventory
@@ -53,7 +53,7 @@ class AdapterFailed(Unavailable):
 class AdapterRequests:
     """The middleware's state of adapters and their requests. Built in the API server, used on its one event loop."""
 
-    def __init__(self, settings: MiddlewareSettings, cache: DiskCache) -> None:
+    def __init__(self, settings: MiddlewareSettings, cache: AdapterCache) -> None:
         self.settings = settings
         self.revoked = RevokedAdapters()
         self.disk = DiskLeases(cache, self.revoked, settings.base_model, settings.adapter_load_deadline_s)

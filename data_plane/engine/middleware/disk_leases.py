@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from adapters.cache.errors import CacheFailed, disk_errors
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, read_manifest
 from core.adapter_names import digest_of
@@ -27,7 +27,7 @@ class OtherBaseModel(NotFound):
 class DiskLeases:
     """Used on one event loop. Each fetched name holds a lease on its digest until ``release``."""
 
-    def __init__(self, cache: DiskCache, revoked: RevokedAdapters, base_model: str, deadline_s: float) -> None:
+    def __init__(self, cache: AdapterCache, revoked: RevokedAdapters, base_model: str, deadline_s: float) -> None:
         self._cache = cache
         self._revoked = revoked
         self._base_model = base_model
@@ -49,7 +49,7 @@ class DiskLeases:
 
     async def fetch(self, name: str, tenant: str | None) -> Path:
         """The folder of the adapter's verified files, downloaded if need be. Raises ``NotFound`` for an adapter that is
-        not stored, revoked or of another base model, ``AdapterLoading`` when the download takes too long, another
+        not stored, revoked or of another base model, ``AdapterStillLoading`` when the download takes too long, another
         ``Unavailable`` when S3 or the disk fails.
         """
         self._revoked.require_not_revoked(name)
@@ -84,7 +84,7 @@ class DiskLeases:
     async def evict(self, name: str) -> frozenset[str]:
         """Release the lease and delete the files, unless others hold a lease on them. Returns those leaseholders."""
         self._names.discard(name)
-        return await self._cache.forget(digest_of(name), name)
+        return await self._cache.evict(digest_of(name), name)
 
 
 def _manifest(folder: Path, digest: str) -> AdapterManifest:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from adapters.report import Verdict
+from adapters.report import ValidationReport
 from adapters.sandbox.child import REQUEST_FILE, ValidationRequest
 from adapters.sandbox.parent import validate_confined
 from adapters.settings import UploadSettings
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What one upload got, and what it cost."""
 
-    verdict: Verdict
+    verdict: ValidationReport
     wall_s: float
     cpu_s: float
     peak_bytes: int

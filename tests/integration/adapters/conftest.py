@@ -6,13 +6,13 @@ import httpx
 import pytest
 
 from adapters.ingest import DeclaredFile, ingest
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore, upload_key
-from adapters.report import Report
+from adapters.report import ReportBuilder
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.validation.normalize import normalise
-from adapters.validation.validate import Bounds, UploadLimits, validate
+from adapters.validation.normalize import normalize
+from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 from tests.fixtures.uploads.peft_adapters import declared_files, tiny_base, write_adapter
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
@@ -24,8 +24,8 @@ def bucket_settings(s3_settings):
 
 
 @pytest.fixture
-def store(bucket_settings) -> AdapterStore:
-    store = AdapterStore(Bucket(bucket_settings, StoreSettings(store_attempts_max=1)))
+def store(bucket_settings) -> RevisionStore:
+    store = RevisionStore(Bucket(bucket_settings, StoreSettings(store_attempts_max=1)))
     store.bucket.ensure()
     return store
 
@@ -56,10 +56,10 @@ def stored(store, tmp_path):
     """Store a valid adapter of a seed, without the upload and the child; returns its digest."""
 
     def put(seed: int = 0) -> str:
-        base, report = tiny_base(), Report()
+        base, report = tiny_base(), ReportBuilder()
         folder, revision = write_adapter(tmp_path / f"adapter-{seed}", base, seed=seed), tmp_path / f"revision-{seed}"
         revision.mkdir(exist_ok=True)
-        accepted = validate(folder, base=base, known_bases=set(), limits=LIMITS, bounds=Bounds(), report=report)
-        return store.put_revision(revision, normalise(accepted, folder, revision, base))
+        accepted = validate(folder, base=base, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report)
+        return store.put_revision(revision, normalize(accepted, folder, revision, base))
 
     return put

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.ingest import DeclaredFile
 from adapters.manifest import sha256_of
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
 from adapters.validation.validate import UploadLimits
@@ -122,7 +122,7 @@ def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(
 
 
 def test_names_are_judged_before_anything_is_downloaded(s3_settings, store):
-    nowhere = AdapterStore(
+    nowhere = RevisionStore(
         Bucket(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
     )
     sha256 = hashlib.sha256(b"").hexdigest()
@@ -149,7 +149,7 @@ def test_what_training_left_is_passed_over_with_a_note(store, folder):
 
 def test_a_store_that_is_down_is_no_verdict(s3_settings, folder):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
-    down = AdapterStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
+    down = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     files = [
         DeclaredFile(path=name, size_bytes=1, sha256="0" * 64)
         for name in ("adapter_config.json", "adapter_model.safetensors")

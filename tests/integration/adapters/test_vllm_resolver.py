@@ -5,7 +5,7 @@ import shutil
 import pytest
 from fastapi import HTTPException
 
-from adapters.cache.cache_folder import AdapterFolder
+from adapters.cache.cache_folder import CacheFolder
 from adapters.settings import CacheSettings, StoreSettings
 from core.ids import new_id
 from tests.fixtures.late_import import LateModule
@@ -89,7 +89,7 @@ async def test_a_store_that_is_down_is_503_and_not_404(registered):
 
 async def test_a_folder_that_is_taken_away_meanwhile_is_fetched_again(stored, registered, cache_settings, monkeypatch):
     asked, name = registered(), f"{new_id('ad')}@{stored()}"
-    install, taken = AdapterFolder.install, []
+    install, taken = CacheFolder.install, []
 
     def taken_away(folder, incoming, digest):
         if not taken:
@@ -97,6 +97,6 @@ async def test_a_folder_that_is_taken_away_meanwhile_is_fetched_again(stored, re
             shutil.rmtree(cache_settings.cache_dir)
         install(folder, incoming, digest)
 
-    monkeypatch.setattr(AdapterFolder, "install", taken_away)
+    monkeypatch.setattr(CacheFolder, "install", taken_away)
     assert (await asked.resolve_lora("/models/served", name)).lora_name == name
     assert taken

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import StoreSettings
@@ -52,8 +52,8 @@ def relay(engine, redis) -> OutboxRelay:
 
 
 @pytest.fixture
-def store(s3_settings) -> AdapterStore:
-    return AdapterStore(Bucket(s3_settings, StoreSettings()))
+def store(s3_settings) -> RevisionStore:
+    return RevisionStore(Bucket(s3_settings, StoreSettings()))
 
 
 @pytest.fixture

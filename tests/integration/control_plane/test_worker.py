@@ -10,7 +10,7 @@ import pytest
 
 from adapters.manifest import MANIFEST_FILE
 from adapters.object_store.revision_store import revision_prefix
-from adapters.report import Problem, rejected
+from adapters.report import UploadProblem, rejected
 from control_plane.registry.cleanup.uploads import UploadCleanup
 from control_plane.registry.review import validation_jobs
 from core import db, redis_keys
@@ -144,7 +144,7 @@ def test_tenants_take_turns_at_validation(api, base, engine, tmp_path):
         tenant.adapter("router", base)
     paths = [upload(tenant, "router", folder) for tenant in (flood, flood, flood, single)]
     order = []
-    verdict = rejected(Problem(code="validation_failed", message="no"))
+    verdict = rejected(UploadProblem(code="validation_failed", message="no"))
     for _ in paths:
         with db.unit_of_work(engine) as session:
             job = validation_jobs.claim(session, lease_s=60, attempts_max=3)
@@ -165,7 +165,7 @@ def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path)
     _expire_leases(engine)
     with db.unit_of_work(engine) as session:
         current = validation_jobs.claim(session, lease_s=60, attempts_max=3)
-    verdict = rejected(Problem(code="validation_failed", message="no"))
+    verdict = rejected(UploadProblem(code="validation_failed", message="no"))
     with db.unit_of_work(engine) as session:
         assert not validation_jobs.renew_lease(session, late, lease_s=60)
         assert not validation_jobs.record(session, late, verdict, canary_required=False)

@@ -8,7 +8,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapters.report import Refused
+from adapters.report import FileRejected
 from adapters.safetensors_header import HeaderBounds, parse_header, read_header
 from tests.fixtures.examples import examples
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base
@@ -48,7 +48,7 @@ def test_a_mutated_file_is_refused_or_still_describes_every_byte_once(tmp_path, 
     path.write_bytes(content)
     try:
         tensors = read_header(path, BOUNDS, file="x")
-    except Refused:
+    except FileRejected:
         return
     position = 8 + int.from_bytes(content[:8], "little")
     for tensor in tensors:

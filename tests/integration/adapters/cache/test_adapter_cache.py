@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from adapters.cache.errors import CacheFull
 from adapters.manifest import MANIFEST_FILE, read_manifest, sha256_of
 from adapters.metrics import CACHE_FETCHES
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket, ObjectDamaged, ObjectMissing
 from adapters.settings import CacheSettings, StoreSettings
 from core.errors import Unavailable
@@ -21,7 +21,7 @@ from core.errors import Unavailable
 WEIGHTS = "adapter_model.safetensors"
 
 
-class CountingStore(AdapterStore):
+class CountingStore(RevisionStore):
     """The real store; counts the GETs of each key and can hold one of them back."""
 
     def __init__(self, *arguments) -> None:
@@ -70,8 +70,8 @@ def open_cache(counting, cache_settings):
     """Open a cache on the test's folder, as a replica's process does; several may be open."""
     opened = []
 
-    def open_one(**changes) -> DiskCache:
-        opened.append(DiskCache(cache_settings.model_copy(update=changes), counting))
+    def open_one(**changes) -> AdapterCache:
+        opened.append(AdapterCache(cache_settings.model_copy(update=changes), counting))
         return opened[-1]
 
     yield open_one
@@ -99,7 +99,7 @@ async def test_twenty_callers_share_one_download(stored, open_cache, counting):
     assert counting.weights_downloaded() == 1
     await cache.fetch(digest)
     assert counting.weights_downloaded() == 1
-    assert cache._tier.holds.holders(digest) == {""}
+    assert cache._disk.leases.holders(digest) == {""}
     for tier in ("store", "disk"):
         assert CACHE_FETCHES.labels(tier)._value.get() == fetched[tier] + 1
 
@@ -210,7 +210,7 @@ async def test_damaged_objects_in_the_store_are_never_handed_out(stored, open_ca
         with pytest.raises(ObjectDamaged):
             await cache.fetch(digest)
     assert digest not in adapters_in(cache_settings.cache_dir)
-    assert cache._tier.holds.holders(digest) == frozenset()
+    assert cache._disk.leases.holders(digest) == frozenset()
     counting.bucket.client.put_object(Bucket=counting.bucket.name, Key=key, Body=content)
     assert_whole(await cache.fetch(digest))
 
@@ -261,12 +261,12 @@ async def test_what_a_crashed_download_left_is_swept_by_the_next(stored, open_ca
 
 FETCH_IN_A_PROCESS = """
 import asyncio, sys
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from adapters.object_store.s3 import Bucket
 from adapters.settings import CacheSettings, StoreSettings
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from core.settings import S3Settings
-cache = DiskCache(CacheSettings(), AdapterStore(Bucket(S3Settings(), StoreSettings())))
+cache = AdapterCache(CacheSettings(), RevisionStore(Bucket(S3Settings(), StoreSettings())))
 print("ready", flush=True)
 sys.stdin.readline()
 asyncio.run(cache.fetch(sys.argv[1]))

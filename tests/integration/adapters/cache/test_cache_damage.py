@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from adapters.cache.adapter_cache import DiskCache
+from adapters.cache.adapter_cache import AdapterCache
 from adapters.cache.errors import CacheFailed, CacheFull
 from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import CacheSettings, StoreSettings
 from core.errors import Unavailable
@@ -27,7 +27,7 @@ DIGESTS = [manifest.digest for manifest, _ in REVISIONS]
 @pytest.fixture(scope="module")
 def server():
     with faulty_s3() as s3:
-        yield s3, AdapterStore(Bucket(s3.settings, StoreSettings(store_stall_timeout_s=0.5)))
+        yield s3, RevisionStore(Bucket(s3.settings, StoreSettings(store_stall_timeout_s=0.5)))
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def faulty(server):
 def open_cache(faulty, server, tmp_path):
     opened = []
 
-    def open_one(folder=tmp_path / "cache", **changes) -> DiskCache:
+    def open_one(folder=tmp_path / "cache", **changes) -> AdapterCache:
         settings = CacheSettings(**{"cache_dir": folder, "cache_free_bytes_min": 0} | changes)
-        opened.append(DiskCache(settings, server[1]))
+        opened.append(AdapterCache(settings, server[1]))
         return opened[-1]
 
     yield open_one
@@ -156,7 +156,7 @@ def remove_cache(folder):
 
 
 def remove_bookkeeping(folder):
-    for name in (".holds", ".locks", ".incoming", ".trash"):
+    for name in (".leases", ".locks", ".incoming", ".trash"):
         shutil.rmtree(folder.parent / name)
 
 
@@ -175,9 +175,9 @@ async def test_damage_done_behind_a_living_process_is_found_and_healed(open_cach
     damage(path)
     assert_whole(await cache.fetch(DIGESTS[0]))
     assert_whole(await cache.fetch(DIGESTS[1]))
-    assert all(cache._tier.holds.holders(digest) for digest in DIGESTS[:2])
+    assert all(cache._disk.leases.holders(digest) for digest in DIGESTS[:2])
     await other.fetch(DIGESTS[2])
-    assert await other.forget(DIGESTS[0]), "it still knows who holds it"
+    assert await other.evict(DIGESTS[0]), "it still knows who holds it"
     assert_whole(path)
 
 
@@ -241,8 +241,8 @@ async def test_a_shared_digest_stays_for_the_other_name_and_comes_back_after_it_
     cache = open_cache()
     await cache.fetch(DIGESTS[0], holder="ad_1")
     path = await cache.fetch(DIGESTS[0], holder="ad_2")
-    assert await cache.forget(DIGESTS[0], "ad_1") == {"ad_2"}
+    assert await cache.evict(DIGESTS[0], "ad_1") == {"ad_2"}
     assert_whole(path)
-    assert await cache.forget(DIGESTS[0], "ad_2") == frozenset()
+    assert await cache.evict(DIGESTS[0], "ad_2") == frozenset()
     assert await cache.digests() == frozenset()
     assert_whole(await cache.fetch(DIGESTS[0], holder="ad_2"))

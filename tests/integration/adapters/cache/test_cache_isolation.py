@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from adapters.cache.adapter_cache import DiskCache
-from adapters.cache.errors import AdapterLoading
+from adapters.cache.adapter_cache import AdapterCache
+from adapters.cache.errors import AdapterStillLoading
 from adapters.manifest import WEIGHTS_FILE
-from adapters.object_store.revision_store import AdapterStore, revision_prefix
+from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket, ObjectDamaged
 from adapters.settings import CacheSettings, StoreSettings
 from core.errors import Unavailable
@@ -33,9 +33,9 @@ def faulty():
 def open_cache(faulty, tmp_path):
     opened = []
 
-    def open_one(**changes) -> DiskCache:
+    def open_one(**changes) -> AdapterCache:
         settings = {"cache_dir": tmp_path / "cache", "cache_free_bytes_min": 0, "cache_stall_s": 0.3} | changes
-        opened.append(DiskCache(CacheSettings(**settings), AdapterStore(Bucket(faulty.settings, STORE))))
+        opened.append(AdapterCache(CacheSettings(**settings), RevisionStore(Bucket(faulty.settings, STORE))))
         return opened[-1]
 
     yield open_one
@@ -105,7 +105,7 @@ async def test_one_broken_object_fails_alone(open_cache, faulty, fault):
         assert results[1].is_dir()
         assert results[2].is_dir()
         cache.release(DIGESTS[1])
-        await cache.forget(DIGESTS[1])
+        await cache.evict(DIGESTS[1])
 
 
 async def test_tenants_take_turns(open_cache, faulty):
@@ -129,7 +129,7 @@ async def test_after_its_deadline_a_caller_hears_when_to_ask_again_and_then_find
     await cache.fetch(DIGESTS[1])
     stall(faulty, DIGESTS[:1], Fault(bytes_per_s=300_000))
     started = time.monotonic()
-    with pytest.raises(AdapterLoading) as loading:
+    with pytest.raises(AdapterStillLoading) as loading:
         await cache.fetch(DIGESTS[0], deadline_s=0.5)
     assert time.monotonic() - started < 5
     assert loading.value.code == "adapter_loading"
@@ -143,10 +143,10 @@ async def test_after_its_deadline_a_caller_hears_when_to_ask_again_and_then_find
 async def test_what_nobody_waits_for_any_more_is_kept_but_not_held(open_cache, faulty, tmp_path):
     cache = open_cache()
     stall(faulty, DIGESTS[:1], Fault(bytes_per_s=300_000))
-    with pytest.raises(AdapterLoading):
+    with pytest.raises(AdapterStillLoading):
         await cache.fetch(DIGESTS[0], holder="gone", deadline_s=0.1)
     await asyncio.to_thread(wait_until, (tmp_path / "cache" / DIGESTS[0]).is_dir)
-    await asyncio.to_thread(wait_until, lambda: not cache._tier.holds.holders(DIGESTS[0]))
+    await asyncio.to_thread(wait_until, lambda: not cache._disk.leases.holders(DIGESTS[0]))
     assert await cache.digests() == {DIGESTS[0]}
 
 
@@ -155,7 +155,7 @@ async def test_too_many_waiting_are_refused_at_once_and_only_those_of_that_tenan
     stall(faulty, DIGESTS[:10])
     async with waiting(cache, DIGESTS[:4], "a"):
         await asyncio.sleep(0.5)
-        with pytest.raises(AdapterLoading, match="3 adapters of this tenant") as refused:
+        with pytest.raises(AdapterStillLoading, match="3 adapters of this tenant") as refused:
             await asyncio.wait_for(cache.fetch(DIGESTS[5], tenant="a"), 5)
         assert refused.value.retry_after_s >= 1
         await seconds_for(cache, DIGESTS[50:51], "b")
@@ -173,7 +173,7 @@ async def test_an_s3_that_is_down_leaves_the_disk_serving_and_is_not_asked_by_ev
     await open_cache().fetch(DIGESTS[0])
     down = faulty.settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     settings = CacheSettings(cache_dir=tmp_path / "cache", cache_free_bytes_min=0, cache_circuit_open_s=30)
-    cache = DiskCache(settings, AdapterStore(Bucket(down, STORE)))
+    cache = AdapterCache(settings, RevisionStore(Bucket(down, STORE)))
     try:
         for digest in DIGESTS[1:4]:
             with pytest.raises(Unavailable) as failed:
@@ -215,7 +215,7 @@ async def test_a_forgotten_adapters_download_is_stopped(open_cache, faulty):
     async with waiting(cache, DIGESTS[:2], "a") as tasks:
         await asyncio.sleep(0.3)
         for digest in reversed(DIGESTS[:2]):  # the one that waits for its turn, and the one that runs
-            assert await asyncio.wait_for(cache.forget(digest, f"a@{digest}"), 10) == frozenset()
+            assert await asyncio.wait_for(cache.evict(digest, f"a@{digest}"), 10) == frozenset()
         for task in tasks:
             with pytest.raises(Unavailable) as stopped:
                 await task

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from adapters.object_store.multipart import PART_BYTES_MIN, parts_of
+from adapters.object_store.multipart import parts_of
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
-from adapters.settings import StoreSettings
+from adapters.settings import PART_BYTES_MIN, StoreSettings
 from core import clock
 
 KEY = "uploads/rev_1/adapter_model.safetensors"
@@ -32,7 +32,7 @@ def send(uploads, upload_id, part, *, body=None, expires_s=60) -> int:
 
 def test_parts_in_any_order_become_one_object(uploads, store, tmp_path):
     upload_id = uploads.open_multipart(KEY)
-    assert uploads.parts_there(KEY, upload_id) == {}
+    assert uploads.list_parts(KEY, upload_id) == {}
     for part in reversed(PARTS):
         assert uploads.complete_multipart(KEY, upload_id, PARTS)[-1] == part.number, "and nothing is lost by asking"
         assert send(uploads, upload_id, part) == 200
@@ -47,7 +47,7 @@ def test_what_is_missing_can_be_told_and_sent_later(uploads):
     upload_id = uploads.open_multipart(KEY)
     for part in (PARTS[0], PARTS[2]):
         send(uploads, upload_id, part)
-    there = uploads.parts_there(KEY, upload_id)
+    there = uploads.list_parts(KEY, upload_id)
     assert {number: part.size_bytes for number, part in there.items()} == {1: PART_BYTES_MIN, 3: 1000}
     assert uploads.complete_multipart(KEY, upload_id, PARTS) == [2]
     assert send(uploads, upload_id, PARTS[1]) == 200
@@ -60,7 +60,7 @@ def test_completing_twice_is_one_and_the_urls_are_dead_afterwards(uploads):
     assert [send(uploads, upload_id, part) for part in PARTS] == [200, 200, 200]
     for _ in range(2):
         assert uploads.complete_multipart(KEY, upload_id, PARTS) == []
-    assert uploads.parts_there(KEY, upload_id) is None
+    assert uploads.list_parts(KEY, upload_id) is None
     assert send(uploads, upload_id, PARTS[1], body=bytes(PART_BYTES_MIN)) == 404
     assert uploads.head(KEY) == len(BODY)
 
@@ -72,7 +72,7 @@ def test_a_part_takes_nothing_but_its_own_bytes_number_and_key(uploads):
     signed = uploads.presign_part(KEY, upload_id, PARTS[2], expires_s=60)
     for old, new in (("partNumber=3", "partNumber=1"), ("/rev_1/", "/rev_2/"), (upload_id, upload_id[::-1])):
         assert httpx.put(signed.url.replace(old, new), content=bytes(1000)).status_code == 403, (old, new)
-    assert uploads.parts_there(KEY, upload_id) == {}
+    assert uploads.list_parts(KEY, upload_id) == {}
 
 
 def test_an_upload_that_was_given_up_is_not_open_and_giving_it_up_again_is_no_error(uploads):
@@ -80,15 +80,15 @@ def test_an_upload_that_was_given_up_is_not_open_and_giving_it_up_again_is_no_er
     send(uploads, upload_id, PARTS[2])
     for _ in range(2):
         uploads.abort_multipart(KEY, upload_id)
-    assert uploads.parts_there(KEY, upload_id) is None
+    assert uploads.list_parts(KEY, upload_id) is None
     assert send(uploads, upload_id, PARTS[2]) == 404
 
 
 def test_removing_a_revision_ends_its_open_uploads_and_nobody_elses(uploads):
     mine, theirs = uploads.open_multipart(KEY), uploads.open_multipart("uploads/rev_10/file")
     assert uploads.remove("rev_1") == 0
-    assert uploads.parts_there(KEY, mine) is None
-    assert uploads.parts_there("uploads/rev_10/file", theirs) == {}
+    assert uploads.list_parts(KEY, mine) is None
+    assert uploads.list_parts("uploads/rev_10/file", theirs) == {}
 
 
 def test_a_bucket_that_never_had_an_upload_in_parts_has_none_to_give_up(uploads):
@@ -102,14 +102,14 @@ def test_only_uploads_that_are_old_enough_are_given_up_and_so_many_at_a_time(upl
     assert uploads.abort_abandoned(now - timedelta(hours=1), limit=10) == 0
     assert uploads.abort_abandoned(now + timedelta(hours=1), limit=2) == 2
     assert uploads.abort_abandoned(now + timedelta(hours=1), limit=2) == 1
-    assert [uploads.parts_there(f"uploads/rev_{number}/file", each) for number, each in enumerate(ids)] == [None] * 3
+    assert [uploads.list_parts(f"uploads/rev_{number}/file", each) for number, each in enumerate(ids)] == [None] * 3
 
 
 def test_urls_carry_the_public_endpoint_and_calls_go_to_the_other(bucket_settings, store):
     public = bucket_settings.model_copy(update={"s3_public_endpoint": "https://uploads.example.com"})
     uploads = UploadStore(Bucket(public, StoreSettings()))
     upload_id = uploads.open_multipart(KEY)
-    assert uploads.parts_there(KEY, upload_id) == {}
+    assert uploads.list_parts(KEY, upload_id) == {}
     for url in (
         uploads.presign_put(KEY, size_bytes=1, sha256="0" * 64, expires_s=60).url,
         uploads.presign_part(KEY, upload_id, PARTS[0], expires_s=60).url,

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from adapters.cache.errors import DownloadStopped
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download, DownloadStopped
 from adapters.object_store.object_reader import ObjectReader
 from adapters.object_store.ranged_download import RangePlan, download_ranges
 from adapters.object_store.s3 import Bucket, ObjectDamaged, ObjectMissing, StoreUnavailable
@@ -48,12 +47,12 @@ def faulty(server):
 def fetch(faulty, server, tmp_path):
     _, reader = server
 
-    def fetch(key="large", content=CONTENT, *, transfer=None, by=reader, **plan):
+    def fetch(key="large", content=CONTENT, *, download=None, by=reader, **plan):
         path = tmp_path / "copy"
         arguments = {field: getattr(PLAN, field) for field in PLAN.__struct_fields__} | plan
         download_ranges(
             by, key, path, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest(),
-            plan=RangePlan(**arguments), transfer=transfer or Transfer(key).begin(30),
+            plan=RangePlan(**arguments), download=download or Download(key).begin(30),
         )  # fmt: skip
         assert path.read_bytes() == content
 
@@ -65,12 +64,12 @@ def ranges_asked(faulty) -> list[tuple[int, int]]:
 
 
 def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(faulty, fetch, patient):
-    transfer = Transfer("large").begin()
+    download = Download("large").begin()
     faulty.faults["large"] = [Fault(bytes_per_s=500_000)]
-    fetch(transfer=transfer, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
+    fetch(download=download, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
     assert ranges_asked(faulty) == [(n * PART, min((n + 1) * PART, len(CONTENT))) for n in range(11)]
     assert 2 <= faulty.concurrent_max <= 4
-    assert transfer.done_bytes == len(CONTENT)
+    assert download.done_bytes == len(CONTENT)
     fetch("small", CONTENT[:1000])
     assert faulty.requests[-1] == ("small", 0, 1000)
 
@@ -126,18 +125,18 @@ def test_an_absent_object_is_missing(fetch):
 
 
 def test_a_server_that_ignores_ranges_is_read_in_one_piece(faulty, fetch):
-    transfer = Transfer("large").begin()
+    download = Download("large").begin()
     faulty.faults["large"] = [Fault(ignore_range=True)]
-    fetch(transfer=transfer)
-    assert transfer.done_bytes == len(CONTENT)
+    fetch(download=download)
+    assert download.done_bytes == len(CONTENT)
 
 
 def test_a_server_that_ignores_ranges_and_breaks_off_begins_anew(faulty, fetch):
-    transfer = Transfer("small").begin()
+    download = Download("small").begin()
     faulty.faults["small"] = [Fault(cut_after=600, times=1), Fault(ignore_range=True)]
-    fetch("small", CONTENT[:1000], transfer=transfer)
+    fetch("small", CONTENT[:1000], download=download)
     assert [first for _, first, _ in faulty.requests] == [0, 600]
-    assert transfer.done_bytes == 1000
+    assert download.done_bytes == 1000
 
 
 def test_a_part_much_slower_than_its_fellows_is_asked_for_again(faulty, fetch):
@@ -153,7 +152,7 @@ def test_a_transfer_ends_when_its_time_is_up(faulty, fetch, fault):
     faulty.faults["large"] = [fault]
     started = time.monotonic()
     with pytest.raises(Unavailable) as failed:
-        fetch(transfer=Transfer("large").begin(0.5), attempts_max=10)
+        fetch(download=Download("large").begin(0.5), attempts_max=10)
     assert failed.value.code == "store_timeout"
     assert time.monotonic() - started < 10
 
@@ -161,11 +160,11 @@ def test_a_transfer_ends_when_its_time_is_up(faulty, fetch, fault):
 @pytest.mark.parametrize("key", ["large", "small"])
 def test_a_transfer_ends_when_it_is_stopped_even_when_bytes_only_trickle(faulty, fetch, key):
     faulty.faults[key] = [Fault(bytes_per_s=20)]
-    transfer = Transfer(key).begin(60)
-    threading.Timer(0.3, transfer.stop.set).start()
+    download = Download(key).begin(60)
+    threading.Timer(0.3, download.stop.set).start()
     started = time.monotonic()
     with pytest.raises(DownloadStopped):
-        fetch(key, faulty.objects[key], transfer=transfer)
+        fetch(key, faulty.objects[key], download=download)
     assert time.monotonic() - started < 10
 
 
@@ -175,7 +174,7 @@ def test_nobody_listening_is_unreachable(faulty, tmp_path):
     with pytest.raises(StoreUnavailable) as failed:
         download_ranges(
             reader, "large", tmp_path / "copy", size_bytes=5, sha256="0" * 64, plan=PLAN,
-            transfer=Transfer("large").begin(5),
+            download=Download("large").begin(5),
         )  # fmt: skip
     assert failed.value.kind == "unreachable"
     assert BUCKET not in failed.value.message
@@ -183,9 +182,9 @@ def test_nobody_listening_is_unreachable(faulty, tmp_path):
 
 def test_the_real_server_serves_ranges(store, tmp_path):
     store.bucket.client.put_object(Bucket=store.bucket.name, Key="adapters/large", Body=CONTENT)
-    transfer = Transfer("large").begin(30)
+    download = Download("large").begin(30)
     download_ranges(
         ObjectReader(store.bucket), "adapters/large", tmp_path / "copy", size_bytes=len(CONTENT),
-        sha256=hashlib.sha256(CONTENT).hexdigest(), plan=PLAN, transfer=transfer,
+        sha256=hashlib.sha256(CONTENT).hexdigest(), plan=PLAN, download=download,
     )  # fmt: skip
     assert (tmp_path / "copy").read_bytes() == CONTENT

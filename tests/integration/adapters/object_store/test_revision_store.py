@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket, ObjectDamaged, ObjectMissing
 from adapters.settings import StoreSettings
 from core.errors import Unavailable
@@ -35,7 +35,7 @@ def test_downloads_are_bounded_in_size_content_and_time(store, tmp_path):
 
 def test_a_server_that_is_not_there_is_unavailable(s3_settings, tmp_path):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
-    store = AdapterStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
+    store = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     with pytest.raises(Unavailable) as failed:
         store.bucket.head("x")
     assert failed.value.code == "store_unavailable"

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from adapters.object_store.multipart import PART_BYTES_MIN, Part
+from adapters.object_store.multipart import Part
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
-from adapters.settings import StoreSettings
+from adapters.settings import PART_BYTES_MIN, StoreSettings
 from core.settings import S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
@@ -66,7 +66,7 @@ def test_a_killed_s3_forgets_uploads_in_parts_and_what_it_leaves_of_them_goes(tm
     (cut,) = left()
     process, uploads = start()
     try:
-        assert uploads.parts_there(key, upload_id) is None
+        assert uploads.list_parts(key, upload_id) is None
         assert left() == [cut], "it may be of today"
         three_days_ago = time.time() - 3 * 86_400
         os.utime(cut, (three_days_ago, three_days_ago))

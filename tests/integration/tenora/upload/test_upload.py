@@ -7,7 +7,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from adapters.object_store.multipart import MIB, PART_BYTES_MIN
+from adapters.object_store.multipart import MIB
+from adapters.settings import PART_BYTES_MIN
 from core.settings import RedisSettings
 from tenora.cli import main
 from tenora.upload.client import Uploader, UploadProgress, read_folder

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from adapters.cache.disk_cache import ANOTHER_PROCESS, DiskTier
+from adapters.cache.disk_cache import ANOTHER_PROCESS, DiskCache
 from adapters.cache.errors import CacheFailed, CacheFull
 from adapters.cache.file_locks import try_lock
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, sha256_of
-from adapters.object_store.download_progress import Transfer
+from adapters.object_store.download_progress import Download
 from adapters.settings import CacheSettings
 from core.errors import Unavailable
 from tests.fixtures.uploads.stored_revisions import make_revision, receive
@@ -22,13 +22,13 @@ DIGEST, OTHER = FIRST[0].digest, SECOND[0].digest
 def open_tier(tmp_path):
     opened = []
 
-    def open_one(**changes) -> DiskTier:
-        opened.append(DiskTier(CacheSettings(**{"cache_dir": tmp_path, "cache_free_bytes_min": 0} | changes)))
+    def open_one(**changes) -> DiskCache:
+        opened.append(DiskCache(CacheSettings(**{"cache_dir": tmp_path, "cache_free_bytes_min": 0} | changes)))
         return opened[-1]
 
     yield open_one
     for tier in opened:
-        tier.holds.close()
+        tier.leases.close()
 
 
 @pytest.fixture
@@ -48,17 +48,17 @@ def test_what_was_verified_is_not_read_again_until_it_changes(open_tier, tmp_pat
     tier = open_tier()
     receive(tier, *FIRST)
     for _ in range(3):
-        assert tier.take(DIGEST, "ad_1")
+        assert tier.acquire(DIGEST, "ad_1")
     assert hashed == []
     weights = tmp_path / DIGEST / WEIGHTS_FILE
     os.utime(weights)
-    assert tier.take(DIGEST, "ad_1"), "only its time has changed"
+    assert tier.acquire(DIGEST, "ad_1"), "only its time has changed"
     assert len(hashed) == 2
-    assert tier.take(DIGEST, "ad_1")
+    assert tier.acquire(DIGEST, "ad_1")
     assert len(hashed) == 2
     weights.write_bytes(bytes(50_000))
-    assert not tier.take(DIGEST, "ad_2")
-    assert tier.holds.holders(DIGEST) == {"", "ad_1"}, "who could not have it does not hold it"
+    assert not tier.acquire(DIGEST, "ad_2")
+    assert tier.leases.holders(DIGEST) == {"", "ad_1"}, "who could not have it does not hold it"
 
 
 def swap_for_link(path, tmp_path):
@@ -83,9 +83,9 @@ def test_what_is_no_regular_file_is_not_read_and_is_mended(open_tier, tmp_path, 
     tier = open_tier()
     receive(tier, *FIRST)
     swap(tmp_path / DIGEST / name, tmp_path)
-    assert not tier.take(DIGEST, "")
+    assert not tier.acquire(DIGEST, "")
     receive(tier, *FIRST)
-    assert tier.take(DIGEST, "")
+    assert tier.acquire(DIGEST, "")
     assert (tmp_path / DIGEST / name).read_bytes() == FIRST[1][name]
     assert not (tmp_path / DIGEST / name).is_symlink()
 
@@ -93,39 +93,39 @@ def test_what_is_no_regular_file_is_not_read_and_is_mended(open_tier, tmp_path, 
 def test_a_file_in_the_place_of_an_adapter_is_replaced(open_tier, tmp_path):
     tier = open_tier()
     (tmp_path / DIGEST).write_text("no folder")
-    assert not tier.take(DIGEST, "")
+    assert not tier.acquire(DIGEST, "")
     receive(tier, *FIRST)
-    assert tier.take(DIGEST, "")
+    assert tier.acquire(DIGEST, "")
 
 
 def test_a_revoked_adapter_goes_unless_another_name_or_process_holds_it(open_tier, tmp_path):
     mine, theirs = open_tier(), open_tier()
     receive(mine, *FIRST, "ad_1")
-    assert mine.take(DIGEST, "ad_2")
-    assert theirs.take(DIGEST, "ad_1")
-    mine.holds.drop(DIGEST, "ad_1")
-    assert mine.forget(DIGEST) == {"ad_2"}
-    mine.holds.drop(DIGEST, "ad_2")
-    assert mine.forget(DIGEST) == {ANOTHER_PROCESS}
+    assert mine.acquire(DIGEST, "ad_2")
+    assert theirs.acquire(DIGEST, "ad_1")
+    mine.leases.release(DIGEST, "ad_1")
+    assert mine.evict(DIGEST) == {"ad_2"}
+    mine.leases.release(DIGEST, "ad_2")
+    assert mine.evict(DIGEST) == {ANOTHER_PROCESS}
     assert (tmp_path / DIGEST).is_dir()
-    theirs.holds.drop(DIGEST, "ad_1")
-    theirs.settle()
-    assert mine.forget(DIGEST) == frozenset()
-    assert mine.forget(DIGEST) == frozenset(), "again, and of what is not here"
+    theirs.leases.release(DIGEST, "ad_1")
+    theirs.flush()
+    assert mine.evict(DIGEST) == frozenset()
+    assert mine.evict(DIGEST) == frozenset(), "again, and of what is not here"
     assert not list(tmp_path.rglob(WEIGHTS_FILE))
-    assert not mine.take(DIGEST, "ad_1")
+    assert not mine.acquire(DIGEST, "ad_1")
 
 
 def test_what_is_forgotten_is_gone_at_once_and_what_cannot_be_removed_is_no_success(open_tier, tmp_path, monkeypatch):
     tier = open_tier()
     receive(tier, *FIRST)
-    tier.holds.drop(DIGEST)
+    tier.leases.release(DIGEST)
     monkeypatch.setattr("adapters.cache.cache_folder.shutil.rmtree", lambda *_, **__: None)
     for _ in range(2):  # also when asked again
         with pytest.raises(CacheFailed):
-            tier.forget(DIGEST)
+            tier.evict(DIGEST)
     monkeypatch.undo()
-    assert tier.forget(DIGEST) == frozenset()
+    assert tier.evict(DIGEST) == frozenset()
     assert not list(tmp_path.rglob(WEIGHTS_FILE))
 
 
@@ -135,8 +135,8 @@ def test_a_start_drops_what_was_unused_for_too_long_but_not_what_another_process
         receive(tier, *revision)
         week_ago = time.time() - 8 * 86_400
         os.utime(tmp_path / revision[0].digest, (week_ago, week_ago))
-    tier.holds.drop(DIGEST)
-    tier.settle()
+    tier.leases.release(DIGEST)
+    tier.flush()
     assert open_tier(cache_age_max_s=9 * 86_400).digests() == {DIGEST, OTHER}
     assert open_tier().digests() == {OTHER}
 
@@ -160,9 +160,9 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
     receive(tier, *small)
     receive(tier, *old)
     for manifest in (old[0], small[0]):
-        tier.holds.drop(manifest.digest)
+        tier.leases.release(manifest.digest)
     assert tier.digests() == {old[0].digest, small[0].digest}
-    with tier.receiving(large[0].digest, Transfer("x"), timeout_s=1) as incoming:
+    with tier.download_folder(large[0].digest, Download("x"), timeout_s=1) as incoming:
         tier.reserve(large[0], incoming)
         assert (incoming / WEIGHTS_FILE).stat().st_size == 700_000
         assert tier.digests() == frozenset(), "300,000 alone would be too much as well"
@@ -173,7 +173,7 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
 def test_a_disk_without_room_refuses_and_evicts_nothing_for_it(open_tier):
     tier = open_tier()
     receive(tier, *FIRST)
-    tier.holds.drop(DIGEST)
+    tier.leases.release(DIGEST)
     full = open_tier(cache_free_bytes_min=1 << 60)
     with pytest.raises(CacheFull, match="TENORA_CACHE_DIR"):
         receive(full, *SECOND)
@@ -183,7 +183,7 @@ def test_a_disk_without_room_refuses_and_evicts_nothing_for_it(open_tier):
 def test_another_process_that_downloads_for_too_long_is_not_waited_for(open_tier):
     tier = open_tier()
     theirs = try_lock(tier.folder.lock(DIGEST))
-    with pytest.raises(Unavailable) as failed, tier.receiving(DIGEST, Transfer("x"), timeout_s=0.1):
+    with pytest.raises(Unavailable) as failed, tier.download_folder(DIGEST, Download("x"), timeout_s=0.1):
         pass
     assert failed.value.code == "store_timeout"
     os.close(theirs)

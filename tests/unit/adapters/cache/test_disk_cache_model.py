@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from adapters.cache.cache_folder import AdapterFolder
-from adapters.cache.disk_cache import DiskTier
+from adapters.cache.cache_folder import CacheFolder
+from adapters.cache.disk_cache import DiskCache
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE
 from adapters.settings import CacheSettings
 from tests.fixtures.examples import examples
@@ -24,51 +24,51 @@ holders = st.sampled_from(["ad_1", "ad_2"])
 processes = st.integers(0, 1)
 
 
-class DiskTierMachine(RuleBasedStateMachine):
+class DiskCacheMachine(RuleBasedStateMachine):
     held = Bundle("held")
 
     @initialize()
     def start(self):
         self.root = Path(tempfile.mkdtemp())
         self.settings = CacheSettings(cache_dir=self.root / "cache", cache_bytes=BUDGET, cache_free_bytes_min=0)
-        self.tiers = [DiskTier(self.settings), DiskTier(self.settings)]
-        self.holds: list[set[tuple[str, str]]] = [set(), set()]
+        self.tiers = [DiskCache(self.settings), DiskCache(self.settings)]
+        self.leases: list[set[tuple[str, str]]] = [set(), set()]
         self.damaged: set[str] = set()
 
     def teardown(self):
         for tier in self.tiers:
-            tier.holds.close()
+            tier.leases.close()
         shutil.rmtree(self.root)
 
     @rule(target=held, process=processes, revision=revisions, holder=holders)
     def fetch(self, process, revision, holder):
         manifest, files = REVISIONS[revision]
         tier = self.tiers[process]
-        here = manifest.digest in AdapterFolder(self.settings.cache_dir).digests()
-        taken = tier.take(manifest.digest, holder)
+        here = manifest.digest in CacheFolder(self.settings.cache_dir).digests()
+        taken = tier.acquire(manifest.digest, holder)
         assert taken == (here and manifest.digest not in self.damaged), "a tier takes what is here and whole"
         if not taken:
             before = self.everything_held()
             receive(tier, manifest, files, holder)
             self.damaged.discard(manifest.digest)
             free = self.on_disk() - before - {manifest.digest}
-            total = sum(adapter.size_bytes for adapter in AdapterFolder(self.settings.cache_dir).list())
+            total = sum(adapter.size_bytes for adapter in CacheFolder(self.settings.cache_dir).list())
             assert not free or total <= BUDGET + len(files[MANIFEST_FILE]), "what could go went"
-        assert AdapterFolder(self.settings.cache_dir).is_complete(manifest.digest)
-        self.holds[process].add((manifest.digest, holder))
+        assert CacheFolder(self.settings.cache_dir).is_complete(manifest.digest)
+        self.leases[process].add((manifest.digest, holder))
         return multiple((process, manifest.digest, holder))
 
     @rule(hold=held)
     def release(self, hold):
         process, digest, holder = hold
-        self.tiers[process].holds.drop(digest, holder)
-        self.tiers[process].settle()
-        self.holds[process].discard((digest, holder))
+        self.tiers[process].leases.release(digest, holder)
+        self.tiers[process].flush()
+        self.leases[process].discard((digest, holder))
 
     @rule(process=processes, revision=revisions)
-    def forget(self, process, revision):
+    def evict(self, process, revision):
         digest = REVISIONS[revision][0].digest
-        left = self.tiers[process].forget(digest)
+        left = self.tiers[process].evict(digest)
         assert bool(left) == (digest in self.everything_held())
         if not left:
             assert digest not in self.on_disk()
@@ -76,9 +76,9 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @rule(process=processes)
     def die_and_start_again(self, process):
-        self.tiers[process].holds.close()
-        self.tiers[process] = DiskTier(self.settings)
-        self.holds[process].clear()
+        self.tiers[process].leases.close()
+        self.tiers[process] = DiskCache(self.settings)
+        self.leases[process].clear()
 
     @rule(revision=revisions, how=st.sampled_from(["cut", "flip", "unlink", "directory"]))
     def damage(self, revision, how):
@@ -108,11 +108,11 @@ class DiskTierMachine(RuleBasedStateMachine):
             assert not any((self.settings.cache_dir / name).iterdir())
 
     def everything_held(self) -> set[str]:
-        return {digest for holds in self.holds for digest, _ in holds}
+        return {digest for holds in self.leases for digest, _ in holds}
 
     def on_disk(self) -> set[str]:
-        return set(AdapterFolder(self.settings.cache_dir).digests())
+        return set(CacheFolder(self.settings.cache_dir).digests())
 
 
-TestDiskTier = DiskTierMachine.TestCase
-TestDiskTier.settings = examples(20, stateful_step_count=20)
+TestDiskCache = DiskCacheMachine.TestCase
+TestDiskCache.settings = examples(20, stateful_step_count=20)

@@ -7,20 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.cache.download_queue import DownloadQueue, QueueBounds, QueueFull
-from adapters.cache.errors import DownloadStopped
-from adapters.object_store.download_progress import Transfer
+from adapters.cache.download_queue import DownloadQueue, DownloadQueueBounds, DownloadQueueFull
+from adapters.object_store.download_progress import Download, DownloadStopped
 
 
 def make_queue(**changes) -> DownloadQueue:
     bounds = {"running": 2, "running_per_owner": 1, "stalled": 0, "stall_s": 60, "waiting": 99, "waiting_per_owner": 99}
-    return DownloadQueue(QueueBounds(**bounds | changes))
+    return DownloadQueue(DownloadQueueBounds(**bounds | changes))
 
 
 async def hold(queue, owner, seen, release):
-    transfer = Transfer(owner)
-    async with queue.slot(owner, transfer):
-        transfer.begin()
+    download = Download(owner)
+    async with queue.slot(owner, download):
+        download.begin()
         seen.append(owner)
         await release.wait()
 
@@ -38,7 +37,7 @@ def test_everyone_gets_a_turn_and_no_bound_is_ever_exceeded(owners, running, per
 
         async def one(owner):
             nonlocal most, most_of_one
-            async with queue.slot(owner, Transfer(owner)):
+            async with queue.slot(owner, Download(owner)):
                 order.append(owner)
                 now[owner] += 1
                 most, most_of_one = max(most, now.total()), max(most_of_one, now[owner])
@@ -92,8 +91,8 @@ async def test_beyond_the_bounds_nobody_waits():
     tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "abcd"]
     await settle()
     for owner, of_owner in (("b", True), ("e", False)):
-        with pytest.raises(QueueFull) as full:
-            async with queue.slot(owner, Transfer(owner)):
+        with pytest.raises(DownloadQueueFull) as full:
+            async with queue.slot(owner, Download(owner)):
                 pass
         assert full.value.of_owner is of_owner
     release.set()
@@ -106,7 +105,7 @@ async def test_the_longest_line_gives_way_to_who_has_none():
     await settle()
     late = asyncio.create_task(hold(queue, "c", seen, release))
     await settle()
-    with pytest.raises(QueueFull):
+    with pytest.raises(DownloadQueueFull):
         await tasks[3]
     release.set()
     await asyncio.gather(*tasks[:3], tasks[4], late)
@@ -132,19 +131,19 @@ async def test_a_download_that_is_withdrawn_waits_no_more():
     queue, release = make_queue(running=1), asyncio.Event()
     first = asyncio.create_task(hold(queue, "a", [], release))
     await settle()
-    transfer = Transfer("b")
+    download = Download("b")
 
     async def wait():
-        async with queue.slot("b", transfer):
+        async with queue.slot("b", download):
             pass
 
     second = asyncio.create_task(wait())
     await settle()
-    assert queue.rounds_ahead(transfer) == 1
-    queue.withdraw(transfer)
+    assert queue.rounds_ahead(download) == 1
+    queue.withdraw(download)
     with pytest.raises(DownloadStopped):
         await second
-    queue.withdraw(transfer)
+    queue.withdraw(download)
     release.set()
     await first
 
@@ -153,16 +152,16 @@ async def test_what_is_ahead_counts_the_owners_line_and_the_others_turns():
     queue, release = make_queue(running=2, running_per_owner=1), asyncio.Event()
     tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "ab"]
     await settle()
-    transfers = [Transfer(str(number)) for number in range(3)]
+    transfers = [Download(str(number)) for number in range(3)]
 
-    async def wait(owner, transfer):
-        async with queue.slot(owner, transfer):
+    async def wait(owner, download):
+        async with queue.slot(owner, download):
             pass
 
-    tasks += [asyncio.create_task(wait("a", transfer)) for transfer in transfers]
+    tasks += [asyncio.create_task(wait("a", download)) for download in transfers]
     await settle()
-    assert [queue.rounds_ahead(transfer) for transfer in transfers] == [1, 2, 3]
-    tasks += [asyncio.create_task(wait("c", Transfer("c"))) for _ in range(9)]
+    assert [queue.rounds_ahead(download) for download in transfers] == [1, 2, 3]
+    tasks += [asyncio.create_task(wait("c", Download("c"))) for _ in range(9)]
     await settle()
     assert queue.rounds_ahead(transfers[2]) == 3, "half of six turns"
     release.set()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.cache.store_circuit_breaker import Circuit
+from adapters.cache.store_circuit_breaker import StoreCircuitBreaker
 from core.errors import Unavailable
 
 
@@ -22,7 +22,7 @@ def clock():
 
 @pytest.fixture
 def circuit(clock):
-    return Circuit(open_s=1, open_max_s=8, clock=clock)
+    return StoreCircuitBreaker(open_s=1, open_max_s=8, clock=clock)
 
 
 def is_refused(circuit) -> bool:
@@ -91,7 +91,7 @@ def test_a_probe_that_never_reports_is_followed_by_another(circuit, clock):
 @given(st.lists(st.tuples(st.sampled_from(["fail", "succeed", "ask"]), st.booleans(), st.floats(0, 5))))
 def test_it_never_stays_shut_for_longer_than_its_bound(steps):
     clock = Clock()
-    circuit = Circuit(open_s=1, open_max_s=8, clock=clock)
+    circuit = StoreCircuitBreaker(open_s=1, open_max_s=8, clock=clock)
     for what, unreachable, passed_s in steps:
         clock.now += passed_s
         if what == "fail":

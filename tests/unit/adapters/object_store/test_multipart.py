@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.object_store.multipart import MIB, PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX, part_bytes_for, parts_of
+from adapters.object_store.multipart import MIB, part_bytes_for, parts_of
+from adapters.settings import PART_BYTES_MAX, PART_BYTES_MIN, PARTS_MAX
 
 
 @given(

@@ -6,8 +6,8 @@ import time
 import msgspec
 import pytest
 
-from adapters.report import Report
-from adapters.validation.config_rules import judge_config
+from adapters.report import ReportBuilder
+from adapters.validation.config_rules import check_config
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, adapter_config, tiny_base
 
@@ -19,9 +19,9 @@ KNOWN = {BASE.id, BASE.hub_name, "other-7b", "someone/Other-7B"}
 
 def judge(config, *, rank_max=64):
     text = config if isinstance(config, bytes) else json.dumps(config).encode()
-    report = Report()
-    found = judge_config(text, BASE, KNOWN, rank_max=rank_max, plan_name="starter", report=report)
-    verdict = report.verdict()
+    report = ReportBuilder()
+    found = check_config(text, BASE, KNOWN, rank_max=rank_max, plan_name="starter", report=report)
+    verdict = report.build()
     assert (found is None) == bool(verdict.problems)
     return found, verdict
 
@@ -68,10 +68,10 @@ def test_a_rank_above_the_plan_is_refused_with_both_numbers():
 
 def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
     base = msgspec.structs.replace(tiny_base(), rank_max=16)
-    report = Report()
+    report = ReportBuilder()
     text = json.dumps(adapter_config(base, rank=32)).encode()
-    assert judge_config(text, base, {base.id}, rank_max=64, plan_name="starter", report=report) is None
-    (problem,) = report.verdict().problems
+    assert check_config(text, base, {base.id}, rank_max=64, plan_name="starter", report=report) is None
+    (problem,) = report.build().problems
     assert problem.code == "rank_too_large"
     assert problem.message.endswith(f"replicas of {base.id} serve ranks up to 16: train with r at most 16")
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from adapters.report import Report
-from adapters.validation.file_rules import REQUIRED_FILES, judge_names
+from adapters.report import ReportBuilder
+from adapters.validation.file_rules import REQUIRED_FILES, check_names
 
 
 def judge(*extra: str):
-    report = Report()
-    judge_names([*REQUIRED_FILES, *extra], report)
-    return report.verdict()
+    report = ReportBuilder()
+    check_names([*REQUIRED_FILES, *extra], report)
+    return report.build()
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_other_files_are_refused_by_name(name, code):
 
 
 def test_both_files_are_required_and_each_once():
-    report = Report()
-    judge_names(["adapter_config.json", "adapter_config.json"], report)
-    assert [(p.code, p.file) for p in report.verdict().problems] == [
+    report = ReportBuilder()
+    check_names(["adapter_config.json", "adapter_config.json"], report)
+    assert [(p.code, p.file) for p in report.build().problems] == [
         ("file_missing", "adapter_model.safetensors"),
         ("file_not_allowed", "adapter_config.json"),
     ]

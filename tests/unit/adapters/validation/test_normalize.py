@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from adapters.manifest import AdapterManifest, read_manifest
-from adapters.report import Report
-from adapters.validation.normalize import normalise
-from adapters.validation.validate import Bounds, UploadLimits, validate
+from adapters.report import ReportBuilder
+from adapters.validation.normalize import normalize
+from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 from adapters.validation.weight_rules import is_finite, to_bfloat16
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import (
@@ -31,12 +31,12 @@ LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
 
 
 def rewritten(folder, target) -> AdapterManifest:
-    report = Report()
-    accepted = validate(folder, base=BASE, known_bases=set(), limits=LIMITS, bounds=Bounds(), report=report)
-    assert accepted is not None, report.verdict()
+    report = ReportBuilder()
+    accepted = validate(folder, base=BASE, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report)
+    assert accepted is not None, report.build()
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    return normalise(accepted, folder, target, BASE)
+    return normalize(accepted, folder, target, BASE)
 
 
 @given(arrays(np.float32, st.integers(1, 50), elements=st.floats(width=32, allow_nan=False)))

@@ -3,9 +3,9 @@
 import pytest
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
-from adapters.report import Report
-from adapters.validation.normalize import normalise
-from adapters.validation.validate import Bounds, UploadLimits, validate
+from adapters.report import ReportBuilder
+from adapters.validation.normalize import normalize
+from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
@@ -78,12 +78,12 @@ def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
     model = trained(**options)
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "ours").mkdir()
-    report = Report()
+    report = ReportBuilder()
     accepted = validate(
-        tmp_path / "saved", base=base, known_bases={base.id}, limits=LIMITS, bounds=Bounds(), report=report
+        tmp_path / "saved", base=base, known_bases={base.id}, limits=LIMITS, bounds=PlatformBounds(), report=report
     )
-    assert accepted is not None, report.verdict()
-    manifest = normalise(accepted, tmp_path / "saved", tmp_path / "ours", base)
+    assert accepted is not None, report.build()
+    manifest = normalize(accepted, tmp_path / "saved", tmp_path / "ours", base)
 
     expected, plain = outputs(model), outputs(build_base())
     served = peft.PeftModel.from_pretrained(build_base(), tmp_path / "ours").eval()
@@ -118,6 +118,8 @@ def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
 )
 def test_what_peft_saves_beyond_plain_lora_is_refused(tmp_path, base, options, code):
     trained(task_type="CAUSAL_LM", **options).save_pretrained(tmp_path)
-    report = Report()
-    assert validate(tmp_path, base=base, known_bases=set(), limits=LIMITS, bounds=Bounds(), report=report) is None
-    assert code in {problem.code for problem in report.verdict().problems}
+    report = ReportBuilder()
+    assert (
+        validate(tmp_path, base=base, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report) is None
+    )
+    assert code in {problem.code for problem in report.build().problems}

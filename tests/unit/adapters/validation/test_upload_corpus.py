@@ -9,11 +9,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from adapters.base_model_spec import LINEAR_KINDS
-from adapters.ingest import DeclaredFile, judge_declared
-from adapters.report import Report
-from adapters.sandbox.child import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest, judge_and_normalise
+from adapters.ingest import DeclaredFile, check_declared
+from adapters.report import ReportBuilder
+from adapters.sandbox.child import (
+    REQUEST_FILE,
+    REVISION_FOLDER,
+    UPLOAD_FOLDER,
+    ValidationRequest,
+    validate_and_normalize,
+)
 from adapters.settings import UploadSettings
-from adapters.validation.config_rules import judge_config
+from adapters.validation.config_rules import check_config
 from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.corpus import BY_ID, GOOD
 from tests.corpus.uploads.item import BASE, CONFIG, OTHER_BASES, PLAN, Item, good_files
@@ -78,7 +84,7 @@ def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(name, tmp_path):
     write_upload(tmp_path, item.content())
     (tmp_path / REVISION_FOLDER).mkdir()
     (tmp_path / REQUEST_FILE).write_bytes(msgspec.json.encode(REQUEST))
-    verdict = judge_and_normalise(tmp_path)
+    verdict = validate_and_normalize(tmp_path)
     check(item, verdict.problems)
     assert not verdict.accepted
     assert verdict.manifest is None
@@ -104,7 +110,7 @@ def test_what_cannot_lie_in_a_folder_is_refused_by_its_announcement():
     assert set(announced) > {name for name in BY_ID if name.startswith("U49")}
     for item in announced.values():
         files = [DeclaredFile(**file) for file in item.announcement()]
-        check(item, judge_declared(files, LIMITS).problems)
+        check(item, check_declared(files, LIMITS).problems)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -185,8 +191,8 @@ ABSENT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=1)
 def test_whatever_config_vllm_refuses_is_refused_here_too(tmp_path, changes, absent):
     config = {name: value for name, value in (adapter_config(BASE) | changes).items() if name not in absent}
     (tmp_path / CONFIG).write_text(json.dumps(config))
-    report = Report()
-    accepted = judge_config(
+    report = ReportBuilder()
+    accepted = check_config(
         json.dumps(config).encode(), BASE, set(), rank_max=LIMITS.rank_max, plan_name="starter", report=report
     )
     if accepted is not None:

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from adapters.manifest import read_manifest
-from adapters.report import Verdict
+from adapters.report import ValidationReport
 from adapters.safetensors_header import HeaderBounds, read_header
 from adapters.sandbox.child import (
     REQUEST_FILE,
     REVISION_FOLDER,
     UPLOAD_FOLDER,
     ValidationRequest,
-    judge_and_normalise,
+    validate_and_normalize,
 )
 from adapters.settings import UploadSettings
 from adapters.validation.normalize import REVISION_FILES
@@ -67,7 +67,7 @@ def work():
         yield Path(folder)
 
 
-def judge(work: Path, config: bytes, weights: bytes) -> Verdict:
+def judge(work: Path, config: bytes, weights: bytes) -> ValidationReport:
     """The child's own work, in this process. What is accepted is loaded again by those who will."""
     for name in (UPLOAD_FOLDER, REVISION_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
@@ -75,8 +75,8 @@ def judge(work: Path, config: bytes, weights: bytes) -> Verdict:
     (work / REQUEST_FILE).write_bytes(REQUEST)
     (work / UPLOAD_FOLDER / CONFIG).write_bytes(config)
     (work / UPLOAD_FOLDER / WEIGHTS).write_bytes(weights)
-    verdict = judge_and_normalise(work)
-    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
+    verdict = validate_and_normalize(work)
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=ValidationReport) == verdict
     written = {path.name for path in (work / REVISION_FOLDER).iterdir()}
     if verdict.manifest is None:
         assert verdict.problems
@@ -91,7 +91,7 @@ def judge(work: Path, config: bytes, weights: bytes) -> Verdict:
     return verdict
 
 
-def load_again(work: Path, verdict: Verdict) -> None:
+def load_again(work: Path, verdict: ValidationReport) -> None:
     revision, upload = work / REVISION_FOLDER, work / UPLOAD_FOLDER
     assert read_manifest((revision / "manifest.json").read_bytes(), verdict.digest) == verdict.manifest
     for folder in (upload, revision):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from adapters.report import Report
-from adapters.validation.validate import Bounds, UploadLimits, validate
+from adapters.report import ReportBuilder
+from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base, write_adapter
 
 BASE = tiny_base()
@@ -16,16 +16,16 @@ LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
 
 
 def judge(folder, base=BASE, limits=LIMITS):
-    report = Report()
+    report = ReportBuilder()
     accepted = validate(
-        folder, base=base, known_bases={base.id, base.hub_name}, limits=limits, bounds=Bounds(), report=report
+        folder, base=base, known_bases={base.id, base.hub_name}, limits=limits, bounds=PlatformBounds(), report=report
     )
-    verdict = report.verdict()
+    verdict = report.build()
     assert (accepted is None) == bool(verdict.problems)
     return accepted, verdict
 
 
-def judge_tensors(tmp_path, change, *, dtype="F32", rank=4, **config):
+def check_tensors(tmp_path, change, *, dtype="F32", rank=4, **config):
     """Judge a valid adapter after ``change`` was applied to its dict of tensors."""
     folder = write_adapter(tmp_path / "adapter", BASE, rank=rank, **config)
     tensors = adapter_tensors(BASE, rank=rank)
@@ -45,7 +45,7 @@ def test_a_valid_adapter_is_accepted(tmp_path, dtype, options):
 
 def test_an_adapter_that_changes_nothing_is_accepted_with_a_note(tmp_path):
     zero = {name: np.zeros_like(w) for name, w in adapter_tensors(BASE).items() if "lora_B" in name}
-    verdict = judge_tensors(tmp_path, lambda tensors: tensors | zero)
+    verdict = check_tensors(tmp_path, lambda tensors: tensors | zero)
     assert verdict.notes == ("every update is zero: the adapter changes nothing",)
 
 
@@ -53,8 +53,8 @@ def test_a_layer_left_out_is_missing_unless_the_config_says_so(tmp_path):
     def first_layer_alone(tensors):
         return {name: weights for name, weights in tensors.items() if "layers.0." in name}
 
-    assert {p.code for p in judge_tensors(tmp_path / "a", first_layer_alone).problems} == {"tensor_missing"}
-    assert judge_tensors(tmp_path / "b", first_layer_alone, layers_to_transform=[0]).problems == ()
+    assert {p.code for p in check_tensors(tmp_path / "a", first_layer_alone).problems} == {"tensor_missing"}
+    assert check_tensors(tmp_path / "b", first_layer_alone, layers_to_transform=[0]).problems == ()
 
 
 def test_a_report_of_a_thousand_problems_shows_fifty_and_counts_the_rest(tmp_path):

@@ -6,8 +6,8 @@ import signal
 import httpx
 import pytest
 
-from adapters.object_store.multipart import PART_BYTES_MIN
 from adapters.object_store.upload_store import upload_key
+from adapters.settings import PART_BYTES_MIN
 from control_plane.registry.cleanup.uploads import UploadCleanup
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.worker import running_worker, silent_s3, upload

@@ -8,9 +8,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from adapters.object_store.multipart import PART_BYTES_MIN
 from adapters.object_store.upload_store import upload_key
-from adapters.settings import StoreSettings
+from adapters.settings import PART_BYTES_MIN, StoreSettings
 from tests.fixtures.control_plane.api import running_api
 from tests.fixtures.uploads.large_uploads import settings_in_parts, tenant_of_large_uploads
 

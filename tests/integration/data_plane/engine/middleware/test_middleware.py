@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from adapters.object_store.revision_store import AdapterStore
+from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings
 from core.ids import new_id
@@ -28,7 +28,7 @@ def bucket(s3_settings):
 @pytest.fixture
 def adapters(bucket, tmp_path):
     """Store a revision; returns an engine name for it."""
-    store = AdapterStore(Bucket(bucket, StoreSettings()))
+    store = RevisionStore(Bucket(bucket, StoreSettings()))
     store.bucket.ensure()
 
     def put(seed: int = 0) -> str:
