@@ -28,7 +28,7 @@ _CODES = {
 }
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApiProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error body. ``code`` is for programs, ``detail`` for people. ``param`` names the invalid field."""
 
     type: str
@@ -59,9 +59,9 @@ def problem(
     return Response(msgspec.json.encode(body), status_code=status, media_type=PROBLEM_JSON, headers=headers)
 
 
-def problem_body(request_id: str, status: int, code: str, detail: str, param: str | None = None) -> Problem:
+def problem_body(request_id: str, status: int, code: str, detail: str, param: str | None = None) -> ApiProblem:
     """The body for one failure."""
-    return Problem(
+    return ApiProblem(
         type=f"urn:tenora:error:{code}",
         title=HTTPStatus(status).phrase,
         status=status,

@@ -15,14 +15,14 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.routes import HTTPRoute
 from litestar.types import Method
 
-from control_plane.errors import PROBLEM_JSON, Problem
+from control_plane.errors import PROBLEM_JSON, ApiProblem
 
 _STATUSES: Final = (400, 401, 403, 404, 409, 413, 415, 422, 503)
 
 _PROBLEMS: Final[Mapping[int, ResponseSpec]] = MappingProxyType(
     {
         status: ResponseSpec(
-            data_container=Problem,
+            data_container=ApiProblem,
             generate_examples=False,
             description=HTTPStatus(status).phrase,
             media_type=PROBLEM_JSON,

@@ -36,7 +36,7 @@ _FIX: Final = "upload a corrected adapter as a new revision"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaPool:
+class CanaryPool:
     """The ready replicas of one base model with one largest rank. The pool runs revisions with a rank in
     (``rank_above``, ``rank_max``], which no smaller live pool serves.
     """
@@ -47,14 +47,14 @@ class ReplicaPool:
     replicas: int
 
 
-def pools_of(alive: Sequence[ReplicaStatus]) -> list[ReplicaPool]:
+def pools_of(alive: Sequence[ReplicaStatus]) -> list[CanaryPool]:
     """The pools that can be asked now, by base model and ascending rank. Pure."""
     ready = Counter((status.base_model, status.rank_max) for status in alive if status.state == "ready")
     classes: dict[str, list[int]] = {}
     for base_model, rank_max in ready:
         classes.setdefault(base_model, []).append(rank_max)
     return [
-        ReplicaPool(
+        CanaryPool(
             base_model=base_model,
             rank_above=rank_above(rank_max, classes[base_model]),
             rank_max=rank_max,
@@ -81,7 +81,7 @@ def extend(session: Session, attempts: Mapping[str, int]) -> None:
 
 
 def request_runs(
-    session: Session, pool: ReplicaPool, states: Mapping[tuple[str, int], AttemptState], settings: WorkerSettings
+    session: Session, pool: CanaryPool, states: Mapping[tuple[str, int], AttemptState], settings: WorkerSettings
 ) -> list[CanaryJob]:
     """Choose the next revisions for this pool, as many as it can take, and record that each was asked. ``states`` has
     the overdue attempts, by revision and attempt; an overdue attempt that is missing there is skipped. A revision is
@@ -128,7 +128,7 @@ def _reject_unanswered(session: Session, row: Revision) -> None:
     decision.reject(session, row, [decision.problem("canary_failed", message)])
 
 
-def mark_waiting(session: Session, pools: Sequence[ReplicaPool], settings: WorkerSettings) -> int:
+def mark_waiting(session: Session, pools: Sequence[CanaryPool], settings: WorkerSettings) -> int:
     """Add a note to revisions that no live pool can run. Returns their number."""
     largest = {pool.base_model: pool.rank_max for pool in pools}  # pools ascend by rank
     servable = or_(
@@ -202,12 +202,12 @@ def _revoked(adapter_id: Any) -> Any:
     )
 
 
-def _fits(pool: ReplicaPool) -> ColumnElement[bool]:
+def _fits(pool: CanaryPool) -> ColumnElement[bool]:
     rank = col(Revision.rank)
     return (col(Adapter.base_model) == pool.base_model) & (rank > pool.rank_above) & (rank <= pool.rank_max)
 
 
-def _job(row: Revision, pool: ReplicaPool) -> CanaryJob:
+def _job(row: Revision, pool: CanaryPool) -> CanaryJob:
     return CanaryJob(
         revision_id=row.id,
         base_model=pool.base_model,

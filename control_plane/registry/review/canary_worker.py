@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from control_plane.fleet import service as fleet
 from control_plane.registry.review import canary_jobs
-from control_plane.registry.review.canary_jobs import AttemptState, ReplicaPool
+from control_plane.registry.review.canary_jobs import AttemptState, CanaryPool
 from control_plane.settings import WorkerSettings
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
@@ -60,7 +60,7 @@ class CanaryWorker:
                 states[attempt] = "open" if boots.get(taken.replica_id) == taken.boot_id else "replica_died"
         return states
 
-    def _waiting(self, pool: ReplicaPool) -> list[tuple[str, int]]:
+    def _waiting(self, pool: CanaryPool) -> list[tuple[str, int]]:
         """The attempts in a pool's list that no replica has taken."""
         waiting = cast("list[bytes]", self._redis.lrange(redis_keys.canary_jobs(pool.base_model, pool.rank_max), 0, -1))
         return [
@@ -88,7 +88,7 @@ class CanaryWorker:
             self._redis.lrem(redis_keys.CANARY_RESULTS, -1, cast("str", encoded))
         return len(results)
 
-    def _ask(self, pools: Sequence[ReplicaPool], states: Mapping[tuple[str, int], AttemptState]) -> None:
+    def _ask(self, pools: Sequence[CanaryPool], states: Mapping[tuple[str, int], AttemptState]) -> None:
         with unit_of_work(self._engine) as session:
             canary_jobs.mark_waiting(session, pools, self._settings)
             canary_jobs.extend(session, dict(attempt for attempt, state in states.items() if state == "open"))
