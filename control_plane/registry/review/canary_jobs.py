@@ -153,11 +153,11 @@ def decide(session: Session, result: CanaryResult) -> bool:
     A failure counts only from the newest attempt, because a later one may succeed. A success counts from any attempt,
     because a revision never changes.
     """
-    asked = col(Revision.canary_attempts)
+    attempts = col(Revision.canary_attempts)
     locked = select(Revision).where(
         Revision.id == result.revision_id,
         Revision.status == "validating",
-        asked >= result.attempt if result.code is None else asked == result.attempt,
+        attempts >= result.attempt if result.code is None else attempts == result.attempt,
         col(Revision.checked_digest).is_not(None),
         col(Revision.canary_asked_at).is_not(None),
     )
