@@ -41,7 +41,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """An invoice line before it has an id."""
 
     kind: LineKind
@@ -55,7 +55,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int
 
 
-def lines_of(totals: Sequence[UsageTotal]) -> list[Line]:
+def lines_of(totals: Sequence[UsageTotal]) -> list[DraftInvoiceLine]:
     """Every line, in the order of the totals; together they are exactly what the totals cost."""
     lines = [line for total in totals for line in _lines(total)]
     assert sum(line.amount_nanos for line in lines) == sum(total.amount_nanos for total in totals), (
@@ -64,7 +64,7 @@ def lines_of(totals: Sequence[UsageTotal]) -> list[Line]:
     return lines
 
 
-def _lines(total: UsageTotal) -> Iterator[Line]:
+def _lines(total: UsageTotal) -> Iterator[DraftInvoiceLine]:
     prices = total.prices
     parts: tuple[tuple[LineKind, int, int, int, int], ...] = (
         ("input_tokens", total.input_tokens, prices.input_nanos, total.input_nanos, total.input_requests),
@@ -79,7 +79,7 @@ def _lines(total: UsageTotal) -> Iterator[Line]:
         if quantity == 0:
             assert amount_nanos == 0, "nothing costs nothing"
             continue
-        yield Line(
+        yield DraftInvoiceLine(
             kind=kind,
             base_model=total.base_model,
             adapter_id=total.adapter_id,

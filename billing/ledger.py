@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
-from billing.models import Account, Entry, Transfer
+from billing.models import LedgerAccount, LedgerEntry, LedgerTransfer
 from core.db import database_now
 from core.ids import new_id
 
@@ -83,9 +83,9 @@ def post(session: Session, postings: Sequence[Posting]) -> dict[str, str]:
     account_ids = _open_accounts(session, {leg.account for posting in postings for leg in posting.legs})
     now = database_now(session)
     made = session.exec(
-        insert(Transfer)
+        insert(LedgerTransfer)
         .on_conflict_do_nothing()
-        .returning(col(Transfer.request_id), col(Transfer.invoice_id), col(Transfer.id)),
+        .returning(col(LedgerTransfer.request_id), col(LedgerTransfer.invoice_id), col(LedgerTransfer.id)),
         params=[
             {
                 "id": new_id("tr"),
@@ -100,7 +100,7 @@ def post(session: Session, postings: Sequence[Posting]) -> dict[str, str]:
     transfer_ids = {request_id or invoice_id: transfer_id for request_id, invoice_id, transfer_id in made}
     if transfer_ids:
         session.exec(
-            sa.insert(Entry),
+            sa.insert(LedgerEntry),
             params=[
                 {
                     "transfer_id": transfer_id,
@@ -117,9 +117,9 @@ def post(session: Session, postings: Sequence[Posting]) -> dict[str, str]:
 def balance_nanos(session: Session, account: AccountRef) -> int:
     """The sum of an account's entries; an account that was never opened has 0."""
     statement = (
-        select(sa.cast(sa.func.coalesce(sa.func.sum(col(Entry.amount_nanos)), 0), sa.BigInteger))
-        .join(Account, col(Account.id) == Entry.account_id)
-        .where(Account.kind == account.kind, col(Account.tenant_id).is_not_distinct_from(account.tenant_id))
+        select(sa.cast(sa.func.coalesce(sa.func.sum(col(LedgerEntry.amount_nanos)), 0), sa.BigInteger))
+        .join(LedgerAccount, col(LedgerAccount.id) == LedgerEntry.account_id)
+        .where(LedgerAccount.kind == account.kind, col(LedgerAccount.tenant_id).is_not_distinct_from(account.tenant_id))
     )
     return session.exec(statement).one()
 
@@ -129,7 +129,7 @@ def _open_accounts(session: Session, wanted: set[AccountRef]) -> dict[AccountRef
     found = _account_ids(session, wanted)
     if missing := sorted(wanted - found.keys(), key=lambda account: (account.kind, account.tenant_id or "")):
         session.exec(
-            insert(Account).on_conflict_do_nothing(),
+            insert(LedgerAccount).on_conflict_do_nothing(),
             params=[{"id": new_id("acc"), "kind": account.kind, "tenant_id": account.tenant_id} for account in missing],
         )
         found |= _account_ids(session, set(missing))
@@ -138,8 +138,8 @@ def _open_accounts(session: Session, wanted: set[AccountRef]) -> dict[AccountRef
 
 def _account_ids(session: Session, wanted: set[AccountRef]) -> dict[AccountRef, str]:
     tenant_ids = {account.tenant_id for account in wanted if account.tenant_id}
-    statement = select(Account.kind, Account.tenant_id, Account.id).where(
-        sa.or_(col(Account.tenant_id).is_(None), col(Account.tenant_id).in_(tenant_ids))
+    statement = select(LedgerAccount.kind, LedgerAccount.tenant_id, LedgerAccount.id).where(
+        sa.or_(col(LedgerAccount.tenant_id).is_(None), col(LedgerAccount.tenant_id).in_(tenant_ids))
     )
     found = {(kind, tenant_id): account_id for kind, tenant_id, account_id in session.exec(statement)}
     return {ref: found[ref.kind, ref.tenant_id] for ref in wanted if (ref.kind, ref.tenant_id) in found}

@@ -16,10 +16,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing import metrics
-from billing.events import Refusal, decode
 from billing.settings import BillingSettings
-from billing.stream import Entry, UsageStream
-from billing.usage_records import Arrival, Recording, record
+from billing.stream import Refusal, StreamEntry, UsageStream, decode_event
+from billing.usage_records import ReceivedEvent, RecordingResult, record
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.
@@ -42,19 +41,19 @@ class Meter:
         taken, self._active = self._active, set()
         return taken
 
-    def process(self, entries: Sequence[Entry]) -> None:
+    def process(self, entries: Sequence[StreamEntry]) -> None:
         """Record and acknowledge what can be recorded; leave or set aside the rest. Raises one of ``OUTAGES``."""
         if not entries:
             return
         begun = time.monotonic()
-        arrivals: list[Arrival] = []
+        arrivals: list[ReceivedEvent] = []
         refused: dict[bytes, Refusal] = {}
         for entry in entries:
-            match decode(entry.payload):
+            match decode_event(entry.payload):
                 case Refusal() as refusal:
                     refused[entry.id] = refusal
                 case event:
-                    arrivals.append(Arrival(entry.id, event))
+                    arrivals.append(ReceivedEvent(entry.id, event))
         recording = self._record(arrivals)
         self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
         metrics.RECORDS.inc(len(recording.recorded))
@@ -64,10 +63,10 @@ class Meter:
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)
 
-    def _record(self, arrivals: Sequence[Arrival]) -> Recording:
+    def _record(self, arrivals: Sequence[ReceivedEvent]) -> RecordingResult:
         """Record in one transaction; when the data itself makes it fail, halve until the culprit stands alone."""
         if not arrivals:
-            return Recording(recorded=[], duplicates=[], refused={})
+            return RecordingResult(recorded=[], duplicates=[], refused={})
         try:
             with unit_of_work(self._engine) as session:
                 skew = timedelta(seconds=self._settings.billing_clock_skew_s_max)
@@ -79,18 +78,18 @@ class Meter:
                 if not isinstance(error, DBAPIError):  # a fault of ours: only the traceback says where
                     _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
                 reason = f"{type(error).__name__}: {getattr(error, 'orig', error)}"[:500]
-                return Recording(
+                return RecordingResult(
                     recorded=[], duplicates=[], refused={arrivals[0].entry_id: Refusal("unstorable", reason)}
                 )
         middle = len(arrivals) // 2
         first, second = self._record(arrivals[:middle]), self._record(arrivals[middle:])
-        return Recording(
+        return RecordingResult(
             recorded=first.recorded + second.recorded,
             duplicates=first.duplicates + second.duplicates,
             refused=first.refused | second.refused,
         )
 
-    def _refuse(self, entries: Mapping[bytes, Entry], refused: Mapping[bytes, Refusal]) -> None:
+    def _refuse(self, entries: Mapping[bytes, StreamEntry], refused: Mapping[bytes, Refusal]) -> None:
         """Leave refused entries pending, to be tried again; set aside those that had all their attempts."""
         if not refused:
             return

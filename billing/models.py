@@ -45,7 +45,7 @@ class PlanAssignment(SQLModel, table=True):
     created_at: datetime = Field(sa_type=Instant)
 
 
-class Account(SQLModel, table=True):
+class LedgerAccount(SQLModel, table=True):
     """Where value sits. ``revenue`` and ``rounding`` are the platform's own, the others are one per tenant."""
 
     __tablename__ = "accounts"
@@ -60,7 +60,7 @@ class Account(SQLModel, table=True):
     tenant_id: str | None = None
 
 
-class Transfer(SQLModel, table=True):
+class LedgerTransfer(SQLModel, table=True):
     """One movement of value, for one request or for one invoice, and never twice for the same."""
 
     __tablename__ = "transfers"
@@ -79,7 +79,7 @@ class Transfer(SQLModel, table=True):
     created_at: datetime = Field(sa_type=Instant)
 
 
-class Entry(SQLModel, table=True):
+class LedgerEntry(SQLModel, table=True):
     """One leg of a transfer: positive is a debit, negative a credit, and the legs of a transfer sum to zero."""
 
     __tablename__ = "entries"

@@ -17,7 +17,7 @@ import structlog
 from billing import metrics, quota_rebuild
 from billing.metering import OUTAGES
 from billing.quota_rebuild import Drift
-from billing.stream import Backlog
+from billing.stream import StreamBacklog
 from core.errors import AppError
 
 _EVENTS_MAX = 5_000  # in the stream and among the dead letters: one look reads them all
@@ -40,7 +40,7 @@ class QuotaDrift:
         """These have used something."""
         self._active.update(dict.fromkeys(tenant_ids))
 
-    def step(self, backlog: Backlog) -> None:
+    def step(self, backlog: StreamBacklog) -> None:
         """Compare and mend if it is time to. Never raises for what may pass."""
         if time.monotonic() < self._due or backlog.length + backlog.dead_letters > _EVENTS_MAX:
             return

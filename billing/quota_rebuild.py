@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing import prices, usage_records
-from billing.events import decode
 from billing.models import UsageRecord
 from billing.periods import month as month_period
 from billing.prices import PriceBook
+from billing.stream import decode_event
 from core import clock, redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.usage import UsageEvent
@@ -200,7 +200,7 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
         if at != month.encode():
             numbers["month_used"] = numbers["month_spent_nanos"] = 0
         counts[quota] = numbers
-    decoded = (decode(fields.get(b"event")) for _, fields in (*set_aside, *waiting))
+    decoded = (decode_event(fields.get(b"event")) for _, fields in (*set_aside, *waiting))
     events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
     return _Seen(month, counts, events)
 

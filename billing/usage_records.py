@@ -13,41 +13,41 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Session, col, select
 
 from billing import ledger, prices
-from billing.events import Refusal
 from billing.models import UsageRecord
+from billing.stream import Refusal
 from core import clock
 from core.contracts.usage import REST, UsageEvent
 from core.db import database_now
 from core.rating import Charge, rate
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class ReceivedEvent(msgspec.Struct, frozen=True):
     """An event and the stream entry it came in."""
 
     entry_id: bytes
     event: UsageEvent
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class RecordingResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of each entry. ``recorded`` and ``duplicates`` are in the ledger once the transaction commits."""
 
-    recorded: list[Arrival]
+    recorded: list[ReceivedEvent]
     duplicates: list[bytes]
     refused: dict[bytes, Refusal]
 
 
-_NOTHING: Final = Recording(recorded=[], duplicates=[], refused={})
+_NOTHING: Final = RecordingResult(recorded=[], duplicates=[], refused={})
 _OWNERS: Final = ("tenant_id", "key_id", "base_model", "adapter_id", "revision_id")
 _QUANTITIES: Final = ("input_tokens", "cached_tokens", "output_tokens", "kv_page_ms")
 
 
 class _Rated(msgspec.Struct, frozen=True):
-    arrival: Arrival
+    arrival: ReceivedEvent
     price_version_id: str
     charge: Charge
 
 
-def record(session: Session, arrivals: Sequence[Arrival], *, clock_skew: timedelta) -> Recording:
+def record(session: Session, arrivals: Sequence[ReceivedEvent], *, clock_skew: timedelta) -> RecordingResult:
     """Record what is new, and of a request that was estimated the rest. An event from more than ``clock_skew`` ahead of
     the database, without a price, or with the id of a recorded one but other content is refused, and does not disturb
     the others.
@@ -56,7 +56,7 @@ def record(session: Session, arrivals: Sequence[Arrival], *, clock_skew: timedel
     book = prices.load(session, {arrival.event.tenant_id for arrival in arrivals})
     refused: dict[bytes, Refusal] = {}
     rated: dict[str, _Rated] = {}
-    repeated: list[Arrival] = []
+    repeated: list[ReceivedEvent] = []
     for arrival in arrivals:
         event = arrival.event
         settled_at = clock.from_ms(event.settled_at_ms)
@@ -87,7 +87,7 @@ def record(session: Session, arrivals: Sequence[Arrival], *, clock_skew: timedel
     known = _compare(session, repeated)
     # A rest has an id that no estimate has, so this goes no deeper.
     rest = record(session, known.recorded, clock_skew=clock_skew) if known.recorded else _NOTHING
-    return Recording(
+    return RecordingResult(
         recorded=[*(rated[request_id].arrival for request_id in transfer_ids), *rest.recorded],
         duplicates=[*known.duplicates, *rest.duplicates],
         refused=refused | known.refused | rest.refused,
@@ -116,12 +116,12 @@ def _records(session: Session, request_ids: Collection[str]) -> dict[str, UsageR
     return {one.request_id: one for one in session.exec(select(UsageRecord).where(col(UsageRecord.request_id) == ids))}
 
 
-def _compare(session: Session, repeated: Sequence[Arrival]) -> Recording:
+def _compare(session: Session, repeated: Sequence[ReceivedEvent]) -> RecordingResult:
     """What becomes of events whose request is recorded already: duplicates, rests to be recorded, or conflicts."""
     if not repeated:
         return _NOTHING
     records = _records(session, {arrival.event.request_id for arrival in repeated})
-    found = Recording(recorded=[], duplicates=[], refused={})
+    found = RecordingResult(recorded=[], duplicates=[], refused={})
     for entry_id, event in ((arrival.entry_id, arrival.event) for arrival in repeated):
         one = records[event.request_id]
         name = _difference(event, one)
@@ -132,7 +132,7 @@ def _compare(session: Session, repeated: Sequence[Arrival]) -> Recording:
         elif (rest := _rest(event, one)) is None:
             found.duplicates.append(entry_id)
         else:
-            found.recorded.append(Arrival(entry_id, rest))
+            found.recorded.append(ReceivedEvent(entry_id, rest))
     return found
 
 

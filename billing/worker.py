@@ -19,7 +19,7 @@ from billing.metering import OUTAGES, Meter
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.settings import BillingSettings
-from billing.stream import Entry, UsageStream, read_backlog
+from billing.stream import StreamEntry, UsageStream, read_backlog
 from core import db, telemetry
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
 
@@ -118,7 +118,7 @@ class BillingWorker:
         if self._stream.ensure_group():
             self._quotas.redis_was_empty()
 
-    def _process(self, entries: Sequence[Entry]) -> None:
+    def _process(self, entries: Sequence[StreamEntry]) -> None:
         """Stay with a batch until it is through: reading on would only pile up what cannot be written."""
         while True:
             try:

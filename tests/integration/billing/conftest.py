@@ -12,7 +12,7 @@ from billing import invoice_queries, invoicing, reconciliation
 from billing import prices as price_book
 from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import Claim, UsageStream
+from billing.stream import ReclaimedPage, UsageStream
 from billing.worker import connect_redis
 from core import clock, redis_keys
 from core.contracts.grants import Prices
@@ -76,7 +76,7 @@ class Stage:
         while entries := self.stream.read(count=self.settings.billing_batch_events_max, block_ms=None):
             self.meter.process(entries)
 
-    def retry_pending(self) -> Claim:
+    def retry_pending(self) -> ReclaimedPage:
         """One more attempt at everything that is pending."""
         claim = self.stream.reclaim(cursor=b"0-0", idle_ms=0, count=self.settings.billing_batch_events_max)
         self.meter.process(claim.entries)

@@ -36,5 +36,5 @@ def test_pure_files_import_no_clock_and_no_io(file):
 def test_only_the_ledger_writes_entries(file):
     source = file.read_text()
     if file.stem not in {"ledger", "models"}:
-        assert "insert(Entry)" not in source
-        assert "Entry(" not in source or file.stem == "stream", "a stream entry is another thing"
+        assert "insert(LedgerEntry)" not in source
+        assert "LedgerEntry(" not in source

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.usage_records import Arrival, record
+from billing.usage_records import ReceivedEvent, record
 from control_plane.settings import WorkerSettings
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import clock, redis_keys
@@ -33,7 +33,7 @@ def charge(engine):
             input_tokens=0, cached_tokens=0, output_tokens=output_tokens, kv_page_ms=0,
         )  # fmt: skip
         with unit_of_work(engine) as session:
-            assert record(session, [Arrival(b"1-0", event)], clock_skew=timedelta(minutes=5)).recorded
+            assert record(session, [ReceivedEvent(b"1-0", event)], clock_skew=timedelta(minutes=5)).recorded
         return output_tokens * PRICES["output_nanos"]
 
     return charge
@@ -156,7 +156,7 @@ def test_prices_are_published_with_their_version_by_which_running_requests_are_c
         for each in (before, after)
     ]  # fmt: skip
     with unit_of_work(engine) as session:
-        record(session, [Arrival(b"1-0", each) for each in events], clock_skew=timedelta(minutes=5))
+        record(session, [ReceivedEvent(b"1-0", each) for each in events], clock_skew=timedelta(minutes=5))
     with engine.connect() as connection:
         charged = dict(connection.exec_driver_sql("SELECT price_version_id, amount_nanos FROM usage_records").all())
     for event, each in zip(events, (before, after), strict=True):

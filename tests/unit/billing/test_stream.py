@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.events import Refusal, decode
+from billing.stream import Refusal, decode_event
 from core.contracts.usage import UsageEvent
 
 EVENT = UsageEvent(
@@ -27,14 +27,14 @@ EVENT = UsageEvent(
 
 
 def test_an_event_survives_the_trip_and_unknown_fields_are_ignored():
-    assert decode(msgspec.json.encode(EVENT)) == EVENT
+    assert decode_event(msgspec.json.encode(EVENT)) == EVENT
     fields = msgspec.to_builtins(EVENT) | {"from_a_newer_gateway": 1}
-    assert decode(msgspec.json.encode(fields)) == EVENT
+    assert decode_event(msgspec.json.encode(fields)) == EVENT
 
 
 @given(st.one_of(st.none(), st.binary(max_size=200), st.text(max_size=50).map(str.encode)))
 def test_any_bytes_give_an_event_or_a_refusal(payload):
-    assert isinstance(decode(payload), Refusal)
+    assert isinstance(decode_event(payload), Refusal)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_any_bytes_give_an_event_or_a_refusal(payload):
     ],
 )
 def test_what_cannot_be_true_is_refused_by_name(changes, named):
-    refusal = decode(msgspec.json.encode(msgspec.to_builtins(EVENT) | changes))
+    refusal = decode_event(msgspec.json.encode(msgspec.to_builtins(EVENT) | changes))
     assert isinstance(refusal, Refusal)
     assert named in refusal.reason
