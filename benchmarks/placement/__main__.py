@@ -19,7 +19,8 @@ import msgspec
 from benchmarks.load import quantile
 from benchmarks.placement.replicas import Fleet, Model, Request, SimReplica
 from benchmarks.trace import Arrival, TraceShape, draw
-from data_plane.gateway.scheduling.placement import PlacementCosts, Wish, rank
+from data_plane.gateway.scheduling.placement import PlacementCosts, PlacementQuery, rank
+from tests.fixtures.gateway.requests import inference_request
 
 COSTS: Final = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
@@ -35,7 +36,7 @@ Rule = Callable[[Fleet, Request], SimReplica | None]
 
 def tenora(fleet: Fleet, request: Request) -> SimReplica | None:
     """The gateway's placement; None is to wait."""
-    ranking = rank(fleet.candidates(), wish_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S), COSTS)
+    ranking = rank(fleet.candidates(), query_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S), COSTS)
     return fleet.by_id[ranking.now[0].status.id] if ranking.now else None
 
 
@@ -73,12 +74,13 @@ RULES: Final[dict[str, Rule]] = {
 }
 
 
-def wish_of(request: Request, *, overdue: bool) -> Wish:
-    """As the gateway asks for it."""
-    return Wish(
-        base_model="m", engine_name=request.name, sequences=1, sequence_tokens=request.tokens,
-        prompt_tokens=request.prompt_tokens, rank=8, overdue=overdue,
+def query_of(request: Request, *, overdue: bool) -> PlacementQuery:
+    """The request as the gateway's wait queue presents it to placement."""
+    inference = inference_request(
+        adapter=request.name, rank=8, prompt_tokens=request.prompt_tokens,
+        max_tokens=request.tokens - request.prompt_tokens,
     )  # fmt: skip
+    return PlacementQuery(inference, overdue=overdue)
 
 
 def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -> dict[str, Any]:

@@ -100,11 +100,10 @@ class _Gateway:
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
         self._durability = Durability(settings, line, reservations, clock, gateway_id)
         settler = self._durability.settler
-        self._access_watch = AccessWatch(settler.live, self._snapshot, every_s=settings.access_check_s)
-        retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
+        self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
         self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
-        toll = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
-        self._schemas, self._idempotency = SchemaCompiler(redis, settings), Idempotency(line, toll, settings)
+        replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
+        self._schemas, self._idempotency = SchemaCompiler(redis, settings), Idempotency(line, replay_charge, settings)
         self._last_used = _last_used(settings, redis, clock)
         self._slices = _slices(settings, line, settler)
         self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
@@ -117,7 +116,7 @@ class _Gateway:
             self._preparation,
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
-            Relay(self._upstream, self._circuits, self._liveness, retries, settings),
+            _relay(settings, self._upstream, self._circuits, self._liveness),
             self._last_used,
             self._idempotency,
             clock,
@@ -239,6 +238,13 @@ def _upstream(settings: GatewaySettings) -> EngineClient:
         head_max_bytes=settings.replica_headers_max_bytes,
         unread_max_bytes=settings.replica_read_buffer_max_bytes,
     )
+
+
+def _relay(
+    settings: GatewaySettings, upstream: EngineClient, circuits: CircuitBreakers, liveness: EngineLiveness
+) -> Relay:
+    retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
+    return Relay(upstream, circuits, liveness, retries, settings)
 
 
 def _slices(settings: GatewaySettings, line: RedisConnection, settler: Settler) -> QuotaSlices:

@@ -1,7 +1,7 @@
-"""Where a request gets its place: a replica with room and a reservation that covers it, a bounded wait, or a refusal.
+"""Where a request gets its placement: a replica with room and a reservation that covers it, a bounded wait, or a
+refusal. The wait queue decides the order of waiting requests.
 
-Fails closed: when Redis does not answer in time nobody is admitted but by slices of quotas taken beforehand. Who waits,
-and whose turn it is, is the waiting room's.
+Fails closed: while Redis does not answer in time, only requests that a quota slice covers are admitted.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 from redis.exceptions import RedisError
@@ -18,10 +19,11 @@ from core.contracts.usage import UsageEvent
 from core.errors import InvalidRequest, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment
-from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.fair_queue import service
 from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.wait_queue import WaitQueue
+from data_plane.gateway.api.inference_request import InferenceRequest
+from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, Verdict, quota_exceeded
 from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.scheduling.replicas import Replicas
@@ -29,30 +31,31 @@ from data_plane.gateway.settlement.settler import Hold, Settler
 
 Watch = Callable[[Callable[[], None] | None], None]
 _log = structlog.get_logger()
-_PEEK = -1  # no replica has so few pages: only the tenant's limits are asked
-_NO_REPLICA_RETRY_S = 2.0
-_AT_ONCE_MAX = 3  # replicas asked before a request waits: each took pages since this process last heard of it
+_TENANT_ONLY: Final = -1  # no replica has so few pages: the script checks the tenant's limits alone
+_NO_REPLICA_RETRY_S: Final = 2.0
+_IMMEDIATE_MAX: Final = 3
+"""Replicas to try before a request waits: each lost its free pages after this process last saw it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A replica, the hold on it, what the rate limits say now, and what is counted there until it is over."""
+class Placement:
+    """What admission adds to a request: a replica, the hold on it, the rate limits' state, and the local assignment."""
 
     replica: ReplicaStatus
     hold: Hold
     verdict: Verdict
-    seat: Assignment = field(repr=False)
+    assignment: Assignment = field(repr=False)
 
 
 class Admission:
-    """Places requests."""
+    """Places requests on replicas."""
 
     def __init__(
         self,
         replicas: Replicas,
         reservations: Reservations,
         settler: Settler,
-        room: WaitQueue,
+        queue: WaitQueue,
         slices: QuotaSlices,
         *,
         deadline_ms: int,
@@ -60,46 +63,47 @@ class Admission:
         self._replicas = replicas
         self._reservations = reservations
         self._settler = settler
-        self._room = room
+        self._queue = queue
         self._slices = slices
         self._deadline_s = deadline_ms / 1000
 
-    async def admit(self, demand: Demand, watch: Watch) -> Place:
-        """A place. Raises QuotaExceeded, Unavailable, InvalidRequest for what no replica can hold, or ClientGone for a
-        caller who did not wait, as ``watch`` would tell.
+    async def admit(self, request: InferenceRequest, allowance: Allowance, watch: Watch) -> Placement:
+        """Place a request, at once or after a wait. Raises QuotaExceeded, Unavailable, InvalidRequest for a request
+        that no replica can hold, or ClientGone when ``watch`` reports that the caller disconnected.
         """
-        for seat in itertools.islice(self._room.seats_at_once(demand), _AT_ONCE_MAX):
-            if place := await self._take(demand, seat):
-                return place
-        entry = self._room.enter(demand)
-        watch(lambda: self._room.hang_up(entry))
+        for assignment in itertools.islice(self._queue.assign_now(request), _IMMEDIATE_MAX):
+            if placement := await self._reserve_on(request, allowance, assignment):
+                return placement
+        entry = self._queue.enter(request)
+        watch(lambda: self._queue.disconnect(entry))
         try:
             try:
-                await self._check(demand)
+                await self._require_admissible(request, allowance)
             except BaseException:
-                self._room.leave(entry)
+                self._queue.cancel(entry)
                 raise
             while True:
-                seat = await self._room.turn(entry)
-                if place := await self._take(demand, seat):
-                    return place
-                self._room.put_back(entry, seat)
+                assignment = await self._queue.wait(entry)
+                if placement := await self._reserve_on(request, allowance, assignment):
+                    return placement
+                self._queue.put_back(entry, assignment)
         finally:
             watch(None)
 
-    async def move(self, demand: Demand, place: Place, tried: frozenset[str]) -> Place | None:
-        """A place on another replica for a request whose replica failed; None where there is none."""
-        ranking = self._room.ranking(demand, tried=tried, overdue=True)
-        for candidate in [*ranking.now, *ranking.full][:_AT_ONCE_MAX]:
-            replica, seat = candidate.status, self._room.seat(demand, candidate)
+    async def move(self, request: InferenceRequest, placement: Placement, tried: frozenset[str]) -> Placement | None:
+        """A placement on another replica for a request whose replica failed; None where no replica has room."""
+        hold = placement.hold
+        ranking = self._queue.ranking(request, tried=tried, overdue=True)
+        for candidate in [*ranking.now, *ranking.full][:_IMMEDIATE_MAX]:
+            replica, assignment = candidate.status, self._queue.assign(request, candidate)
             moved = False
             try:
                 async with asyncio.timeout(self._deadline_s):
                     moved = await self._reservations.move(
-                        place.hold.request_id,
-                        seat.stay.pages,
-                        tenant_id=demand.tenant_id,
-                        old_replica_id=place.hold.replica_id,
+                        hold.request_id,
+                        assignment.occupancy.pages,
+                        tenant_id=request.tenant_id,
+                        old_replica_id=hold.replica_id,
                         replica_id=replica.id,
                         replica_pages_max=replica.pages_total,
                     )
@@ -107,111 +111,119 @@ class Admission:
                 return None
             finally:
                 if not moved:
-                    seat.leave()
+                    assignment.cancel()
             if moved:
-                seat.moved_from(place.seat)
-                place.hold.replica_id = replica.id
-                return Place(replica, place.hold, place.verdict, seat)
+                assignment.moved_from(placement.assignment)
+                hold.replica_id = replica.id
+                return Placement(replica, hold, placement.verdict, assignment)
         return None
 
-    def knows_another(self, demand: Demand, tried: frozenset[str]) -> bool:
-        """Whether an adapter's request could be served by a replica that was not ``tried`` and has not failed to bring
-        the adapter in lately.
+    def has_untried_replica(self, request: InferenceRequest, tried: frozenset[str]) -> bool:
+        """Whether a replica remains for an adapter's request that is not in ``tried`` and has not recently failed to
+        load the adapter.
         """
-        if demand.engine_name == demand.base_model:
+        adapter = request.adapter
+        if not adapter:
             return False
-        able = self._room.ranking(demand, tried=tried, overdue=True).able
-        failed_by = self._replicas.failed_by(demand.engine_name)
+        able = self._queue.ranking(request, tried=tried, overdue=True).able
+        failed_by = self._replicas.failed_by(adapter)
         return any(candidate.status.id not in failed_by for candidate in able)
 
-    def ended(self, demand: Demand, place: Place, event: UsageEvent | None) -> None:
-        """A request has settled, or will: its room is another's, and its tenant is charged what it was served."""
-        place.seat.stay.give_back()
-        place.seat.correct(0 if event is None else service(event.input_tokens, event.output_tokens))
-        self._room.wake(demand.base_model)
+    def ended(self, request: InferenceRequest, placement: Placement, event: UsageEvent | None) -> None:
+        """A request has settled, or will settle: free its room, and charge its tenant in the queue what was served."""
+        placement.assignment.occupancy.give_back()
+        placement.assignment.correct(0 if event is None else service(event.input_tokens, event.output_tokens))
+        self._queue.wake(request.base_model)
 
-    async def _check(self, demand: Demand) -> None:
-        """Let nobody wait in vain: for replicas that cannot serve it, or with a tenant that is over its limits."""
-        able = self._room.ranking(demand).able
+    async def _require_admissible(self, request: InferenceRequest, allowance: Allowance) -> None:
+        """Refuse a request that would wait in vain: no replica can serve it, or its tenant is over a limit."""
+        able = self._queue.ranking(request).able
         if not able:
-            raise self._nowhere(demand)
-        verdict = await self._reserve(demand, able[0].status, _PEEK)
+            raise self._no_replica(request)
+        verdict = await self._reserve(request, allowance, able[0].status, _TENANT_ONLY)
         if verdict.blocked_by != REPLICA_PAGES:
-            raise quota_exceeded(verdict, tokens=demand.tokens)
+            raise quota_exceeded(verdict, tokens=request.tokens)
 
-    async def _take(self, demand: Demand, seat: Assignment) -> Place | None:
-        """Reserve; None where the tenant may but the replica has no room after all."""
-        replica = seat.candidate.status
+    async def _reserve_on(
+        self, request: InferenceRequest, allowance: Allowance, assignment: Assignment
+    ) -> Placement | None:
+        """Reserve on the assigned replica; None where the tenant may run but the replica has no room after all."""
+        replica, base_model = assignment.candidate.status, request.base_model
         try:
-            verdict = await self._reserve(demand, replica, seat.pages_max)
+            verdict = await self._reserve(request, allowance, replica, assignment.pages_max)
         except BaseException:
-            seat.leave()
-            self._room.wake(demand.base_model)
+            assignment.cancel()
+            self._queue.wake(base_model)
             raise
-        if not verdict.slice_id:  # else Redis has said nothing of the replica
-            seat.stay.answered(verdict.replica_pages_held, granted_pages=verdict.pages)
+        if not verdict.slice_id:  # with a slice, Redis has said nothing about the replica
+            assignment.occupancy.answered(verdict.replica_pages_held, granted_pages=verdict.pages)
         if verdict.blocked_by:
-            seat.leave()
+            assignment.cancel()
             if verdict.blocked_by == REPLICA_PAGES:
                 return None
-            self._room.wake(demand.base_model)
-            raise quota_exceeded(verdict, tokens=demand.tokens)
-        taken = demand.allowance.taken(
-            input_tokens=demand.input_tokens,
-            output_tokens=demand.sequences * verdict.max_tokens,
+            self._queue.wake(base_model)
+            raise quota_exceeded(verdict, tokens=request.tokens)
+        taken = allowance.taken(
+            input_tokens=request.input_tokens,
+            output_tokens=request.call.n * verdict.max_tokens,
             pages=verdict.pages,
         )
-        hold = Hold(verdict.slice_id or demand.request_id, demand.tenant_id, replica.id, verdict.pages, taken)
+        hold = Hold(verdict.slice_id or request.id, request.tenant_id, replica.id, verdict.pages, taken)
         self._settler.hold(hold)
-        self._slices.note(demand)
-        return Place(replica, hold, verdict, seat)
+        self._slices.record(request, allowance)
+        return Placement(replica, hold, verdict, assignment)
 
-    async def _reserve(self, demand: Demand, replica: ReplicaStatus, pages_max: int) -> Verdict:
+    async def _reserve(
+        self, request: InferenceRequest, allowance: Allowance, replica: ReplicaStatus, pages_max: int
+    ) -> Verdict:
         ask = Ask(
-            request_id=demand.request_id,
-            sequences=demand.sequences,
-            prompt_tokens=demand.prompt_tokens,
-            max_tokens=demand.max_tokens,
-            min_tokens=demand.min_tokens,
+            request_id=request.id,
+            sequences=request.call.n,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
             block_tokens=replica.block_tokens,
         )
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             return await self._reservations.reserve(
-                ask, demand.allowance, replica_id=replica.id, replica_pages_max=pages_max, within_s=self._deadline_s
+                ask, allowance, replica_id=replica.id, replica_pages_max=pages_max, within_s=self._deadline_s
             )
         except BaseException as error:
-            # The script may have run although its answer did not come: give back what it may have taken.
+            # The script may have run although its answer did not arrive: give back what it may have reserved.
             self._settler.settle_later(
-                Settlement(request_id=demand.request_id, tenant_id=demand.tenant_id, replica_id=replica.id)
+                Settlement(request_id=request.id, tenant_id=request.tenant_id, replica_id=replica.id)
             )
             if isinstance(error, RedisError | OSError):
-                if pages_max != _PEEK and (verdict := self._slices.spend(demand, replica.block_tokens)):
+                if pages_max != _TENANT_ONLY and (
+                    verdict := self._slices.spend(request, allowance, replica.block_tokens)
+                ):
                     return verdict
-                _log.warning("reservation failed; nobody is admitted", error=repr(error))
+                _log.warning("reservation failed, request refused", error=repr(error))
                 raise Unavailable(
                     "Quotas cannot be checked now; try again shortly.", code="quota_unavailable", retry_after_s=1
                 ) from error
             raise
         finally:
-            metrics.RESERVE_SECONDS.observe(time.monotonic() - began)
+            metrics.RESERVE_SECONDS.observe(time.monotonic() - started)
 
-    def _nowhere(self, demand: Demand) -> InvalidRequest | Unavailable:
+    def _no_replica(self, request: InferenceRequest) -> InvalidRequest | Unavailable:
+        rank = request.rank
         ready = [
             candidate.status
-            for candidate in self._replicas.alive(demand.base_model)
-            if candidate.status.state == "ready" and candidate.status.rank_max >= demand.rank
+            for candidate in self._replicas.alive(request.base_model)
+            if candidate.status.state == "ready" and candidate.status.rank_max >= rank
         ]
         if not ready:
-            fit = f" for adapters of rank {demand.rank}" if demand.rank else ""
+            fit = f" for adapters of rank {rank}" if rank else ""
             return Unavailable(
-                f"No replica of `{demand.base_model}`{fit} is ready.",
+                f"No replica of `{request.base_model}`{fit} is ready.",
                 code="no_replica",
                 retry_after_s=_NO_REPLICA_RETRY_S,
             )
         largest = max(ready, key=lambda status: status.pages_total)
         return InvalidRequest(
-            f"The request may take {demand.wish().pages(largest.block_tokens)} KV pages, and the largest replica has "
+            f"The request may take {request.pages(largest.block_tokens)} KV pages, and the largest replica has "
             f"{largest.pages_total}; lower max_tokens or n, or shorten the prompt.",
             code="request_exceeds_replica",
             param="max_tokens",

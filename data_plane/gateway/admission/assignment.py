@@ -1,30 +1,29 @@
-"""A request's seat on one replica: its stay there, and what its tenant was charged for it in the queue. Redis has not
-been asked when it is taken; what Redis says is admission's business.
+"""A request's assignment to one replica: the occupancy that counts there, and what the fair queue charged its tenant.
+Assignments are local to this process; admission asks Redis afterwards.
 """
 
 from dataclasses import dataclass
 
-from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.fair_queue import QueueAccount
-from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Wish, pages_max
+from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, PlacementQuery, pages_max
 from data_plane.gateway.scheduling.replica_load import Occupancy, Shares
 
 
 @dataclass(slots=True, eq=False)
 class Assignment:
-    """A replica that seems to have room for a request: as much as ``pages_max`` may be held there with it. And what its
-    tenant was charged for it.
+    """A replica that seems to have room for a request: with it, up to ``pages_max`` may be held there. ``account`` is
+    the tenant's account in the fair queue, and ``charged`` what it was charged at ``rate``.
     """
 
     candidate: Candidate
-    stay: Occupancy
+    occupancy: Occupancy
     pages_max: int
     account: QueueAccount | None = None
     rate: float = 1.0
     charged: int = 0
 
     def charge(self, account: QueueAccount, served: int) -> None:
-        """Its turn in the queue is charged to this account, for now with the ceiling."""
+        """Charge the request's turn to this account; until it ends, its ceiling is charged."""
         self.account, self.rate = account, account.rate
         self.correct(served)
 
@@ -34,28 +33,29 @@ class Assignment:
             self.account.charge(served - self.charged, self.rate)
             self.charged = served
 
-    def leave(self) -> None:
-        """Nothing came of it."""
-        self.stay.leave()
+    def cancel(self) -> None:
+        """Undo the assignment: the request was not admitted with it."""
+        self.occupancy.leave()
         self.correct(0)
 
     def moved_from(self, other: "Assignment") -> None:
-        """The request goes on here, and with it what its tenant was charged."""
-        self.stay.moved_from(other.stay)
+        """Take over the request, and its tenant's charge, from another replica's assignment."""
+        self.occupancy.moved_from(other.occupancy)
         self.account, self.rate, self.charged = other.account, other.rate, other.charged
 
 
-def assign(demand: Demand, candidate: Candidate, shares: Shares, wish: Wish, costs: PlacementCosts) -> Assignment:
+def assign(candidate: Candidate, query: PlacementQuery, shares: Shares, costs: PlacementCosts) -> Assignment:
     """Count a request on a replica from now on."""
-    most = pages_max(candidate, wish, costs)  # before the stay counts: it is about the tenant without it
-    stay = Occupancy(
+    request = query.request
+    most = pages_max(candidate, query, costs)  # before the occupancy counts: the tenant's headroom is without it
+    occupancy = Occupancy(
         candidate.load,
         shares,
-        tenant_id=demand.tenant_id,
-        weight=demand.limits.weight,
-        tier=demand.limits.tier,
-        pages=wish.pages(candidate.status.block_tokens),
-        prompt_tokens=demand.input_tokens if demand.stream else 0,
-        adapter=wish.adapter,
+        tenant_id=request.tenant_id,
+        weight=request.limits.weight,
+        tier=request.limits.tier,
+        pages=request.pages(candidate.status.block_tokens),
+        prompt_tokens=request.input_tokens if request.call.stream else 0,  # only a stream shows when prefill ends
+        adapter=request.adapter,
     )
-    return Assignment(candidate, stay, most)
+    return Assignment(candidate, occupancy, most)

@@ -1,18 +1,18 @@
-"""How fast a queue empties, as seen over the last seconds in which anybody waited, and so how long a new request would
-wait. Pure: times come in, in seconds of a monotonic clock.
+"""How fast a queue drained over the last seconds in which a request waited, and so how long a new request would wait.
+Pure: times come in, in seconds of a monotonic clock.
 """
 
 import math
 from typing import Final
 
 _WINDOW_S: Final = 5.0
-_OBSERVED_S: Final = 1.0  # before that nothing is said
+_OBSERVED_S: Final = 1.0  # with less observation there is no estimate
 _MARGIN: Final = 2.0
-_STALE_S: Final = 60.0  # what was seen before nobody waited for so long says nothing of today
+_STALE_S: Final = 60.0  # after an empty queue for this long, older observations are dropped
 
 
 class DrainRate:
-    """Tokens taken from one queue for each second in which it was not empty, older ones counting less and less."""
+    """Tokens taken from one queue for each second in which it was not empty; older seconds count exponentially less."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -22,33 +22,33 @@ class DrainRate:
         self._ended = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Somebody waits."""
+        """The queue is not empty any longer."""
         if self._since is None:
             if now_s - self._ended > _STALE_S:
                 self._tokens = self._requests = self._seconds = 0.0
             self._since = now_s
 
     def end(self, now_s: float) -> None:
-        """Nobody waits any more."""
+        """The queue is empty."""
         self._advance(now_s)
         self._since, self._ended = None, now_s
 
-    def note(self, tokens: int, now_s: float) -> None:
-        """A request of so many tokens was taken from the queue; of so many less than none, put back."""
+    def record(self, tokens: int, now_s: float) -> None:
+        """A request of this many tokens was taken from the queue; a negative number is a request that was put back."""
         self._advance(now_s)
         self._tokens += tokens
         self._requests += math.copysign(1, tokens)
 
     def wait_s(self, tokens_ahead: float, now_s: float) -> float | None:
-        """Seconds until so many tokens are taken; None while too little was seen to say."""
+        """Seconds until this many tokens are taken; None while too little was observed."""
         self._advance(now_s)
         if self._seconds < _OBSERVED_S or self._tokens <= 0:
             return None
         return tokens_ahead * self._seconds / self._tokens
 
-    def wait_s_at_most(self, tokens_ahead: float, now_s: float) -> float | None:
-        """The same with a margin: in so much time as many requests are taken as ever, give or take the root of their
-        number (as of Poisson's), and twice that is rare.
+    def wait_s_upper_bound(self, tokens_ahead: float, now_s: float) -> float | None:
+        """``wait_s`` with a margin of twice the standard deviation. The number of requests taken in a time is treated
+        as Poisson-distributed, so its deviation is the root of the number, and a longer wait is rare.
         """
         wait_s = self.wait_s(tokens_ahead, now_s)
         if wait_s is None or self._requests <= 0:

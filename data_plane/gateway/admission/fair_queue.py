@@ -1,9 +1,10 @@
-"""Whose turn it is: weighted virtual token counters between tenants, strict tiers above them, first come first served
-within a tenant. Pure: no clock, no asyncio; what a turn is worth, and whether there is room, its caller knows.
+"""The order of waiting requests: strict tiers first, weighted virtual token counters between tenants, and first come,
+first served within a tenant. Pure: no clock and no asyncio; the caller knows what a turn costs and whether there is
+room.
 
 From "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's counter grows by its weighted
-tokens as they are served, the smallest counter is next, and who returns from idle is lifted to the least of those who
-wait.
+tokens as they are served, the tenant with the smallest counter is next, and the counter of a tenant that returns from
+idle is lifted to the smallest of those waiting.
 """
 
 import heapq
@@ -14,20 +15,20 @@ from typing import Final, Generic, Literal, TypeVar
 
 INPUT_WEIGHT: Final = 1
 OUTPUT_WEIGHT: Final = 2
-"""What a token counts, as in the paper's artifact: a generated one takes the engine longer than one that is read."""
+"""Weights of tokens, as in the paper's artifact: generating a token takes the engine longer than reading one."""
 
 Reason = Literal["full", "tenant"]
 T = TypeVar("T")
 
 
 def service(input_tokens: int, output_tokens: int) -> int:
-    """Weighted tokens: what a tenant's counter grows by."""
+    """Weighted tokens, by which a tenant's counter grows."""
     return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBounds:
-    """Of one queue: requests, their tokens (ceilings), and requests of any one tenant."""
+    """Bounds of one queue: requests, their tokens (ceilings), and requests of any one tenant."""
 
     requests_max: int
     tokens_max: int
@@ -35,7 +36,7 @@ class QueueBounds:
 
 
 class WaitQueueFull(Exception):
-    """There is no room, for anybody or for this tenant."""
+    """The queue has no room: for any request (``full``), or for this tenant (``tenant``)."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -44,8 +45,8 @@ class WaitQueueFull(Exception):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class QueueEntry(Generic[T]):
-    """A request that waits. ``tokens`` is what it may take at most, ``service`` the same in weighted tokens, ``pages``
-    in KV pages; a smaller ``tier`` goes first, always.
+    """A waiting request. It may take up to ``tokens``: ``service`` in weighted tokens, and ``pages`` in KV pages. A
+    smaller ``tier`` always goes first.
     """
 
     tenant_id: str
@@ -60,8 +61,8 @@ class QueueEntry(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class QueueAccount:
-    """A tenant's counter and its waiting requests, oldest first. ``part`` is how much of its wishes are in this queue:
-    of others, as far as they are known, somebody else is serving the rest.
+    """A tenant's counter and its waiting requests, oldest first. ``part`` is the share of the tenant's demand that is
+    in this queue; as far as is known, other gateways serve the rest.
     """
 
     tenant_id: str
@@ -75,31 +76,31 @@ class QueueAccount:
 
     @property
     def rate(self) -> float:
-        """Its weight here."""
+        """The tenant's weight in this queue."""
         return self.weight * self.part
 
     def charge(self, served: int, rate: float | None = None) -> None:
-        """Add weighted tokens, or take back (negative) what was charged too much, at the rate that held then."""
+        """Add weighted tokens. A negative number returns an overcharge, at the rate at which it was charged."""
         self.counter += served / (rate or self.rate)
 
 
 class FairQueue(Generic[T]):
-    """The requests that wait for one pool of replicas."""
+    """The waiting requests of one pool of replicas."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._accounts: dict[str, QueueAccount] = {}
         self._parts: Mapping[str, float] = {}
         self._tiers: Counter[int] = Counter()  # requests that wait
-        self._floor = 0.0  # counter of the tenant that left last
+        self._floor = 0.0  # counter of the last tenant that left
         self._arrivals = 0
         self.requests = 0
         self.tokens = 0
 
     def push(self, entry: QueueEntry[T]) -> QueueEntry[T] | None:
-        """Let a request wait. In a full queue it takes the place of the newest one of the tenant that has the most
-        there, for its weight, where that is more than its own tenant would have; that one is returned. Raises
-        QueueFull.
+        """Add a request. If the queue is full, the request may push out the newest request of the tenant with the most
+        waiting requests for its weight, if that is more than its own tenant would have; the pushed-out entry is
+        returned. Raises WaitQueueFull.
         """
         account = self._accounts.get(entry.tenant_id)
         queued = len(account.waiting) if account else 0
@@ -116,13 +117,13 @@ class FairQueue(Generic[T]):
                 raise WaitQueueFull("full")
         entry.number = self._arrivals
         self._arrivals += 1
-        if account is not None and not account.waiting:  # it was idle, and idle time earns nothing
+        if account is not None and not account.waiting:  # idle time earns no priority
             account.counter = max(account.counter, self._least())
         self._insert(entry)
         return pushed_out
 
     def put_back(self, entry: QueueEntry[T]) -> None:
-        """Return a request whose turn came to nothing to the place it had. No bound counts: it had been let in."""
+        """Return a request whose turn failed to its old place. Bounds do not apply: it was accepted before."""
         self._insert(entry)
 
     def waits(self, entry: QueueEntry[T]) -> bool:
@@ -131,7 +132,7 @@ class FairQueue(Generic[T]):
         return account is not None and entry in account.waiting
 
     def remove(self, entry: QueueEntry[T]) -> QueueAccount:
-        """Take a request out: served, or given up. Raises ValueError where it does not wait."""
+        """Remove a request that is served or cancelled. Raises ValueError where it does not wait."""
         account = self._accounts[entry.tenant_id]
         account.waiting.remove(entry)
         self._tiers[entry.tier] -= 1
@@ -141,12 +142,12 @@ class FairQueue(Generic[T]):
         self.tokens -= entry.tokens
         if not account.waiting:
             self._floor = max(self._floor, account.counter)
-            self._forget()
+            self._evict_idle()
         return account
 
     def in_order(self, *, of_tenant_max: int) -> Iterator[QueueEntry[T]]:
-        """Requests in the order of their turns: by tier, then the smallest counter; of each tenant its oldest few. The
-        queue must not change meanwhile.
+        """Requests in the order of their turns: by tier, then by the smallest counter, with the oldest
+        ``of_tenant_max`` of each tenant. The queue must not change during the iteration.
         """
         heap = [(a.tier, a.counter, a.waiting[0].number, a) for a in self._accounts.values() if a.waiting]
         heapq.heapify(heap)
@@ -156,9 +157,10 @@ class FairQueue(Generic[T]):
                 yield entry
 
     def tokens_ahead(self, entry: QueueEntry[T]) -> float:
-        """Tokens that may be served before a new request of this tenant: all of better tiers; what is waiting of others
-        that were served less; and of its own tier as much as weights give the others until its turn, who are expected
-        to ask for that even where they have not yet.
+        """Tokens that may be served before a new request of this tenant: all of higher tiers; of tenants that were
+        served less, what they have waiting up to that difference; and of its own tier, the share that weights give
+        other tenants until its turn. Those tenants are expected to use that share even where they have not asked for it
+        yet.
         """
         own = self._accounts.get(entry.tenant_id)
         rate = entry.weight * self._parts.get(entry.tenant_id, 1.0)
@@ -176,25 +178,27 @@ class FairQueue(Generic[T]):
                 before += share * account.rate + max(0.0, min(ahead * account.rate, account.tokens))
         return before
 
-    def has_better(self, tier: int) -> bool:
-        """Whether anybody waits of a better tier than this."""
+    def has_higher_tier(self, tier: int) -> bool:
+        """Whether a request of a higher tier than this waits."""
         return any(waits and better < tier for better, waits in self._tiers.items())
 
     def set_parts(self, parts: Mapping[str, float]) -> None:
-        """Of these tenants only so much of what they wish for is in this queue, of all others everything."""
+        """Set the share of these tenants' demand that is in this queue; it is 1 for all other tenants."""
         self._parts = parts
         for account in self._accounts.values():
             account.part = parts.get(account.tenant_id, 1.0)
 
     def accounts(self) -> Iterator[QueueAccount]:
-        """Of the tenants that wait."""
+        """The accounts of tenants with waiting requests."""
         return (account for account in self._accounts.values() if account.waiting)
 
     def _is_full(self, tokens: int) -> bool:
         return self.requests >= self._bounds.requests_max or self.tokens + tokens > self._bounds.tokens_max
 
     def _newest_of_largest(self, entry: QueueEntry[T], queued: int) -> QueueEntry[T] | None:
-        """Of the worst tier that waits; None where nobody has more there than the new one's tenant would."""
+        """The newest entry of the largest tenant in the lowest tier; None where no tenant has more waiting there than
+        the new entry's tenant would have.
+        """
         others = [a for a in self._accounts.values() if a.waiting and a.tenant_id != entry.tenant_id]
         if not others:
             return None
@@ -226,8 +230,8 @@ class FairQueue(Generic[T]):
         counters = [account.counter for account in self._accounts.values() if account.waiting]
         return min(counters) if counters else self._floor
 
-    def _forget(self) -> None:
-        """Drop what says nothing more: everything once nobody waits, and idle tenants that would be lifted anyway."""
+    def _evict_idle(self) -> None:
+        """Drop accounts without information: all once no request waits, else idle ones that would be lifted anyway."""
         if not self.requests:
             self._accounts.clear()
             self._floor = 0.0

@@ -1,24 +1,34 @@
-"""One look through a queue for somebody to seat, in the order of turns: who need not be asked any more, since one like
-it found no room, and for whom a replica is kept. It is over as soon as somebody is seated.
+"""One scan of a pool's queue for a request that can be assigned, in the order of turns. The scan remembers what found
+no room, so that it skips similar requests, and which replicas are reserved for overdue requests.
 """
 
 from collections.abc import Iterable, Sequence
 
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.pool_queue import PoolQueue, WaitingRequest
-from data_plane.gateway.scheduling.placement import NOWHERE, Candidate, PlacementCosts, Ranking, Wish, rank
+from data_plane.gateway.scheduling.placement import (
+    NO_REPLICA,
+    Candidate,
+    PlacementCosts,
+    PlacementQuery,
+    Ranking,
+    rank,
+)
 from data_plane.gateway.scheduling.replica_load import tag
 
 PASSED_MAX = 64
-"""Requests that found no room in one look, after which nobody else is looked at."""
+"""After this many requests without room, a scan ends."""
 
 
 class PoolCapacity:
-    """One look at the replicas. It is out of date as soon as somebody is seated."""
+    """The most that any replica of a pool has left, computed once for a scan: a request that needs more need not be
+    ranked. It says no only where placement would find no room; only placement finds a replica. It is out of date after
+    the next assignment.
+    """
 
     def __init__(self, candidates: Iterable[Candidate], costs: PlacementCosts) -> None:
         self._free_tokens = self._open_tokens = 0
-        self._spared_tokens: int | None = None  # what the smallest replica has for those who leave it headroom
+        self._below_headroom_tokens: int | None = None  # of the smallest replica, without its headroom
         self._block_tokens = 0  # of the largest block
         self._slot_open = False
         self._adapters: set[str] = set()
@@ -27,105 +37,113 @@ class PoolCapacity:
             status, free = candidate.status, candidate.free_pages
             if status.state != "ready":
                 continue
-            kept = int(status.pages_total * costs.headroom_share)
-            spared = (status.pages_total - kept) * status.block_tokens
+            headroom = int(status.pages_total * costs.headroom_share)
+            below = (status.pages_total - headroom) * status.block_tokens
             self._free_tokens = max(self._free_tokens, free * status.block_tokens)
-            self._open_tokens = max(self._open_tokens, (free - kept) * status.block_tokens)
-            self._spared_tokens = spared if self._spared_tokens is None else min(self._spared_tokens, spared)
+            self._open_tokens = max(self._open_tokens, (free - headroom) * status.block_tokens)
+            if self._below_headroom_tokens is None or below < self._below_headroom_tokens:
+                self._below_headroom_tokens = below
             self._block_tokens = max(self._block_tokens, status.block_tokens)
             self._slot_open = self._slot_open or candidate.load.in_work < max(1, status.slots)
             self._adapters |= candidate.load.adapters.keys()
             self._elsewhere |= candidate.load.elsewhere
 
-    def lacks_pages(self, wish: Wish) -> bool:
-        """Whether no replica has as many pages for it."""
-        tokens = wish.sequences * wish.sequence_tokens
-        # Who could never run beside the headroom need not leave it. The last block of a sequence may be almost empty.
-        most = tokens + wish.sequences * self._block_tokens
-        leaves_headroom = not wish.headroom and most <= (self._spared_tokens or 0)
+    def lacks_pages(self, query: PlacementQuery) -> bool:
+        """Whether no replica has enough pages for the request."""
+        tokens = query.request.tokens
+        # A request that cannot run beside the headroom need not leave it. A sequence's last block may be almost empty.
+        most = tokens + query.request.call.n * self._block_tokens
+        leaves_headroom = not query.headroom and most <= (self._below_headroom_tokens or 0)
         return tokens > (self._open_tokens if leaves_headroom else self._free_tokens)
 
-    def lacks_slot(self, wish: Wish) -> bool:
-        """Whether its adapter would be one too many on every replica."""
-        if not wish.adapter or wish.overdue or self._slot_open or wish.adapter in self._adapters:
+    def lacks_slot(self, query: PlacementQuery) -> bool:
+        """Whether the request's adapter would be one too many on every replica."""
+        adapter = query.request.adapter
+        if not adapter or query.overdue or self._slot_open or adapter in self._adapters:
             return False
-        return not self._elsewhere or tag(wish.adapter) not in self._elsewhere
+        return not self._elsewhere or tag(adapter) not in self._elsewhere
 
     @property
     def is_shared(self) -> bool:
-        """Whether other gateways have adapters in work there."""
+        """Whether other gateways have adapters in work on these replicas."""
         return bool(self._elsewhere)
 
 
 class QueueScan:
-    """What one look has found out. ``blocked`` are tenants whose oldest request lacks pages, or leaves them to tenants
-    of other gateways: their later ones do not pass it. Who gives way may still go to replicas that can serve nobody of
-    those who wait elsewhere. ``kept`` are the replicas kept for who is overdue, as a backlog tells them.
+    """The state of one scan, which is over after its first assignment. ``blocked`` are tenants whose oldest request
+    lacks pages, or leaves them to tenants of other gateways: their later requests do not pass it. A request that gives
+    way may still use replicas that serve no request waiting elsewhere. ``kept`` are the replicas reserved for overdue
+    requests, in the form of a backlog.
     """
 
-    def __init__(self, alive: Sequence[Candidate], room: PoolQueue, costs: PlacementCosts, now_s: float) -> None:
+    def __init__(self, alive: Sequence[Candidate], pool: PoolQueue, costs: PlacementCosts, now_s: float) -> None:
         self.blocked: set[str] = set()
         self.kept: dict[str, bool] = {}
         self._now_s = now_s
         self._alive = alive
-        self._unwanted = [each for each in alive if each.status.rank_max < room.allotment.division.rank_least]
+        self._unwanted = [each for each in alive if each.status.rank_max < pool.allotment.division.rank_least]
         self._costs = costs
-        self._glance = PoolCapacity(alive, costs)
-        self._passed: list[tuple[WaitingRequest, Wish]] = []
-        self._hopeless: set[tuple[str, bool]] = set()  # adapters that lack a slot
-        self._claimed = {headroom: set(names) for headroom, names in room.kept_elsewhere.items()}
-        self._room = room
+        self._capacity = PoolCapacity(alive, costs)
+        self._passed: list[tuple[WaitingRequest, PlacementQuery]] = []
+        self._without_slot: set[tuple[str, bool]] = set()  # adapters that lack a slot
+        self._claimed = {headroom: set(names) for headroom, names in pool.kept_elsewhere.items()}
+        self._pool = pool
 
     @property
     def is_over(self) -> bool:
-        """Whether so many were passed over that nobody else is looked at."""
+        """Whether so many requests were passed over that the scan ends."""
         return len(self._passed) >= PASSED_MAX
 
-    def is_vain(self, tenant_id: str, wish: Wish) -> bool:
-        """Whether a request like this one found no room just now."""
-        return tenant_id in self.blocked or (not wish.overdue and (wish.adapter, wish.headroom) in self._hopeless)
+    def can_skip(self, tenant_id: str, query: PlacementQuery) -> bool:
+        """Whether a similar request has just found no room."""
+        return tenant_id in self.blocked or (
+            not query.overdue and (query.request.adapter, query.headroom) in self._without_slot
+        )
 
-    def seek(self, tenant_id: str, waiter: WaitingRequest, wish: Wish, *, gives_way: bool) -> Candidate | None:
-        """A replica with room for a request; None where there is none, which is remembered."""
-        lacks_slot = self._glance.lacks_slot(wish)
-        lacks_pages = not lacks_slot and self._glance.lacks_pages(wish)
-        ranking = NOWHERE
-        if not (lacks_slot or lacks_pages) or (wish.overdue and not waiter.claim):
+    def find(
+        self, tenant_id: str, waiting: WaitingRequest, query: PlacementQuery, *, gives_way: bool
+    ) -> Candidate | None:
+        """A replica with room for a request; None where there is none, which the scan remembers."""
+        lacks_slot = self._capacity.lacks_slot(query)
+        lacks_pages = not lacks_slot and self._capacity.lacks_pages(query)
+        ranking = NO_REPLICA
+        if not (lacks_slot or lacks_pages) or (query.overdue and not waiting.claim):
             among = self._unwanted if gives_way else self._alive
-            ranking = rank(among, wish, self._costs, tried=self._claimed[wish.headroom] - {waiter.claim})
+            ranking = rank(among, query, self._costs, tried=self._claimed[query.headroom] - {waiting.claim})
         if ranking.now:
             return ranking.now[0]
         if gives_way and not lacks_slot:
             self.blocked.add(tenant_id)
-            self._passed.append((waiter, wish))  # by a smaller one, for which there is enough left
-            if not waiter.gave_way:
-                waiter.gave_way = True
+            self._passed.append((waiting, query))  # a smaller request may pass it, for which enough is left
+            if not waiting.gave_way:
+                waiting.gave_way = True
                 metrics.QUEUE_YIELDS.inc()
         else:
-            all_kept = not (lacks_slot or ranking.able) and bool(self._claimed[wish.headroom])
-            self._pass_over(tenant_id, waiter, wish, ranking, lacks_pages=lacks_pages or all_kept)
+            all_kept = not (lacks_slot or ranking.able) and bool(self._claimed[query.headroom])
+            self._pass_over(tenant_id, waiting, query, ranking, lacks_pages=lacks_pages or all_kept)
         return None
 
-    def seated(self, wish: Wish) -> None:
-        """A request with this wish goes before those that found no room."""
-        for other, others_wish in self._passed:
-            if other.passed_at is None and (others_wish.headroom or not wish.headroom):
+    def assigned(self, query: PlacementQuery) -> None:
+        """A request was assigned: it goes ahead of those that found no room."""
+        for other, others_query in self._passed:
+            if other.passed_at is None and (others_query.headroom or not query.headroom):
                 other.passed_at = self._now_s
 
     def _pass_over(
-        self, tenant_id: str, waiter: WaitingRequest, wish: Wish, ranking: Ranking, *, lacks_pages: bool
+        self, tenant_id: str, waiting: WaitingRequest, query: PlacementQuery, ranking: Ranking, *, lacks_pages: bool
     ) -> None:
-        self._passed.append((waiter, wish))
-        if lacks_pages or ranking.full or not wish.adapter:
+        self._passed.append((waiting, query))
+        adapter = query.request.adapter
+        if lacks_pages or ranking.full or not adapter:
             self.blocked.add(tenant_id)
-            unseen = self._room.allotment.bounded and not self._room.is_outranked(waiter.demand)
+            unseen = self._pool.allotment.bounded and not self._pool.is_outranked(query.request)
         else:
-            self._hopeless.add((wish.adapter, wish.headroom))
-            unseen = self._glance.is_shared
-        if unseen and waiter.passed_at is None:
-            waiter.passed_at = self._now_s  # others go before it where this process does not see them
-        if wish.overdue and (waiter.claim or ranking.able):
-            waiter.claim = waiter.claim or ranking.able[0].status.id
-            self.kept[waiter.claim] = self.kept.get(waiter.claim, False) or wish.headroom
-            for headroom in (True, False) if wish.headroom else (False,):
-                self._claimed[headroom].add(waiter.claim)
+            self._without_slot.add((adapter, query.headroom))
+            unseen = self._capacity.is_shared
+        if unseen and waiting.passed_at is None:
+            waiting.passed_at = self._now_s  # requests of other gateways go ahead of it, unseen by this process
+        if query.overdue and (waiting.claim or ranking.able):
+            waiting.claim = waiting.claim or ranking.able[0].status.id
+            self.kept[waiting.claim] = self.kept.get(waiting.claim, False) or query.headroom
+            for headroom in (True, False) if query.headroom else (False,):
+                self._claimed[headroom].add(waiting.claim)

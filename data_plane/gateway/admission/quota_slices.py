@@ -1,8 +1,8 @@
-"""Shares of quotas taken beforehand, for plans that are served while Redis does not answer: a few reservations for each
-caller of late, each good for one request.
+"""Quota slices: reservations made in advance, so that plans that allow it are served while Redis does not answer. Each
+recent caller has a few, and each slice is good for one request.
 
-A slice is a reservation as any other, at every level, so what all gateways together hold and spend stays within the
-limits; the request that spends it settles it. Fails closed: with all of its slices spent, a caller is not admitted.
+A slice is an ordinary reservation at every level, so what all gateways together hold and spend stays within the limits;
+the request that spends a slice settles it. Fails closed: a caller without slices left is not admitted.
 """
 
 import asyncio
@@ -17,25 +17,28 @@ from redis.exceptions import RedisError
 from core import kv_pages
 from core.ids import new_id
 from data_plane.gateway import metrics
-from data_plane.gateway.admission.demand import Demand
-from data_plane.gateway.quota.allowance import Allowance
+from data_plane.gateway.api.inference_request import InferenceRequest
+from data_plane.gateway.quota.allowance import Allowance, Costs
 from data_plane.gateway.quota.rate_limit_response import Verdict
 from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 
 _log = structlog.get_logger()
-_NOWHERE: Final = "slices"  # no replica: pages are held of one only once a request goes there, and then by its engine
+_NO_REPLICA: Final = "slices"
+"""Not a replica: pages are held on a replica only once a request runs there, and then by its engine."""
 _UNBOUNDED: Final = 1 << 50
-_LOOK_S: Final = 1.0
-_SPARE: Final = 4 / 3  # of what a request may need of a lease: within the rest a slice waits for its request
-_RENEW_AT: Final = 1 / 8  # of the lease's length: a slice older than that is renewed
-_SPEND_UNTIL: Final = 1 / 4  # and one older than that is not spent: it must not run out under its request
+_INTERVAL_S: Final = 1.0
+_LEASE_MARGIN: Final = 4 / 3  # times what a request may need of a lease: the slice waits for its request in the rest
+_RENEW_AT: Final = 1 / 8  # of the lease: an older slice is renewed
+_SPEND_UNTIL: Final = 1 / 4  # of the lease: an older slice is not spent, since it must not expire under its request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSlice:
-    """One reservation that waits for its request, held at least until a lease after ``renewed_at`` (monotonic)."""
+    """One reservation that waits for its request. Its lease ends no earlier than one lease after
+    ``renewed_at`` (monotonic).
+    """
 
     request_id: str
     tokens: int
@@ -57,101 +60,105 @@ class QuotaSlices:
     def __init__(
         self, reservations: Reservations, settler: Settler, settings: GatewaySettings, *, lease_s: float
     ) -> None:
-        """``reservations`` with leases of ``lease_s``."""
+        """``reservations`` must make leases of ``lease_s``."""
         self._reservations = reservations
         self._lease_s = lease_s
         self._settler = settler
         self._settings = settings
         self._callers: dict[tuple[str, ...], _Caller] = {}
 
-    def note(self, demand: Demand) -> None:
-        """A request was admitted: have slices ready for its caller's next, if the plan says so."""
-        if demand.limits.when_quota_is_unavailable != "slice":
+    def record(self, request: InferenceRequest, allowance: Allowance) -> None:
+        """A request was admitted: keep slices ready for its caller's next requests, if the plan says so."""
+        if request.limits.when_quota_is_unavailable != "slice":
             return
-        who = _who(demand.allowance)
-        if caller := self._callers.get(who):
-            caller.allowance, caller.seen_at = demand.allowance, time.monotonic()
+        key = _caller_key(allowance)
+        if caller := self._callers.get(key):
+            caller.allowance, caller.seen_at = allowance, time.monotonic()
         elif len(self._callers) < self._settings.quota_slice_callers_max:
-            self._callers[who] = _Caller(demand.allowance, time.monotonic())
+            self._callers[key] = _Caller(allowance, time.monotonic())
 
-    def spend(self, demand: Demand, block_tokens: int) -> Verdict | None:
-        """A slice for this request, as the answer of a reservation; None where there is none that covers it."""
-        caller = self._callers.get(_who(demand.allowance))
-        if caller is None or demand.limits.when_quota_is_unavailable != "slice":
+    def spend(self, request: InferenceRequest, allowance: Allowance, block_tokens: int) -> Verdict | None:
+        """A slice for this request, as the answer of a reservation; None where no slice covers it."""
+        if request.limits.when_quota_is_unavailable != "slice":
+            return None
+        caller = self._callers.get(_caller_key(allowance))
+        if caller is None:
             return None
         oldest = time.monotonic() - _SPEND_UNTIL * self._lease_s
         for each in caller.slices:
-            granted = _granted(demand, each, block_tokens)
+            granted = _granted(request, allowance.costs, each, block_tokens)
             if granted is not None and each.renewed_at >= oldest:
                 caller.slices.remove(each)
                 metrics.QUOTA_SLICE_REQUESTS.inc()
                 return Verdict(
-                    "", "", 0, 0, 0, granted, granted, each.pages, -1, -1, 0, -1, -1, 0, 0, slice_id=each.request_id
+                    blocked_by="", level="", wait_us=0, limit=0, remaining=0, fits=granted, max_tokens=granted,
+                    pages=each.pages, requests_limit=-1, requests_remaining=-1, requests_reset_us=0, tokens_limit=-1,
+                    tokens_remaining=-1, tokens_reset_us=0, replica_pages_held=0, slice_id=each.request_id,
                 )  # fmt: skip
         return None
 
     async def run_forever(self) -> None:
-        """Take, renew and give back, for ever."""
+        """Reserve, renew and give back slices until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_INTERVAL_S)
             try:
                 async with asyncio.timeout(_RENEW_AT * self._lease_s):
-                    await self.look()
+                    await self.run_once()
             except (RedisError, OSError) as error:
-                _log.info("slices cannot be looked after", callers=len(self._callers), error=repr(error))
+                _log.info("quota slices not maintained", callers=len(self._callers), error=repr(error))
 
-    async def look(self) -> None:
-        """Once: give back what nobody asks for any more, and see to the rest. Raises redis.RedisError."""
-        for who, caller in list(self._callers.items()):
+    async def run_once(self) -> None:
+        """Give back the slices of idle callers; renew and complete those of the others. Raises redis.RedisError."""
+        for key, caller in list(self._callers.items()):
             if time.monotonic() - caller.seen_at > self._settings.quota_slice_idle_s:
-                self._give_back(self._callers.pop(who))
+                self._give_back(self._callers.pop(key))
                 continue
             await self._renew(caller)
             while len(caller.slices) < self._settings.quota_slice_requests:
-                if not await self._take(caller):
+                if not await self._reserve(caller):
                     break
 
     def close(self) -> None:
-        """Give everything back, with the last settlements."""
+        """Give all slices back, with the last settlements."""
         for caller in self._callers.values():
             self._give_back(caller)
         self._callers.clear()
 
-    async def _take(self, caller: _Caller) -> bool:
-        """One slice more; False where the caller's limits have no room for it."""
-        allowance, tokens, began = caller.allowance, self._settings.quota_slice_tokens, time.monotonic()
+    async def _reserve(self, caller: _Caller) -> bool:
+        """Add one slice; False where the caller's limits have no room for it."""
+        allowance, tokens, started = caller.allowance, self._settings.quota_slice_tokens, time.monotonic()
         ask = Ask(
             request_id=new_id("req"), sequences=1, prompt_tokens=0, max_tokens=tokens, min_tokens=tokens,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
         try:
             verdict = await self._reservations.reserve(
-                ask, allowance, replica_id=_NOWHERE, replica_pages_max=_UNBOUNDED
+                ask, allowance, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
             )
         except BaseException:
-            # The script may have run although its answer did not come.
+            # The script may have run although its answer did not arrive.
             self._return(allowance.tenant_id, ask.request_id)
             raise
         if verdict.blocked_by:
             return False
         nanos = tokens * allowance.costs.output_nanos + verdict.pages * allowance.costs.page_nanos
         caller.slices.append(
-            QuotaSlice(request_id=ask.request_id, tokens=tokens, pages=verdict.pages, nanos=nanos, renewed_at=began)
+            QuotaSlice(request_id=ask.request_id, tokens=tokens, pages=verdict.pages, nanos=nanos, renewed_at=started)
         )
         return True
 
     async def _renew(self, caller: _Caller) -> None:
-        """Where one is gone, none of the caller's is known to be there: all are given back."""
-        began = time.monotonic()
-        if all(began - each.renewed_at < _RENEW_AT * self._lease_s for each in caller.slices):
+        """Renew a caller's slices. If Redis has lost one, it may have lost any of them: all are given back."""
+        now = time.monotonic()
+        if all(now - each.renewed_at < _RENEW_AT * self._lease_s for each in caller.slices):
             return
         ids = {each.request_id for each in caller.slices}
-        renewed = await self._reservations.renew({(caller.allowance.tenant_id, _NOWHERE): dict.fromkeys(ids)})
+        renewed = await self._reservations.renew({(caller.allowance.tenant_id, _NO_REPLICA): dict.fromkeys(ids)})
         if renewed.missing:
             self._give_back(caller)
             return
         caller.slices = deque(
-            replace(each, renewed_at=began) if each.request_id in ids else each for each in caller.slices
+            replace(each, renewed_at=now) if each.request_id in ids else each for each in caller.slices
         )
 
     def _give_back(self, caller: _Caller) -> None:
@@ -159,32 +166,30 @@ class QuotaSlices:
             self._return(caller.allowance.tenant_id, caller.slices.popleft().request_id)
 
     def _return(self, tenant_id: str, request_id: str) -> None:
-        self._settler.settle_later(Settlement(request_id=request_id, tenant_id=tenant_id, replica_id=_NOWHERE))
+        self._settler.settle_later(Settlement(request_id=request_id, tenant_id=tenant_id, replica_id=_NO_REPLICA))
 
 
 def lease_s(*, heartbeat_lease_s: float, longest_s: float) -> float:
-    """The lease of a slice, which covers its requests: Redis may be silent for ``heartbeat_lease_s`` before a request
-    arrives, and then for as long as it runs. Not longer: a gateway that dies takes its slices with it until then.
+    """A lease that covers a slice's request: Redis may be silent for ``heartbeat_lease_s`` before the request arrives,
+    and then for as long as the request runs. It is not longer, because the slices of a gateway that dies stay reserved
+    until their leases expire.
     """
-    return _SPARE * (heartbeat_lease_s + longest_s)
+    return _LEASE_MARGIN * (heartbeat_lease_s + longest_s)
 
 
-def _who(allowance: Allowance) -> tuple[str, ...]:
-    return tuple(level.quota for level in allowance.levels)
+def _caller_key(allowance: Allowance) -> tuple[str, ...]:
+    return tuple([level.quota for level in allowance.levels])
 
 
-def _granted(demand: Demand, each: QuotaSlice, block_tokens: int) -> int | None:
-    """The max_tokens that a slice covers of what is asked for; None where that is too little."""
-    costs = demand.allowance.costs
-    for max_tokens in (
-        min(demand.max_tokens, each.tokens // demand.sequences - demand.prompt_tokens),
-        demand.min_tokens,
-    ):
-        tokens = demand.sequences * (demand.prompt_tokens + max_tokens)
-        pages = demand.sequences * kv_pages.pages_for(demand.prompt_tokens + max_tokens, block_tokens)
-        nanos = demand.sequences * (demand.prompt_tokens * costs.input_nanos + max_tokens * costs.output_nanos)
+def _granted(request: InferenceRequest, costs: Costs, each: QuotaSlice, block_tokens: int) -> int | None:
+    """The part of the requested max_tokens that a slice covers; None where that is below the request's minimum."""
+    sequences, prompt_tokens = request.call.n, request.prompt_tokens
+    for max_tokens in (min(request.max_tokens, each.tokens // sequences - prompt_tokens), request.min_tokens):
+        tokens = sequences * (prompt_tokens + max_tokens)
+        pages = sequences * kv_pages.pages_for(prompt_tokens + max_tokens, block_tokens)
+        nanos = sequences * (prompt_tokens * costs.input_nanos + max_tokens * costs.output_nanos)
         nanos += pages * costs.page_nanos
         fits = tokens <= each.tokens and pages <= each.pages and nanos <= each.nanos
-        if fits and max_tokens >= demand.min_tokens:
+        if fits and max_tokens >= request.min_tokens:
             return max_tokens
     return None

@@ -1,8 +1,8 @@
-"""Where requests wait for room on a replica, and how each one's turn comes: when something changed, not by asking Redis
-again and again. Whose turn it is, the fair queue decides; where it goes, placement; whether it may, admission.
+"""Where requests wait for room on a replica. A change wakes the queue; requests do not poll Redis. The fair queue
+decides the order of turns, placement decides the replica, and admission reserves it.
 
-A process takes of a pool what its own tenants may have beside those of others (sharing.py). A turn is a guess made on
-its view: Redis has the last word, and a request that hears no takes its old place again.
+Beside other gateways, a process takes only its tenants' fair share of a pool (scheduling/fair_share.py). A turn is a
+guess from the view of this process: Redis has the last word, and a request that Redis refuses returns to its old place.
 """
 
 import asyncio
@@ -16,256 +16,272 @@ from redis.exceptions import RedisError
 from core.errors import Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment, assign
-from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry, WaitQueueFull, service
 from data_plane.gateway.admission.pool_queue import PoolQueue, WaitingRequest, WaitLimits
 from data_plane.gateway.admission.queue_scan import QueueScan
 from data_plane.gateway.api.client_connection import ClientGone
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.fair_share import BacklogBounds, GatewayBacklog, elsewhere_on
-from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Wish, open_pages, rank
+from data_plane.gateway.scheduling.placement import (
+    Candidate,
+    PlacementCosts,
+    PlacementQuery,
+    Ranking,
+    open_pages,
+    rank,
+)
 from data_plane.gateway.scheduling.replicas import Replicas
 
 _RETRY_MIN_S: Final = 0.5
 _RETRY_MAX_S: Final = 60.0
-_RETRY_JITTER: Final = 0.25  # so that those who were refused together do not come back together
-_OF_TENANT_MAX: Final = 8  # of one tenant's requests looked at in one turn: more may want adapters that have no slot
+_RETRY_JITTER: Final = 0.25  # callers that were refused together must not retry together
+_TENANT_SCAN_MAX: Final = 8  # requests of one tenant in one scan: more may want adapters that have no slot
 
 
 class WaitQueue:
     """A fair queue for each base model."""
 
     def __init__(
-        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, patience: WaitLimits, told: BacklogBounds
+        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, limits: WaitLimits, told: BacklogBounds
     ) -> None:
         self._replicas = replicas
         self._costs = costs
         self._bounds = bounds
-        self._patience = patience
+        self._limits = limits
         self._told = told
-        self._rooms: dict[str, PoolQueue] = {}
+        self._pools: dict[str, PoolQueue] = {}
         replicas.call_after_refresh(self.wake_all)
-        replicas.peers.connect(self._backlog, self._heard)
+        replicas.peers.connect(self._backlog, self._apply_backlogs)
 
-    def goes_first(self, demand: Demand) -> bool:
-        """Whether nobody waits for the pages that a request would take, here or behind another gateway."""
-        room = self._room(demand.base_model)
-        if room.queue.requests:
+    def goes_first(self, request: InferenceRequest) -> bool:
+        """Whether no request waits for the pages that this one would take, here or at another gateway."""
+        pool = self._pool(request.base_model)
+        if pool.queue.requests:
             return False
-        if not room.allotment.bounded:
+        if not pool.allotment.bounded:
             return True
-        return room.allows(demand, self._pages(demand), self._replicas.pages_total(demand.base_model))
+        return pool.allows(request, self._pages(request), self._replicas.pages_total(request.base_model))
 
-    def seats_at_once(self, demand: Demand) -> Iterator[Assignment]:
-        """What a request may try without waiting, best first; each is counted from the moment it is taken."""
-        if self.goes_first(demand):
-            room, wish = self._room(demand.base_model), self._wish(demand)
-            kept = room.kept_elsewhere[wish.headroom]
-            for candidate in rank(self._replicas.alive(demand.base_model), wish, self._costs, tried=kept).now:
-                yield assign(demand, candidate, room.shares, wish, self._costs)
+    def assign_now(self, request: InferenceRequest) -> Iterator[Assignment]:
+        """The assignments to try without waiting, best first. Each counts from the moment it is yielded."""
+        if self.goes_first(request):
+            pool, query = self._pool(request.base_model), self._query(request)
+            kept = pool.kept_elsewhere[query.headroom]
+            for candidate in rank(self._replicas.alive(request.base_model), query, self._costs, tried=kept).now:
+                yield assign(candidate, query, pool.shares, self._costs)
 
-    def ranking(self, demand: Demand, *, tried: frozenset[str] = frozenset(), overdue: bool = False) -> Ranking:
-        """Where a request could go now."""
-        alive = self._replicas.alive(demand.base_model)
-        return rank(alive, self._wish(demand, overdue=overdue), self._costs, tried=tried)
+    def ranking(
+        self, request: InferenceRequest, *, tried: frozenset[str] = frozenset(), overdue: bool = False
+    ) -> Ranking:
+        """The replicas that could serve a request now."""
+        alive = self._replicas.alive(request.base_model)
+        return rank(alive, self._query(request, overdue=overdue), self._costs, tried=tried)
 
-    def seat(self, demand: Demand, candidate: Candidate) -> Assignment:
+    def assign(self, request: InferenceRequest, candidate: Candidate) -> Assignment:
         """Count a request on a replica from now on."""
-        shares = self._room(demand.base_model).shares
-        return assign(demand, candidate, shares, self._wish(demand), self._costs)
+        return assign(candidate, self._query(request), self._pool(request.base_model).shares, self._costs)
 
-    def enter(self, demand: Demand) -> QueueEntry[WaitingRequest]:
-        """Begin to wait. Raises Unavailable ``overloaded`` at once where the queue is full, or where it empties too
+    def enter(self, request: InferenceRequest) -> QueueEntry[WaitingRequest]:
+        """Enter the queue. Raises Unavailable ``overloaded`` at once where the queue is full, or where it drains too
         slowly for this request's turn to come in time.
         """
         loop = asyncio.get_running_loop()
-        room, now = self._room(demand.base_model), loop.time()
-        waiter = WaitingRequest(demand, now + self._patience.wait_s, loop.create_future(), now)
+        pool, now = self._pool(request.base_model), loop.time()
+        waiting = WaitingRequest(request, now + self._limits.wait_s, loop.create_future(), now)
         entry = QueueEntry(
-            tenant_id=demand.tenant_id, weight=demand.limits.weight, tier=demand.limits.tier,
-            tokens=demand.tokens, service=service(demand.input_tokens, demand.output_tokens),
-            pages=self._pages(demand), item=waiter,
+            tenant_id=request.tenant_id, weight=request.limits.weight, tier=request.limits.tier,
+            tokens=request.tokens, service=service(request.input_tokens, request.output_tokens),
+            pages=self._pages(request), item=waiting,
         )  # fmt: skip
-        ahead = room.queue.tokens_ahead(entry)
-        wait_s, at_most_s = room.drain.wait_s(ahead, now), room.drain.wait_s_at_most(ahead, now)
-        if at_most_s is not None and at_most_s > self._patience.wait_s:
+        ahead = pool.queue.tokens_ahead(entry)
+        wait_s, longest_s = pool.drain.wait_s(ahead, now), pool.drain.wait_s_upper_bound(ahead, now)
+        if longest_s is not None and longest_s > self._limits.wait_s:
             raise self._overloaded("late", wait_s)
         try:
-            pushed_out = room.queue.push(entry)
+            pushed_out = pool.queue.push(entry)
         except WaitQueueFull as full:
             raise self._overloaded(full.reason, wait_s) from None
         if pushed_out is not None:
-            self._refuse(room, pushed_out, "pushed_out")
-        self._changed(demand.base_model, room)
+            self._refuse(pool, pushed_out, "pushed_out")
+        self._queue_changed(request.base_model, pool)
         return entry
 
-    async def turn(self, entry: QueueEntry[WaitingRequest]) -> Assignment:
-        """Wait until there seems to be room. Raises Unavailable ``overloaded`` when the request has waited too long."""
-        waiter = entry.item
-        self._seat_all(waiter.demand.base_model)
+    async def wait(self, entry: QueueEntry[WaitingRequest]) -> Assignment:
+        """Wait until there seems to be room. Raises Unavailable ``overloaded`` when the request has waited too long, or
+        ClientGone when its caller has disconnected.
+        """
+        waiting = entry.item
+        base_model = waiting.request.base_model
+        self._assign_all(base_model)
         try:
-            async with asyncio.timeout_at(waiter.deadline):
-                seat = await waiter.seat
+            async with asyncio.timeout_at(waiting.deadline):
+                assignment = await waiting.assignment
         except TimeoutError:
-            self.leave(entry)
-            room = self._room(waiter.demand.base_model)
-            now = asyncio.get_running_loop().time()
-            raise self._overloaded("aged", room.drain.wait_s(room.queue.tokens_ahead(entry), now)) from None
+            self.cancel(entry)
+            pool, now = self._pool(base_model), asyncio.get_running_loop().time()
+            raise self._overloaded("aged", pool.drain.wait_s(pool.queue.tokens_ahead(entry), now)) from None
         except BaseException:
-            self.leave(entry)
+            self.cancel(entry)
             raise
-        metrics.QUEUE_SECONDS.observe(asyncio.get_running_loop().time() - waiter.arrived)
-        return seat
+        metrics.QUEUE_SECONDS.observe(asyncio.get_running_loop().time() - waiting.arrived)
+        return assignment
 
-    def put_back(self, entry: QueueEntry[WaitingRequest], seat: Assignment) -> None:
-        """The seat was taken after all: wait on, in the old place."""
-        seat.leave()
-        waiter = entry.item
-        waiter.seat = asyncio.get_running_loop().create_future()
-        if waiter.gone:
-            waiter.seat.set_exception(ClientGone())
-        room = self._room(waiter.demand.base_model)
-        room.queue.put_back(entry)
-        room.drain.note(-entry.tokens, asyncio.get_running_loop().time())
-        self._changed(waiter.demand.base_model, room)
+    def put_back(self, entry: QueueEntry[WaitingRequest], assignment: Assignment) -> None:
+        """Redis refused the assignment: the request waits again, in its old place."""
+        assignment.cancel()
+        waiting = entry.item
+        waiting.assignment = asyncio.get_running_loop().create_future()
+        if waiting.gone:
+            waiting.assignment.set_exception(ClientGone())
+        pool = self._pool(waiting.request.base_model)
+        pool.queue.put_back(entry)
+        pool.drain.record(-entry.tokens, asyncio.get_running_loop().time())
+        self._queue_changed(waiting.request.base_model, pool)
 
-    def hang_up(self, entry: QueueEntry[WaitingRequest]) -> None:
-        """Its caller has gone: whoever waits for its turn hears ClientGone, now or when it has to wait again. One that
-        gets a place notices by itself.
+    def disconnect(self, entry: QueueEntry[WaitingRequest]) -> None:
+        """The caller disconnected: its wait raises ClientGone, now or when it has to wait again. A request that gets a
+        placement first notices by itself.
         """
         entry.item.gone = True
-        if not entry.item.seat.done():
-            entry.item.seat.set_exception(ClientGone())
+        if not entry.item.assignment.done():
+            entry.item.assignment.set_exception(ClientGone())
 
-    def leave(self, entry: QueueEntry[WaitingRequest]) -> None:
-        """Wait no more; a seat that came at the same moment is free for another."""
-        waiter = entry.item
-        base_model = waiter.demand.base_model
-        room = self._room(base_model)
-        if room.queue.waits(entry):
-            room.queue.remove(entry)
-            self._changed(base_model, room)
-        elif waiter.seat.done() and not waiter.seat.cancelled() and waiter.seat.exception() is None:
-            waiter.seat.result().leave()
+    def cancel(self, entry: QueueEntry[WaitingRequest]) -> None:
+        """Stop waiting. An assignment that came at the same moment is free for another request."""
+        waiting = entry.item
+        base_model = waiting.request.base_model
+        pool = self._pool(base_model)
+        if pool.queue.waits(entry):
+            pool.queue.remove(entry)
+            self._queue_changed(base_model, pool)
+            return
+        future = waiting.assignment
+        if future.done() and not future.cancelled() and future.exception() is None:
+            future.result().cancel()
             self.wake(base_model)
 
     def wake_all(self) -> None:
         """Something may have changed on any replica."""
-        for base_model, room in self._rooms.items():
-            if room.queue.requests:
+        for base_model, pool in self._pools.items():
+            if pool.queue.requests:
                 self.wake(base_model)
 
     def wake(self, base_model: str) -> None:
-        """Something may have changed: look who can be seated, once for all that changes in this turn of the loop."""
-        room = self._room(base_model)
-        if room.queue.requests and not room.waking:
-            room.waking = True
-            asyncio.get_running_loop().call_soon(self._seat_all, base_model)
+        """Something may have changed: scan the queue soon, once for all changes of this iteration of the loop."""
+        pool = self._pool(base_model)
+        if pool.queue.requests and not pool.waking:
+            pool.waking = True
+            asyncio.get_running_loop().call_soon(self._assign_all, base_model)
 
-    def _seat_all(self, base_model: str) -> None:
-        """Give seats to those whose turn it is, for as long as there seems to be room."""
-        room = self._room(base_model)
-        room.waking = False
-        while room.queue.requests and self._seat_next(base_model, room):
+    def _assign_all(self, base_model: str) -> None:
+        """Assign requests in the order of their turns while there seems to be room."""
+        pool = self._pool(base_model)
+        pool.waking = False
+        while pool.queue.requests and self._assign_next(base_model, pool):
             pass
 
-    def _seat_next(self, base_model: str, room: PoolQueue) -> bool:
-        """Seat one request; False where nobody can be seated."""
+    def _assign_next(self, base_model: str, pool: PoolQueue) -> bool:
+        """Assign one request; False where no request can be assigned."""
         now, pages_total = asyncio.get_running_loop().time(), self._replicas.pages_total(base_model)
-        look = QueueScan(self._replicas.alive(base_model), room, self._costs, now)
-        for entry in room.queue.in_order(of_tenant_max=_OF_TENANT_MAX):
-            waiter = entry.item
-            if waiter.seat.done():
-                continue  # it was cancelled, and is about to leave
-            overdue = waiter.passed_at is not None and now - waiter.passed_at > self._patience.passed_over_s
-            wish = self._wish(waiter.demand, overdue=overdue)
-            if look.is_vain(entry.tenant_id, wish):
+        scan = QueueScan(self._replicas.alive(base_model), pool, self._costs, now)
+        for entry in pool.queue.in_order(of_tenant_max=_TENANT_SCAN_MAX):
+            waiting = entry.item
+            if waiting.assignment.done():
+                continue  # it was cancelled, and is about to leave the queue
+            overdue = waiting.passed_at is not None and now - waiting.passed_at > self._limits.passed_over_s
+            query = self._query(waiting.request, overdue=overdue)
+            if scan.can_skip(entry.tenant_id, query):
                 continue
-            gives_way = not room.allows(waiter.demand, entry.pages, pages_total, overdue=overdue)
-            if candidate := look.seek(entry.tenant_id, waiter, wish, gives_way=gives_way):
-                self._grant(room, entry, candidate, wish, now)
-                look.seated(wish)
+            gives_way = not pool.allows(waiting.request, entry.pages, pages_total, overdue=overdue)
+            if candidate := scan.find(entry.tenant_id, waiting, query, gives_way=gives_way):
+                self._grant(pool, entry, candidate, query, now)
+                scan.assigned(query)
                 return True
-            if look.is_over:
+            if scan.is_over:
                 break
-        room.lacking, room.kept = None if look.is_over else look.blocked, look.kept
+        pool.lacking, pool.kept = None if scan.is_over else scan.blocked, scan.kept
         return False
 
     def _grant(
-        self, room: PoolQueue, entry: QueueEntry[WaitingRequest], candidate: Candidate, wish: Wish, now: float
+        self,
+        pool: PoolQueue,
+        entry: QueueEntry[WaitingRequest],
+        candidate: Candidate,
+        query: PlacementQuery,
+        now: float,
     ) -> None:
-        demand = entry.item.demand
-        seat = assign(demand, candidate, room.shares, wish, self._costs)
-        seat.charge(room.queue.remove(entry), entry.service)
-        room.drain.note(entry.tokens, now)
-        self._changed(demand.base_model, room)
-        entry.item.seat.set_result(seat)
+        assignment = assign(candidate, query, pool.shares, self._costs)
+        assignment.charge(pool.queue.remove(entry), entry.service)
+        pool.drain.record(entry.tokens, now)
+        self._queue_changed(query.request.base_model, pool)
+        entry.item.assignment.set_result(assignment)
 
-    async def _poll(self, base_model: str, room: PoolQueue) -> None:
-        """While anybody waits, ask Redis what is held: other gateways give pages back without a word. At the end once
-        more, to tell them that nobody does.
+    async def _poll(self, base_model: str, pool: PoolQueue) -> None:
+        """While a request waits, ask Redis what is held: other gateways give pages back without a message. Poll once
+        more at the end, to report to the others that no request waits.
         """
-        anybody = True
-        while anybody:
-            anybody = room.queue.requests > 0
-            await asyncio.sleep(self._patience.poll_s * random.uniform(0.5, 1.5))  # noqa: S311 - spread, not secrecy
-            with contextlib.suppress(RedisError, OSError):  # the follower of the replicas says so
+        waiting = True
+        while waiting:
+            waiting = pool.queue.requests > 0
+            await asyncio.sleep(self._limits.poll_s * random.uniform(0.5, 1.5))  # noqa: S311 - spread, not secrecy
+            with contextlib.suppress(RedisError, OSError):  # the replicas' own refresh logs it
                 await self._replicas.refresh_held(base_model)
             self.wake(base_model)
-            anybody = anybody or room.queue.requests > 0
+            waiting = waiting or pool.queue.requests > 0
 
-    def _changed(self, base_model: str, room: PoolQueue) -> None:
-        """Keep the clock, the poll and the gauge in step with a queue that has grown or shrunk."""
+    def _queue_changed(self, base_model: str, pool: PoolQueue) -> None:
+        """Keep the drain rate, the poll and the gauge in step with a queue that has grown or shrunk."""
         loop = asyncio.get_running_loop()
-        if room.queue.requests:
-            room.drain.begin(loop.time())
-            if room.poll is None or room.poll.done():
-                room.poll = loop.create_task(self._poll(base_model, room))
+        if pool.queue.requests:
+            pool.drain.begin(loop.time())
+            if pool.poll is None or pool.poll.done():
+                pool.poll = loop.create_task(self._poll(base_model, pool))
         else:
-            room.kept = {}
-            room.drain.end(loop.time())
-        metrics.WAITING_REQUESTS.set(sum(each.queue.requests for each in self._rooms.values()))
+            pool.kept = {}
+            pool.drain.end(loop.time())
+        metrics.WAITING_REQUESTS.set(sum(each.queue.requests for each in self._pools.values()))
 
-    def _wish(self, demand: Demand, *, overdue: bool = False) -> Wish:
-        room, pages_total = self._room(demand.base_model), self._replicas.pages_total(demand.base_model)
-        headroom = not room.is_outranked(demand) and (
-            room.shares.is_idle(demand.tenant_id) or room.is_below(demand, self._pages(demand), pages_total)
+    def _query(self, request: InferenceRequest, *, overdue: bool = False) -> PlacementQuery:
+        base_model = request.base_model
+        pool, pages_total = self._pool(base_model), self._replicas.pages_total(base_model)
+        headroom = not pool.is_outranked(request) and (
+            pool.shares.is_idle(request.tenant_id) or pool.is_below(request, self._pages(request), pages_total)
         )
-        failed_by = self._replicas.failed_by(demand.engine_name)
-        return demand.wish(headroom=headroom, overdue=overdue, failed_by=failed_by)
+        return PlacementQuery(request, headroom, overdue, self._replicas.failed_by(request.engine_name))
 
-    def _pages(self, demand: Demand) -> int:
-        return demand.pages(self._replicas.block_tokens(demand.base_model))
+    def _pages(self, request: InferenceRequest) -> int:
+        return request.pages(self._replicas.block_tokens(request.base_model))
 
     def _backlog(self, base_model: str) -> GatewayBacklog:
-        room = self._rooms.get(base_model)
-        return GatewayBacklog() if room is None else room.backlog(self._replicas.pool(base_model), self._told)
+        pool = self._pools.get(base_model)
+        return GatewayBacklog() if pool is None else pool.backlog(self._replicas.pool(base_model), self._told)
 
-    def _heard(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
+    def _apply_backlogs(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         alive = {each.status.id for each in self._replicas.alive(base_model) if each.status.state == "ready"}
         pages = 0
         for candidate in self._replicas.pool(base_model):
             candidate.load.elsewhere = elsewhere_on(candidate.status.id, others)
-            # What still runs where nobody is placed any more is claimed as well, and is nobody's share of the others.
+            # What still runs on a replica without new placements is claimed too, and belongs to no gateway's share.
             pages += open_pages(candidate, self._costs) if candidate.status.id in alive else candidate.load.held_pages
-        self._room(base_model).hear(told, others, pages, asyncio.get_running_loop().time())
+        self._pool(base_model).apply(told, others, pages, asyncio.get_running_loop().time())
 
-    def _refuse(self, room: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
+    def _refuse(self, pool: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
         now = asyncio.get_running_loop().time()
-        error = self._overloaded(reason, room.drain.wait_s(room.queue.tokens_ahead(entry), now))
-        if not entry.item.seat.done():
-            entry.item.seat.set_exception(error)
+        error = self._overloaded(reason, pool.drain.wait_s(pool.queue.tokens_ahead(entry), now))
+        if not entry.item.assignment.done():
+            entry.item.assignment.set_exception(error)
 
     def _overloaded(self, reason: str, wait_s: float | None) -> Unavailable:
         metrics.QUEUE_REFUSALS.labels(reason).inc()
-        honest_s = min(max(wait_s or 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
+        expected_s = min(max(wait_s or 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
         return Unavailable(
             "All replicas of this model are busy.",
             code="overloaded",
-            retry_after_s=honest_s * (1 + random.random() * _RETRY_JITTER),  # noqa: S311 - spread, not secrecy
+            retry_after_s=expected_s * (1 + random.random() * _RETRY_JITTER),  # noqa: S311 - spread, not secrecy
         )
 
-    def _room(self, base_model: str) -> PoolQueue:
-        room = self._rooms.get(base_model)
-        if room is None:
-            room = self._rooms[base_model] = PoolQueue(self._bounds)
-        return room
+    def _pool(self, base_model: str) -> PoolQueue:
+        pool = self._pools.get(base_model)
+        if pool is None:
+            pool = self._pools[base_model] = PoolQueue(self._bounds)
+        return pool

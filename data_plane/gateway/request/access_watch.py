@@ -1,6 +1,6 @@
-"""Ends requests whose key was revoked, or whose tenant was suspended, while they run; what they used is billed.
+"""Ends running requests whose API key was revoked or whose tenant was suspended. What they used is billed.
 
-Fails open for as long as the snapshot stands still: what is not known cannot be acted upon.
+Fails open: without a new snapshot this process does not know about a revocation and cannot act on it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import structlog
 
 from core.errors import AppError, Forbidden, Unauthenticated
 from data_plane.gateway import metrics
-from data_plane.gateway.settlement.settler import Hold
+from data_plane.gateway.settlement.settler import Running
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.snapshot import Snapshot, Tables
 
@@ -18,40 +18,40 @@ _log = structlog.get_logger()
 
 
 class AccessWatch:
-    """Looks at what runs every ``every_s``; it may run on for that long."""
+    """Checks the running requests every ``every_s``; a request may continue for that long after it lost access."""
 
-    def __init__(self, live: Mapping[str, Hold], snapshot: Snapshot, *, every_s: float) -> None:
-        self._live = live
+    def __init__(self, running: Mapping[str, Running], snapshot: Snapshot, *, every_s: float) -> None:
+        self._running = running
         self._snapshot = snapshot
         self._every_s = every_s
         self._key_ids: frozenset[str] = frozenset()
         self._seen = ("", -1)  # epoch and generation of the key ids
 
     async def run_forever(self) -> None:
-        """Look again and again, for ever."""
+        """Check every ``every_s`` until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            self.look()
+            self.run_once()
 
-    def look(self) -> None:
-        """End what may not run any more."""
+    def run_once(self) -> None:
+        """End each running request that has lost access."""
         tables = self._snapshot.tables
-        if tables is None or not self._live:
+        if tables is None or not self._running:
             return
         seen = (self._snapshot.epoch, self._snapshot.generation)
         if seen != self._seen:
             self._key_ids = frozenset(grant.key_id for grant in tables.keys.values())
             self._seen = seen
-        for hold in list(self._live.values()):
-            if hold.running is not None and (error := self._objection(hold.running.caller, tables)) is not None:
+        for request_id, running in list(self._running.items()):
+            if (error := self._objection(running.caller, tables)) is not None:
                 metrics.ACCESS_REVOKED_REQUESTS.inc()
-                _log.info("request is cut off", request_id=hold.request_id, code=error.code)
-                hold.running.cut_off(error)
+                _log.info("running request lost access", request_id=request_id, code=error.code)
+                running.cut_off(error)
 
     def _objection(self, caller: Caller, tables: Tables) -> AppError | None:
         tenant = tables.tenants.get(caller.tenant.tenant_id)
         if caller.key.key_id not in self._key_ids or tenant is None:
-            return Unauthenticated("The API key was revoked while the answer was being made.")
+            return Unauthenticated("The API key was revoked while the answer was generated.")
         if tenant.status != "active":
-            return Forbidden("This tenant was suspended while the answer was being made.", code="tenant_suspended")
+            return Forbidden("This tenant was suspended while the answer was generated.", code="tenant_suspended")
         return None

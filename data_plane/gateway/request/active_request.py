@@ -1,109 +1,116 @@
-"""One admitted request: its attempts on replicas, the checkpoints of what it uses, and the settlement of it.
+"""One admitted request while it runs: its attempts on replicas, its checkpoints, and its settlement when it ends.
 
-Who may be admitted, and what the caller is told in the end, is the lifecycle's.
+Admission decides whether a request may run, and the lifecycle ends the response. The object graph of a request has no
+cycle, so that reference counting frees it at once: with 10,000 streams a garbage collection would stop all of them.
 """
 
 import asyncio
 import time
 
-import msgspec
-
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import Outcome, UsageEvent
 from core.errors import AppError
 from data_plane.gateway import metrics
-from data_plane.gateway.admission.admission import Admission, Place
-from data_plane.gateway.admission.demand import Demand
+from data_plane.gateway.admission.admission import Admission, Placement
 from data_plane.gateway.api.client_connection import Client
-from data_plane.gateway.api.model_catalog import Target
-from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.quota.consumption import saved_by_cache, used_by
 from data_plane.gateway.quota.rate_limit_response import rate_headers
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement import usage_event
+from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_clock import RedisClock
-from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
+from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import ReplicaFailed
 from data_plane.gateway.upstream.relay import Relay
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A request that has been read, resolved and counted, and holds nothing yet."""
+class ActiveRequest:
+    """An async context manager around the run of one admitted request. On exit it settles what the request used,
+    however it ended.
+    """
 
-    request_id: str
-    caller: Caller
-    call: Call
-    target: Target
-    prompt_tokens: int
-    read_at: float  # monotonic: when its last byte had come
-    affinity: str = ""  # its session's or prefix's name
-
-
-class Serving:
-    """One admitted request: its attempts on replicas, and the settlement of what they used."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one request, which only the lifecycle joins
+    def __init__(
         self,
         settings: GatewaySettings,
         clock: RedisClock,
         admission: Admission,
         relay: Relay,
+        settler: Settler,
         client: Client,
-        prepared: Prepared,
-        demand: Demand,
-        place: Place,
-        arrived: float,
+        request: InferenceRequest,
+        placement: Placement,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._admission = admission
         self._relay = relay
+        self._settler = settler
         self._client = client
-        self._prepared = prepared
-        self._demand = demand
-        self._place = place
-        self._arrived = arrived
-        self._relayed: Relayed | None = None
-        self._dispatched = 0.0
+        self._request = request
+        self._placement = placement
+        self._attempt: Attempt | None = None
+        self._dispatched_at = 0.0  # monotonic
         self._dispatched_at_ms = 0
-        self._first_token_ms: int | None = None
-        self._exchange: Exchange | None = None
-        place.hold.running = self
-        self.headers = rate_headers(place.verdict)
-        if (served := prepared.target.adapter) is not None:
+        self._result: AttemptResult | None = None
+        self.headers = rate_headers(placement.verdict)
+        if (served := request.target.adapter) is not None:
             self.headers.append((b"x-tenora-revision", served.revision.id.encode()))
 
-    async def run(self, body: bytes) -> Relayed:
-        """Relay on the first replica, and on another if that one gives nothing at all."""
+    async def __aenter__(self) -> "ActiveRequest":
+        self._settler.attach(self._placement.hold, self)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Settle once. If the settlement cannot be computed, its lease expires and its last checkpoint is billed."""
+        event: UsageEvent | None = None
+        try:
+            settlement = self._settlement()
+            event = settlement.event
+            await self._settler.settle(settlement)
+        finally:
+            self._settler.release(self._placement.hold)
+            self._admission.ended(self._request, self._placement, event)
+
+    async def run(self, body: bytes) -> AttemptResult:
+        """Relay on the first replica, and on another one if the first produced nothing at all."""
         deadline = asyncio.get_running_loop().time() + self._settings.request_s
         tried: frozenset[str] = frozenset()
         self._relay.retries.deposit()
         while True:
-            tried |= {self._place.replica.id}
-            self._dispatched, self._dispatched_at_ms = time.monotonic(), self._clock.now_ms()
+            tried |= {self._placement.replica.id}
+            self._attempt = self._new_attempt(body, deadline)
             try:
-                self._relayed = await self._relay.run(self._client, self._attempt(body, deadline))
+                self._result = await self._relay.run(self._attempt)
             except ReplicaFailed as error:
                 metrics.REPLICA_FAILURES.inc()
                 moved = None
                 if len(tried) < self._settings.replica_attempts_max and self._may_retry(error, tried):
-                    moved = await self._admission.move(self._demand, self._place, tried)
+                    moved = await self._admission.move(self._request, self._placement, tried)
                 if moved is None:
                     raise
-                self._place = moved
+                self._placement = moved
             else:
-                return self._relayed
+                return self._result
+
+    def _new_attempt(self, body: bytes, deadline: float) -> Attempt:
+        placement = self._placement
+        self._dispatched_at, self._dispatched_at_ms = time.monotonic(), self._clock.now_ms()
+        dispatch = Dispatch(placement.replica, placement.assignment.occupancy, body, self.headers, deadline)
+        return self._relay.attempt(self._client, self._request, dispatch)
 
     def _may_retry(self, error: ReplicaFailed, tried: frozenset[str]) -> bool:
-        """Whether another replica may be asked. That is free, once a request, where an adapter is why and a replica is
-        left that has not failed it: who calls for it at once fails at once, and no engine has worked for them. Failures
-        are remembered, so each replica is asked so about once in ``adapter_failure_backoff_s``; where none can bring it
-        in (its store is away, say), the budget holds as ever.
+        """Whether another replica may be tried.
+
+        One retry of a request is free where the adapter failed and another replica has not failed to load it: the
+        adapter failure comes at once, before any engine has worked for the request. Failures are remembered, so each
+        replica gets about one such request in ``adapter_failure_backoff_s``. Where no replica can load the adapter (the
+        object store is away, for example), the retry budget applies.
         """
-        if error.about_adapter and len(tried) == 1 and self._admission.knows_another(self._demand, tried):
+        if error.about_adapter and len(tried) == 1 and self._admission.has_untried_replica(self._request, tried):
             return True
         allowed = self._relay.retries.withdraw()
         if not allowed:
@@ -111,102 +118,71 @@ class Serving:
         return allowed
 
     @property
-    def place(self) -> Place:
-        """Where the last attempt ran, with what it holds there."""
-        return self._place
+    def replica(self) -> ReplicaStatus:
+        """The replica of the last attempt."""
+        return self._placement.replica
 
     @property
-    def replica(self) -> ReplicaStatus:
-        """Where the last attempt ran."""
-        return self._place.replica
+    def caller(self) -> Caller:
+        """The caller of the request."""
+        return self._request.caller
 
     def tokens(self) -> int:
         """Tokens that the replica has counted so far."""
         return self._counts().total_tokens
 
-    @property
-    def caller(self) -> Caller:
-        """Whose request it is."""
-        return self._prepared.caller
-
     def cut_off(self, error: AppError) -> None:
-        """End it where it runs, and tell its caller why."""
-        if self._exchange is not None:
-            self._exchange.cut_off(error)
-
-    def _counts(self) -> TokenCounts:
-        return TokenCounts() if self._exchange is None else self._exchange.counts()
+        """End the request now and send its caller this error."""
+        if self._attempt is not None:
+            self._attempt.cut_off(error)
 
     def checkpoint(self) -> Checkpoint:
-        """What is charged if this process dies now."""
+        """What is billed if this process dies now."""
         event = self._event("gateway_gone", self._counts(), load=None, estimated=True)
-        return Checkpoint(event=event, used=used_by(event, self._prepared.caller.tenant))
+        return Checkpoint(event=event, used=used_by(event, self._request.caller.tenant))
 
-    def settlement(self) -> Settlement:
-        """What to settle: the engine's counts, or nothing where no replica served the request."""
-        relayed, hold = self._relayed, self._place.hold
-        if relayed is None and (counts := self._counts()).outputs:  # relaying ended with a defect: what came is charged
-            relayed = Relayed("replica_gone", counts)
-        if relayed is None:
+    def _counts(self) -> TokenCounts:
+        return TokenCounts() if self._attempt is None else self._attempt.counts()
+
+    def _settlement(self) -> Settlement:
+        """The engine's counts, or a settlement that bills nothing where no replica served the request."""
+        result, hold, tenant = self._result, self._placement.hold, self._request.caller.tenant
+        if result is None and (counts := self._counts()).outputs:  # the relay has a defect: what arrived is billed
+            result = AttemptResult("replica_gone", counts)
+        if result is None:
             return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
-        event = self._event(relayed.outcome, relayed.counts, load=relayed.load)
-        usage_event.observe(event, expected_prompt_tokens=self._prepared.prompt_tokens, counted=relayed.counts)
+        event = self._event(result.outcome, result.counts, load=result.load)
+        usage_event.observe(event, expected_prompt_tokens=self._request.prompt_tokens, counted=result.counts)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,
             replica_id=hold.replica_id,
-            used=used_by(event, self._prepared.caller.tenant),
-            cached_saves=saved_by_cache(self._prepared.caller.tenant),
+            used=used_by(event, tenant),
+            cached_saves=saved_by_cache(tenant),
             event=event,
         )
-
-    def close(self) -> None:
-        """Let go of those that know this one in turn, or every request is left to the garbage collector."""
-        self._place.hold.running = self._exchange = None
 
     def _event(
         self, outcome: Outcome, counts: TokenCounts, *, load: AdapterLoad | None, estimated: bool = False
     ) -> UsageEvent:
-        now = time.monotonic()
+        request, now = self._request, time.monotonic()
         run = usage_event.Run(
-            request_id=self._demand.request_id,
-            replica_id=self._place.replica.id,
-            block_tokens=self._place.replica.block_tokens,
+            replica=self._placement.replica,
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,
             settled_at_ms=self._clock.now_ms(),
-            # A request's pages are held, and charged, for no longer than it may run.
-            on_replica_ms=min(round((now - self._dispatched) * 1000), self._settings.longest_ms),
-            first_token_ms=self._first_token_ms,
-            duration_ms=round((now - self._prepared.read_at) * 1000),
+            # KV pages are held, and billed, for at most the longest time that a request may run.
+            on_replica_ms=min(round((now - self._dispatched_at) * 1000), self._settings.longest_ms),
+            first_token_ms=self._first_token_ms(),
+            duration_ms=round((now - request.read_at) * 1000),
             load=load,
             estimated=estimated,
         )
-        return usage_event.usage_event(self._prepared.caller, self._prepared.target, run, counts)
+        return usage_event.usage_event(request, run, counts)
 
-    def _opened(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def _attempt(self, body: bytes, deadline: float) -> Attempt:
-        prepared = self._prepared
-        return Attempt(
-            call=prepared.call,
-            request_id=prepared.request_id,
-            tenant_id=prepared.caller.tenant.tenant_id,
-            engine_name=prepared.target.engine_name,
-            adapter=None if prepared.target.adapter is None else prepared.target.engine_name,
-            shown_name=prepared.target.shown_name,
-            body=body,
-            replica=self._place.replica,
-            headers=self.headers,
-            deadline=deadline,
-            on_first_byte=self._first_byte,
-            on_open=self._opened,
-        )
-
-    def _first_byte(self) -> None:
-        now = time.monotonic()
-        metrics.FIRST_BYTE_SECONDS.observe(now - self._arrived)
-        self._place.seat.stay.prefilled()
-        if self._prepared.call.stream:  # a whole answer's first byte says nothing of its first token
-            self._first_token_ms = round((now - self._prepared.read_at) * 1000)
+    def _first_token_ms(self) -> int | None:
+        """None for a whole answer: its first byte says nothing about its first token."""
+        attempt = self._attempt
+        if attempt is None or attempt.first_byte_at is None or not self._request.call.stream:
+            return None
+        return round((attempt.first_byte_at - self._request.read_at) * 1000)

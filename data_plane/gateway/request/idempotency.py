@@ -1,8 +1,9 @@
-"""Idempotency-Key on inference: a request that is sent again is answered with the first answer, and charged once.
+"""Idempotency-Key on inference: a repeated request gets the first answer again and is billed once.
 
-Fails closed: where Redis cannot remember the key, the request is refused before it runs. Kept are whole good answers
-up to a size; one that failed or was given up by its caller may be run again with the same key, and one that was too
-large is not run again. A gateway that dies between an answer's settlement and its keeping leaves the key to its lease.
+Fails closed: if Redis cannot store the key, the request is refused before it runs. Complete successful answers up to a
+size limit are stored. A request that failed, or whose caller disconnected, may run again with the same key; one whose
+answer was too large does not run again. If a gateway dies after an answer is settled and before it is stored, the key
+stays in progress until its lease expires.
 """
 
 import asyncio
@@ -30,62 +31,64 @@ from data_plane.gateway.state.redis_connection import RedisConnection
 _log = structlog.get_logger()
 _HEADER: Final = b"idempotency-key"
 _CHARS_MAX: Final = 255
-_AGAIN_S: Final = 1.0
-_OWN: Final = (b"x-ratelimit-", b"anthropic-ratelimit-", b"content-length", b"connection")
-"""Headers of an answer that are not given again: they told of that moment."""
+_UNDO_INTERVAL_S: Final = 1.0
+_TRANSIENT_HEADERS: Final = (b"x-ratelimit-", b"anthropic-ratelimit-", b"content-length", b"connection")
+"""Headers that are not sent with a stored answer: they describe the moment of the first one."""
 
 
-class Answer(msgspec.Struct, array_like=True):
-    """A whole answer as it went out, its body packed by zlib; the status is 0 for one that was too large to keep."""
+class StoredAnswer(msgspec.Struct, array_like=True):
+    """A complete answer as it was sent, with its body compressed by zlib. Status 0 means
+    that the answer was too large to store.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
 
-class Record(msgspec.Struct, array_like=True):
-    """What Redis holds under a key: whose request it is, what its body was, and the answer once there is one."""
+class StoredRequest(msgspec.Struct, array_like=True):
+    """The Redis value of a key: the request that owns it, that request's digest, and the answer once there is one."""
 
     request_id: str
     request_sha256: bytes
-    answer: Answer | None = None
+    answer: StoredAnswer | None = None
 
 
-_records: Final = msgspec.msgpack.Decoder(Record)
+_records: Final = msgspec.msgpack.Decoder(StoredRequest)
 _encode: Final = msgspec.msgpack.encode
 
 
 class Idempotency:
-    """The keys in flight in this process, and the answers in Redis."""
+    """The keys in progress in this process, and the stored answers in Redis."""
 
-    def __init__(self, line: RedisConnection, toll: ReplayCharge, settings: GatewaySettings) -> None:
+    def __init__(self, line: RedisConnection, replay_charge: ReplayCharge, settings: GatewaySettings) -> None:
         self._line = line
-        self._toll = toll
+        self._replay_charge = replay_charge
         self._settings = settings
         self._script = Script("idempotent")
-        self._running: set[_Claim] = set()
+        self._in_progress: set[_Claim] = set()
         self._undoing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def once(self, client: Client, caller: Caller, request_id: str) -> AsyncIterator[bool]:
-        """True: run the request, and its answer is kept. False: it has been answered, with what was kept, for one
-        request of its minute. Raises InvalidRequest, Conflict while the first is in flight, Unprocessable for another
-        body, QuotaExceeded, or Unavailable.
+        """Yields True if the request must run; its answer is then stored. Yields False if it has been answered from the
+        store, which is charged as one request of the minute. Raises InvalidRequest, Conflict while the first request is
+        in progress, Unprocessable if the key belongs to another body, QuotaExceeded, or Unavailable.
         """
-        name = _name(client)
+        name = _key_of(client)
         if name is None:
             yield True
             return
         tenant_id = caller.tenant.tenant_id
         digest = hashlib.sha256(caller.key.key_id.encode() + b"\0" + name).hexdigest()
         same = hashlib.sha256(client.path.encode() + b"\0" + client.body_sha256).digest()
-        claim = _Claim(tenant_id, redis_keys.idempotent_request(tenant_id, digest), Record(request_id, same))
+        claim = _Claim(tenant_id, redis_keys.idempotent_request(tenant_id, digest), StoredRequest(request_id, same))
         answer = await self._claim(claim)
         if answer is not None:
-            await self._toll.take(caller, request_id)
+            await self._replay_charge.charge(caller, request_id)
             metrics.IDEMPOTENT_REPLAYS.inc()
             recorded = ResponseRecording(
-                0, _nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body))
+                0, _record_nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body))
             )
             await client.replay(recorded, [(b"idempotent-replayed", b"true")])
             yield False
@@ -93,26 +96,26 @@ class Idempotency:
         client.recording = ResponseRecording(
             self._settings.idempotency_answer_max_bytes, lambda recorded: self._keep(claim, recorded)
         )
-        self._running.add(claim)
+        self._in_progress.add(claim)
         try:
             yield True
         finally:
-            self._running.discard(claim)
+            self._in_progress.discard(claim)
             if not claim.answered:
                 await self._change(claim, "forget")
 
     async def run_forever(self) -> None:
-        """Renew the leases of keys in flight, for ever."""
+        """Renew the leases of keys in progress until cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._settings.idempotency_lease_s / 3)
-                await asyncio.gather(*(self._change(claim, "renew") for claim in tuple(self._running)))
+                await asyncio.gather(*(self._change(claim, "renew") for claim in tuple(self._in_progress)))
         finally:
             for task in self._undoing:
                 task.cancel()
 
-    async def _claim(self, claim: "_Claim") -> Answer | None:
-        """None where the key is ours now, or the answer that its request has had."""
+    async def _claim(self, claim: "_Claim") -> StoredAnswer | None:
+        """None where this request owns the key now, else the stored answer of the request that owns it."""
         lease_ms = int(self._settings.idempotency_lease_s * 1000)
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
@@ -122,7 +125,7 @@ class Idempotency:
             self._undoing.add(task)
             task.add_done_callback(self._undoing.discard)
             raise Unavailable(
-                "The Idempotency-Key cannot be remembered now, so the request was not run.",
+                "The Idempotency-Key cannot be stored now, so the request was not run.",
                 code="idempotency_unavailable",
                 retry_after_s=1,
             ) from error
@@ -137,14 +140,14 @@ class Idempotency:
             )
         if first.answer is None:
             raise Conflict(
-                "A request with this Idempotency-Key is still in work; try again.",
+                "A request with this Idempotency-Key is still in progress; try again.",
                 code="request_in_progress",
                 param="Idempotency-Key",
                 retry_after_s=1,
             )
         if first.answer.status == 0:
             raise Conflict(
-                "The answer to this Idempotency-Key was too large to be kept, and it is not run again; use a new key.",
+                "The answer to this Idempotency-Key was too large to store, and it is not run again; use a new key.",
                 code="idempotent_answer_not_kept",
                 param="Idempotency-Key",
                 retryable=False,
@@ -152,8 +155,8 @@ class Idempotency:
         return first.answer
 
     async def _undo(self, claim: "_Claim") -> None:
-        """The key may have been taken, or be taken yet, although no answer came: its caller, who was told to come
-        again, should not find it in work. Tried for as long as that would last.
+        """Redis may have set the key, or may still set it, although its answer did not arrive. Delete it, so that the
+        caller, which was asked to retry, does not find its key in progress. Tried until the lease would have expired.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.idempotency_lease_s):
@@ -161,27 +164,27 @@ class Idempotency:
                     with contextlib.suppress(RedisError, OSError):
                         await self._run(claim, "forget")
                         return
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(_UNDO_INTERVAL_S)
 
     async def _keep(self, claim: "_Claim", recorded: ResponseRecording) -> None:
-        headers = [(name, value) for name, value in recorded.headers if not name.startswith(_OWN)]
+        headers = [(name, value) for name, value in recorded.headers if not name.startswith(_TRANSIENT_HEADERS)]
         answer = (
-            Answer(0, [], b"")
+            StoredAnswer(0, [], b"")
             if recorded.too_large
-            else Answer(recorded.status, headers, zlib.compress(recorded.body, 1))
+            else StoredAnswer(recorded.status, headers, zlib.compress(recorded.body, 1))
         )
         claim.answered = True
-        record = Record(claim.record.request_id, claim.record.request_sha256, answer)
+        record = StoredRequest(claim.record.request_id, claim.record.request_sha256, answer)
         if not await self._change(claim, "keep", _encode(record)):
             metrics.IDEMPOTENT_ANSWERS_LOST.inc()
 
     async def _change(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
-        """False where Redis did not do it. The key is then left to its lease."""
+        """Change the key in Redis. False where Redis did not do it; the key then stays until its lease expires."""
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
                 return await self._run(claim, what, record)
         except (RedisError, OSError) as error:
-            _log.warning("an Idempotency-Key is left to its lease", wanted=what, error=repr(error))
+            _log.warning("idempotency key not changed, its lease expires", change=what, error=repr(error))
             return False
 
     async def _run(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
@@ -196,9 +199,9 @@ class Idempotency:
 
 
 class _Claim:
-    """One key in flight."""
+    """One key in progress."""
 
-    def __init__(self, tenant_id: str, key: str, record: Record) -> None:
+    def __init__(self, tenant_id: str, key: str, record: StoredRequest) -> None:
         self.tenant_id = tenant_id
         self.key = key
         self.record = record
@@ -206,18 +209,18 @@ class _Claim:
         self.answered = False
 
 
-def _name(client: Client) -> bytes | None:
+def _key_of(client: Client) -> bytes | None:
     shown = [value for name, value in client.request_headers if name == _HEADER]
     if not shown:
         return None
     if len(shown) > 1 or not 1 <= len(shown[0]) <= _CHARS_MAX or not all(32 < byte < 127 for byte in shown[0]):
         raise InvalidRequest(
-            f"Header `Idempotency-Key` must be given once, as 1 to {_CHARS_MAX} printable ASCII characters.",
+            f"Send the header `Idempotency-Key` once, with 1 to {_CHARS_MAX} printable ASCII characters.",
             code="invalid_value",
             param="Idempotency-Key",
         )
     return shown[0]
 
 
-async def _nothing(_recorded: ResponseRecording) -> None:
-    """What has been recorded is not recorded again."""
+async def _record_nothing(_recorded: ResponseRecording) -> None:
+    """A replayed answer is not recorded again."""

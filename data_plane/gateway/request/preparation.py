@@ -1,6 +1,7 @@
-"""The first half of a request: who calls, what exactly is asked for, and of which model. Nothing is taken yet.
+"""The first step of a request: authenticate the caller, read the body, resolve the model, count the prompt. The result
+is an InferenceRequest that holds no resource yet.
 
-All that can be refused without touching a limit is refused here. Fails closed where the snapshot is missing or stale.
+Every refusal that needs no quota happens here. Fails closed: without a current snapshot no request is prepared.
 """
 
 import asyncio
@@ -9,15 +10,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import AppError, TooManyRequests, Unavailable
+from core.contracts.grants import Limits
+from core.contracts.routes import BaseModelRoute
+from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.model_catalog import resolve
-from data_plane.gateway.api.openai_request import BodyLimits, Kind, Parse, check_vocabulary, parse_call
+from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, Parse, check_vocabulary, parse_call
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.quota.unmetered_rate_limit import Unpaid
-from data_plane.gateway.request.active_request import Prepared
 from data_plane.gateway.scheduling.affinity import affinity_key, session_key
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.authenticate import Caller, authenticate
@@ -26,7 +29,7 @@ from data_plane.gateway.state.snapshot import Snapshot, Tables
 
 
 class Preparation:
-    """Reads requests over what is published."""
+    """Prepares requests against the published snapshot."""
 
     def __init__(
         self,
@@ -49,13 +52,13 @@ class Preparation:
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
 
     def identify(self, client: Client) -> tuple[Caller, Tables]:
-        """Who calls, and what is published now, for answers that take from no limit. Raises AppError."""
+        """The caller and the current snapshot, for responses that no quota meters. Raises AppError."""
         caller, tables = self._identify(client)
         self.unpaid.charge(caller.tenant.tenant_id)
         return caller, tables
 
     def _identify(self, client: Client) -> tuple[Caller, Tables]:
-        """Decided before anything of the body is read."""
+        """Authenticate from the headers alone, before the body is read."""
         client.check_headers(count_max=self._settings.headers_max, bytes_max=self._settings.headers_max_bytes)
         tables = self._snapshot.tables
         if tables is None:
@@ -64,43 +67,66 @@ class Preparation:
         self.unpaid.check(caller.tenant.tenant_id)
         return caller, tables
 
-    async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> Prepared:
-        """Authenticate, read, check, resolve, compile and count. Raises AppError or ClientGone."""
+    async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> InferenceRequest:
+        """Authenticate, read, validate, resolve, compile and count. Raises AppError or ClientGone."""
+        arrived_at = time.monotonic()
         caller, _ = self._identify(client)
         try:
-            with self._place(caller.tenant.tenant_id):
-                prepared = await self._prepare(caller, kind, client, request_id, parse)
+            with self._preparing_slot(caller.tenant.tenant_id):
+                request = await self._prepare(caller, kind, client, request_id, parse, arrived_at)
         except AppError as error:
             if error.status < 500:
                 self.unpaid.charge(caller.tenant.tenant_id)
             raise
         if kind == "tokenize":
             self.unpaid.charge(caller.tenant.tenant_id)
-        return prepared
+        return request
 
-    async def _prepare(self, caller: Caller, kind: Kind, client: Client, request_id: str, parse: Parse) -> Prepared:
+    async def _prepare(
+        self, caller: Caller, kind: Kind, client: Client, request_id: str, parse: Parse, arrived_at: float
+    ) -> InferenceRequest:
         tenant_id = caller.tenant.tenant_id
         raw = await client.read_json_bytes(bytes_max=self._settings.body_max_bytes, timeout_s=self._settings.body_s)
         read_at = time.monotonic()
-        await _events_first()
+        await _yield_to_streams()
         if len(raw) <= self._settings.parse_inline_max_bytes:
             call = parse(kind, raw, self._body_limits)
         else:
             call = await self._threads.run(tenant_id, parse, kind, raw, self._body_limits)
         session = session_key(client.request_headers, call)
-        target = resolve(self._current(), tenant_id, call.model, draw=session or request_id)
+        target = resolve(self._current_tables(), tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
         if kind != "tokenize":
             await self._grammars.check(tenant_id, target.base, call)
-        await _events_first()
+        await _yield_to_streams()
         prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
-        await _events_first()
-        affinity = affinity_key(tenant_id, session, call)
-        return Prepared(request_id, caller, call, target, prompt_tokens, read_at, affinity)
+        await _yield_to_streams()
+        limits = caller.limits
+        max_tokens = output_ceiling(prompt_tokens, call.max_tokens, limits, target.base)
+        return InferenceRequest(
+            id=request_id,
+            caller=caller,
+            limits=limits,
+            call=call,
+            target=target,
+            engine_name=target.engine_name,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            min_tokens=self._min_tokens(call, max_tokens),
+            affinity=affinity_key(tenant_id, session, call),
+            arrived_at=arrived_at,
+            read_at=read_at,
+        )
+
+    def _min_tokens(self, call: Call, max_tokens: int) -> int:
+        """The smallest grant to accept. A requested ``max_tokens`` is granted in full or refused, since an answer that
+        is cut short without notice is worse; a request without one accepts what quotas leave.
+        """
+        return max_tokens if call.max_tokens is not None else min(max_tokens, self._settings.min_completion_tokens)
 
     @contextmanager
-    def _place(self, tenant_id: str) -> Iterator[None]:
-        """One of the places that a tenant has for requests no limit has been asked about yet."""
+    def _preparing_slot(self, tenant_id: str) -> Iterator[None]:
+        """One of a tenant's slots for requests whose quotas have not been checked yet."""
         most = self._settings.tenant_preparing_max
         if self._preparing[tenant_id] >= most:
             raise TooManyRequests(
@@ -114,13 +140,43 @@ class Preparation:
             if not self._preparing[tenant_id]:
                 del self._preparing[tenant_id]
 
-    def _current(self) -> Tables:
-        """What is published now, by which a request is decided: not what was when its body began to come."""
+    def _current_tables(self) -> Tables:
+        """The current snapshot. It decides the request, not the snapshot from when the body began to arrive."""
         self._heartbeat.require_current()
         assert self._snapshot.tables is not None, "a caller was found in it"
         return self._snapshot.tables
 
 
-async def _events_first() -> None:
-    """Let what came for running streams pass: all of a request's preparation at once holds them up for 0.3 ms."""
+async def _yield_to_streams() -> None:
+    """Let the event loop serve running streams: preparing a request in one piece would delay them by 0.3 ms."""
     await asyncio.sleep(0)
+
+
+def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:
+    """``max_tokens`` for the engine: what the caller asked for, else all that its limits and the context allow. Whether
+    that is allowed, ``require_output_allowed`` decides.
+    """
+    if asked is not None:
+        return asked
+    return min(min(limits.context_tokens, base.context_tokens) - prompt_tokens, limits.output_tokens)
+
+
+def require_output_allowed(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> None:
+    """Refuse a request that its limits or the context do not allow, instead of cutting its answer short without notice.
+    Raises InvalidRequest.
+    """
+    context = min(limits.context_tokens, base.context_tokens)
+    room = context - prompt_tokens
+    if room < 1 or (asked is not None and asked > room):
+        wanted = f"{prompt_tokens} in the prompt" + (f" and {asked} for the completion" if asked else "")
+        raise InvalidRequest(
+            f"The context is limited to {context} tokens, and this request asks for {wanted}.",
+            code="context_length_exceeded",
+            param="max_tokens" if room >= 1 else "messages",
+        )
+    if asked is not None and asked > limits.output_tokens:
+        raise InvalidRequest(
+            f"`max_tokens` is {asked}; at most {limits.output_tokens} are allowed to this key.",
+            code="invalid_value",
+            param="max_tokens",
+        )

@@ -1,6 +1,6 @@
-"""One request of a caller's minute, for an answer that no engine is asked for: one that is given again.
+"""Charges one request of a caller's minute for an answer that no engine generates: a stored answer that is sent again.
 
-Nothing but the rate of requests is asked: no tokens, money or places are in it. Fails closed.
+Only the request rate is charged: no tokens, money or concurrency. Fails closed.
 """
 
 import asyncio
@@ -16,37 +16,37 @@ from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.authenticate import Caller
 
-_NOWHERE: Final = "tolls"  # no replica
+_NO_REPLICA: Final = "tolls"  # a name in Redis that no replica has
 _UNBOUNDED: Final = 1 << 50
 
 
 class ReplayCharge:
-    """Takes it."""
+    """Charges replayed answers."""
 
     def __init__(self, reservations: Reservations, settler: Settler, *, deadline_s: float) -> None:
         self._reservations = reservations
         self._settler = settler
         self._deadline_s = deadline_s
 
-    async def take(self, caller: Caller, request_id: str) -> None:
-        """Raises QuotaExceeded where the minute has none left, and Unavailable where Redis does not answer in time: the
-        place that the request holds for a moment is given back when it does.
+    async def charge(self, caller: Caller, request_id: str) -> None:
+        """Raises QuotaExceeded when the minute has no request left, and Unavailable when Redis does not answer in time;
+        the concurrency slot that the charge holds for a moment is given back once Redis answers.
         """
         ask = Ask(
             request_id=request_id, sequences=1, prompt_tokens=0, max_tokens=0, min_tokens=0,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
         allowed = one_request(caller.tenant, caller.key)
-        ending = Settlement(request_id=request_id, tenant_id=allowed.tenant_id, replica_id=_NOWHERE)
+        settlement = Settlement(request_id=request_id, tenant_id=allowed.tenant_id, replica_id=_NO_REPLICA)
         try:
             async with asyncio.timeout(self._deadline_s):
                 verdict = await self._reservations.reserve(
-                    ask, allowed, replica_id=_NOWHERE, replica_pages_max=_UNBOUNDED
+                    ask, allowed, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
                 )
                 if not verdict.blocked_by:
-                    await self._reservations.settle(ending)
+                    await self._reservations.settle(settlement)
         except BaseException as error:
-            self._settler.settle_later(ending)  # a script may have run although its answer did not come
+            self._settler.settle_later(settlement)  # the script may have run although its answer did not arrive
             if isinstance(error, RedisError | OSError):  # TimeoutError is an OSError
                 raise Unavailable(
                     "Quotas cannot be checked now; try again shortly.", code="quota_unavailable", retry_after_s=1

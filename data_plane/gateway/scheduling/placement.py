@@ -1,7 +1,8 @@
-"""Which replica should serve a request: one pure function over a snapshot of the replicas. Waiting is not decided here.
+"""Which replica should serve a request: one pure function over a snapshot of the replicas. It does not decide waiting.
 
-What it sees of other gateways is as old as the last heartbeat and the last answer of Redis: pages are exact when they
-are taken (Redis decides), adapters in work are what others told last, prompts in the queue are this process's own.
+The view of other gateways is as old as their last message and Redis's last answer. Pages become exact when they are
+reserved (Redis decides), adapters in work are what other gateways reported last, and queued prompts are those of this
+process.
 """
 
 from collections.abc import Iterable, Set
@@ -11,29 +12,29 @@ from typing import Final
 
 import msgspec
 
-from core import kv_pages
 from core.adapter_names import digest_of
 from core.contracts.replicas import ReplicaStatus, Residency, Tier
 from core.rank_classes import fits
 from core.rendezvous_hash import draw
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
-_NOBODY: Final = frozenset[str]()
+_NO_REPLICAS: Final = frozenset[str]()
 _ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
-_WARM_MAX: Final = 2  # so many replicas are a session's: its own, and the next where that one is full
+_WARM_MAX: Final = 2  # replicas that count as warm for a session: its own, and the next one when that is full
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Where adapters lie on one replica: engine names in slots and in host memory, digests on its disk."""
+    """Where one replica keeps adapters: engine names in slots and in host memory, digests on its disk."""
 
-    slots: frozenset[str] = _NOBODY
-    memory: frozenset[str] = _NOBODY
-    disk: frozenset[str] = _NOBODY
+    slots: frozenset[str] = _NO_REPLICAS
+    memory: frozenset[str] = _NO_REPLICAS
+    disk: frozenset[str] = _NO_REPLICAS
 
     @classmethod
     def of(cls, residency: Residency) -> "Resident":
-        """A replica's published residency, as placement looks it up."""
+        """Index a replica's published residency for look-ups."""
         return cls(
             frozenset(name for name in residency.slots if name is not None),
             frozenset(residency.memory),
@@ -61,48 +62,36 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def free_pages(self) -> int:
-        """What reservations leave. The engine has more, since a reservation is a ceiling, and says so a second late."""
+        """Pages that no reservation holds. The engine has more free pages, since a reservation is a ceiling, but
+        reports them a second late.
+        """
         return self.status.pages_total - self.load.taken_pages
 
     @property
     def running(self) -> int:
-        """Requests there: this process's now, or everybody's at the last heartbeat, whichever is more."""
+        """Requests on the replica: those of this process now, or those of all gateways at the last heartbeat, whichever
+        is more.
+        """
         return max(self.load.requests, self.status.running_requests + self.status.waiting_requests)
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request needs of a replica. A base model's ``engine_name`` is its id, and its ``rank`` 0.
-
-    ``affinity`` names its session or prefix ("" for none). ``headroom`` is true for who may take a replica's last
-    pages, ``overdue`` for who has waited so long that an adapter too many is the lesser harm. ``failed_by`` are the
-    replicas that could not bring its adapter in lately.
+class PlacementQuery(msgspec.Struct, frozen=True):
+    """A request, as placement sees it now. With ``headroom`` it may take the last pages of a replica. ``overdue`` means
+    that it has waited so long that one adapter too many on a replica is the lesser harm. ``failed_by`` are the replicas
+    that recently failed to load its adapter.
     """
 
-    base_model: str
-    engine_name: str
-    sequences: int
-    sequence_tokens: int
-    prompt_tokens: int
-    rank: int = 0
-    affinity: str = ""
+    request: InferenceRequest
     headroom: bool = True
     overdue: bool = False
-    failed_by: frozenset[str] = _NOBODY
-
-    @property
-    def adapter(self) -> str:
-        """Its engine name where that is an adapter's, else ""."""
-        return "" if self.engine_name == self.base_model else self.engine_name
-
-    def pages(self, block_tokens: int) -> int:
-        """KV pages it may take at most on an engine with blocks of this size: prompt and outputs, in whole blocks."""
-        return self.sequences * kv_pages.pages_for(self.sequence_tokens, block_tokens)
+    failed_by: frozenset[str] = _NO_REPLICAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCosts:
-    """What things cost in milliseconds until a first token: an adapter from the store, from the disk, into a slot (in
-    which every running request waits); a token of a prompt; and each request that runs there already.
+    """Costs in milliseconds until a first token: loading an adapter from the object store, from disk, into a slot
+    (while every running request waits); one prompt token; and each request that already runs on the replica.
+    ``headroom_share`` is the share of pages kept for tenants below their fair share.
     """
 
     store_ms: float
@@ -114,7 +103,7 @@ class PlacementCosts:
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """The replicas that could serve a request, each list best first: ``now`` have room by this snapshot, ``full`` lack
+    """The replicas that could serve a request, each list best first: ``now`` have room in this snapshot, ``full`` lack
     pages, and ``crowded`` run other adapters in all their slots.
     """
 
@@ -124,49 +113,53 @@ class Ranking(msgspec.Struct, frozen=True):
 
     @property
     def able(self) -> list[Candidate]:
-        """All of them."""
+        """All replicas that could serve the request."""
         return self.now + self.full + self.crowded
 
 
-NOWHERE: Final = Ranking([], [], [])
+NO_REPLICA: Final = Ranking([], [], [])
 
 
-def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, tried: Set[str] = _NOBODY) -> Ranking:
-    """Order the replicas for one request: those of its base model that are ready, take its rank, can ever hold its
-    pages and were not ``tried``.
+def rank(
+    candidates: Iterable[Candidate], query: PlacementQuery, costs: PlacementCosts, *, tried: Set[str] = _NO_REPLICAS
+) -> Ranking:
+    """Order the replicas for one request: those of its base model that are ready, accept its rank, can ever hold its
+    pages and are not in ``tried``. The same snapshot gives the same answer.
 
-    A replica with as many adapters in work as slots takes no other one unless the request is overdue: they would swap
-    in turn, each time holding up every request. The cheapest rank class comes first (a larger one pays for its rank
-    with KV pages), then the fewest milliseconds to a first token. Same snapshot, same answer.
+    A replica with as many adapters in work as slots accepts no other adapter unless the request is overdue: the
+    adapters would swap in turn, and each swap delays every request. The cheapest rank class comes first (a larger one
+    pays for its rank with KV pages), then the fewest milliseconds to a first token.
 
-    A replica that has just failed to bring the adapter in comes behind every other, full ones too: it is not named
-    while there is any. A wait has a bound, and so has the time for which a failure is remembered.
+    A replica that recently failed to load the adapter is left out while any other replica remains, even a full one: a
+    wait is bounded, and so is the time for which a failure is remembered.
     """
-    adapter, pages_by_block = wish.adapter, dict[int, int]()
+    request = query.request
+    base_model, adapter, rank_least = request.base_model, request.adapter, request.rank
+    pages_by_block = dict[int, int]()
     able: list[Candidate] = []
     users = 0
     for candidate in candidates:
         status = candidate.status
-        if status.state != "ready" or status.base_model != wish.base_model or status.id in tried:
+        if status.state != "ready" or status.base_model != base_model or status.id in tried:
             continue
         block = status.block_tokens
         pages = pages_by_block.get(block)
         if pages is None:
-            pages = pages_by_block[block] = wish.pages(block)
-        if not fits(wish.rank, status.rank_max) or status.pages_total < pages:
+            pages = pages_by_block[block] = request.pages(block)
+        if not fits(rank_least, status.rank_max) or status.pages_total < pages:
             continue
         able.append(candidate)
         if adapter and adapter in candidate.resident.slots:
             users += candidate.load.adapters.get(adapter, 0)
-    if wish.failed_by:
-        able = [candidate for candidate in able if candidate.status.id not in wish.failed_by] or able
+    if query.failed_by:
+        able = [candidate for candidate in able if candidate.status.id not in query.failed_by] or able
     its_tag = tag(adapter) if adapter else ""
-    choice = len(able) > 1  # else there is nothing to draw for
-    saved = _saved_ms(able, wish, costs) if choice and wish.affinity else {}
+    choice = len(able) > 1  # with one replica there is nothing to draw for
+    saved = _saved_ms(able, request, costs) if choice and request.affinity else {}
     rows = []
     for candidate in able:
         status = candidate.status
-        cost_ms = _cost_ms(candidate, wish, costs, users) - saved.get(status.id, 0.0)
+        cost_ms = _cost_ms(candidate, adapter, costs, users) - saved.get(status.id, 0.0)
         home = draw(adapter, status.id) if choice and adapter else 0
         crowded = adapter != "" and _is_one_too_many(candidate, adapter, its_tag)
         rank_max = status.rank_max if adapter else 0
@@ -174,10 +167,10 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
     rows.sort(key=_ORDER)
     ranking = Ranking([], [], [])
     for crowded, *_, candidate in rows:
-        if crowded and not wish.overdue:
+        if crowded and not query.overdue:
             ranking.crowded.append(candidate)
         elif candidate.load.taken_pages + pages_by_block[candidate.status.block_tokens] <= pages_max(
-            candidate, wish, costs
+            candidate, query, costs
         ):
             ranking.now.append(candidate)
         else:
@@ -185,42 +178,44 @@ def rank(candidates: Iterable[Candidate], wish: Wish, costs: PlacementCosts, *, 
     return ranking
 
 
-def _saved_ms(able: list[Candidate], wish: Wish, costs: PlacementCosts) -> dict[str, float]:
-    """What a prefix cache should save a session: its whole prompt on the replica it drew, half on its second."""
-    ids = sorted([(draw(wish.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
-    whole_ms = wish.prompt_tokens * costs.prompt_token_ms
+def _saved_ms(able: list[Candidate], request: InferenceRequest, costs: PlacementCosts) -> dict[str, float]:
+    """What a prefix cache should save a session: its whole prompt on the replica it drew, half of it on the second."""
+    ids = sorted([(draw(request.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
+    whole_ms = request.prompt_tokens * costs.prompt_token_ms
     return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
 
 
 def open_pages(candidate: Candidate, costs: PlacementCosts) -> int:
-    """KV pages that are open to all; who has less than its share may take the last ones as well."""
+    """KV pages that any tenant may take; a tenant below its fair share may take the rest as well."""
     return candidate.status.pages_total - int(candidate.status.pages_total * costs.headroom_share)
 
 
-def pages_max(candidate: Candidate, wish: Wish, costs: PlacementCosts) -> int:
-    """How many pages may be held on a replica with this request: who has its share leaves the last ones to others,
-    unless it could never run then.
+def pages_max(candidate: Candidate, query: PlacementQuery, costs: PlacementCosts) -> int:
+    """How many pages may be held on a replica with this request. A tenant at its fair share leaves the last pages to
+    others, unless its request could then never run.
     """
     total, open_to_all = candidate.status.pages_total, open_pages(candidate, costs)
-    return total if wish.headroom or wish.pages(candidate.status.block_tokens) > open_to_all else open_to_all
+    if query.headroom or query.request.pages(candidate.status.block_tokens) > open_to_all:
+        return total
+    return open_to_all
 
 
 def _is_one_too_many(candidate: Candidate, adapter: str, its_tag: str) -> bool:
-    """Whether this adapter would make more in work than the replica has slots."""
+    """Whether the replica would have more adapters in work than slots with this one."""
     load = candidate.load
     return load.in_work >= max(1, candidate.status.slots) and not load.runs(adapter, its_tag)
 
 
-def _cost_ms(candidate: Candidate, wish: Wish, costs: PlacementCosts, users: int) -> float:
-    """Milliseconds until a first token, as far as they differ between replicas."""
+def _cost_ms(candidate: Candidate, adapter: str, costs: PlacementCosts, users: int) -> float:
+    """Milliseconds until a first token, without the part that is the same on every replica."""
     waits = candidate.load.prompt_tokens * costs.prompt_token_ms + candidate.running * costs.running_ms
-    return waits + _adapter_ms(candidate, wish.adapter, costs, users) if wish.adapter else waits
+    return waits + _adapter_ms(candidate, adapter, costs, users) if adapter else waits
 
 
 def _adapter_ms(candidate: Candidate, adapter: str, costs: PlacementCosts, users: int) -> float:
-    """What bringing the adapter in costs, for this request and for those that are held up by it; shared out over all
-    its running requests, since the next of them use it as well. That is what spreads a hot adapter and keeps a cold one
-    home.
+    """What loading the adapter costs this request and the requests that it delays, divided by all running requests of
+    the adapter, since the next ones use it as well. This spreads a hot adapter and keeps a cold one on its home
+    replica.
     """
     tier = candidate.resident.tier(adapter)
     if tier == "slot":
@@ -231,7 +226,7 @@ def _adapter_ms(candidate: Candidate, adapter: str, costs: PlacementCosts, users
     if tier == "store":
         own += costs.store_ms
     if adapter in candidate.load.adapters:
-        return own / 2  # it is on its way, for somebody else
+        return own / 2  # another request's load of it is under way
     stalled = costs.slot_ms * candidate.running
     evicted = costs.slot_ms if len(candidate.resident.slots) >= candidate.status.slots else 0.0
     return (own + stalled + evicted) / (1 + users)

@@ -27,6 +27,7 @@ class Checkpoints:
     def __init__(
         self,
         held: Callable[[], Mapping[str, Hold]],
+        running: Mapping[str, Running],
         reservations: Reservations,
         *,
         every_s: float,
@@ -34,6 +35,7 @@ class Checkpoints:
         renewal_s: float,
     ) -> None:
         self._held = held
+        self._running = running
         self._reservations = reservations
         self._every_s = every_s
         self._tokens = tokens
@@ -91,7 +93,7 @@ class Checkpoints:
 
     async def _restore(self, hold: Hold | None) -> None:
         """Redis lost its data: what runs holds its quotas again, and is noted anew."""
-        if hold is None or hold.taken is None or hold.running is None:
+        if hold is None or hold.taken is None or hold.request_id not in self._running:
             return
         if await self._reservations.restore(hold.request_id, hold.taken, replica_id=hold.replica_id):
             hold.checkpoint_at, hold.checkpoint_tokens = 0.0, 0
@@ -99,10 +101,11 @@ class Checkpoints:
 
     def _cut_off(self, hold: Hold | None) -> None:
         """End a request whose lease ran out: what it held may be another's by now."""
-        if hold is not None and hold.running is not None:
+        running = None if hold is None else self._running.get(hold.request_id)
+        if hold is not None and running is not None:
             metrics.ACCESS_REVOKED_REQUESTS.inc()
             _log.warning("request is cut off: its lease ran out", request_id=hold.request_id)
-            hold.running.cut_off(
+            running.cut_off(
                 Unavailable(
                     "The answer was broken off: quotas could not be reached for too long. What came is billed.",
                     code="reservation_lost",
@@ -113,10 +116,11 @@ class Checkpoints:
     def _due(self, hold: Hold, now: float) -> tuple[bool, Checkpoint | None]:
         """Whether something is to be written for a hold, and its checkpoint where that has grown."""
         renew = now - hold.renewed_at >= self._renewal_s
-        if hold.running is None:
+        running = self._running.get(hold.request_id)
+        if running is None:
             return renew, None
         try:
-            return self._grown(hold, hold.running, now) or (renew, None)
+            return self._grown(hold, running, now) or (renew, None)
         except Exception:  # noqa: BLE001 - whatever it is, other requests need their leases
             if renew:  # told now and then, not at each look
                 _log.exception("a checkpoint cannot be made", request_id=hold.request_id)

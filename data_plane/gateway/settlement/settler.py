@@ -55,8 +55,7 @@ class Hold:
     """
 
     __slots__ = (
-        "checkpoint_at", "checkpoint_tokens", "pages", "renewed_at", "replica_id", "request_id", "running", "taken",
-        "tenant_id",
+        "checkpoint_at", "checkpoint_tokens", "pages", "renewed_at", "replica_id", "request_id", "taken", "tenant_id",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +66,6 @@ class Hold:
         self.tenant_id = tenant_id
         self.replica_id = replica_id
         self.pages = pages
-        self.running: Running | None = None
         self.renewed_at = self.checkpoint_at = time.monotonic()
         self.checkpoint_tokens = 0
 
@@ -106,11 +104,12 @@ class Settler:
         self._flushing = asyncio.Lock()
         self._live: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
+        self._running: dict[str, Running] = {}
 
     @property
-    def live(self) -> Mapping[str, Hold]:
-        """What running requests hold, by request id."""
-        return MappingProxyType(self._live)
+    def running(self) -> Mapping[str, Running]:
+        """The running requests, by the request id of their hold."""
+        return MappingProxyType(self._running)
 
     def held(self) -> Mapping[str, Hold]:
         """The same as it is now, and what ended requests hold whose settlement waits for Redis."""
@@ -121,8 +120,15 @@ class Settler:
         self._live[hold.request_id] = hold
         metrics.RUNNING_REQUESTS.set(len(self._live))
 
-    def let_go(self, hold: Hold) -> None:
-        """Renew what cannot be settled no more: its lease runs out, and its last checkpoint is charged."""
+    def attach(self, hold: Hold, running: Running) -> None:
+        """Watch over the request that runs with this hold, until it is released or settled."""
+        self._running[hold.request_id] = running
+
+    def release(self, hold: Hold) -> None:
+        """Stop renewing a reservation that can no longer be settled; its lease expires and its last checkpoint is
+        billed. Changes nothing once the request has settled.
+        """
+        self._running.pop(hold.request_id, None)
         self._live.pop(hold.request_id, None)
         metrics.RUNNING_REQUESTS.set(len(self._live))
 
@@ -138,6 +144,7 @@ class Settler:
             self.settle_later(settlement)  # where it has settled, once more changes nothing
             raise
         finally:
+            self._running.pop(settlement.request_id, None)
             self._live.pop(settlement.request_id, None)
             metrics.RUNNING_REQUESTS.set(len(self._live))
 
@@ -151,8 +158,8 @@ class Settler:
             self._lost("settlement dropped: backlog is full", settlement)
             return
         self._backlog.append(settlement)
+        self._running.pop(settlement.request_id, None)
         if hold := self._live.get(settlement.request_id):
-            hold.running = None
             self._waiting[settlement.request_id] = hold
         metrics.SETTLEMENT_BACKLOG.set(len(self._backlog))
 

@@ -3,21 +3,20 @@
 import msgspec
 
 from core import kv_pages
+from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import Outcome, UsageEvent
 from data_plane.gateway import metrics
-from data_plane.gateway.api.model_catalog import Target
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
-from data_plane.gateway.state.authenticate import Caller
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when a request ran; times in Unix milliseconds, durations from the monotonic clock. ``first_token_ms``
-    and ``duration_ms`` begin when the request had been read; a replica had it for ``on_replica_ms``.
+    """Where and when a request ran. Times are Unix milliseconds; durations come from the monotonic clock.
+    ``first_token_ms`` and ``duration_ms`` start when the request's body had been read; ``on_replica_ms`` is how long
+    the replica had the request.
     """
 
-    request_id: str
-    replica_id: str
-    block_tokens: int
+    replica: ReplicaStatus
     outcome: Outcome
     started_at_ms: int
     settled_at_ms: int
@@ -28,19 +27,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
 
 
-def usage_event(caller: Caller, target: Target, run: Run, counts: TokenCounts) -> UsageEvent:
-    """What is billed. A sequence's pages are counted at its longest, for as long as the request was on the replica. An
-    estimate says that the whole prompt was cached until it is known, since none may cost more than the request.
+def usage_event(request: InferenceRequest, run: Run, counts: TokenCounts) -> UsageEvent:
+    """What is billed. A sequence's KV pages are counted at its longest, for as long as the request was on the replica.
+    An estimate assumes that the whole prompt was cached until the count is known, since no estimate may cost more than
+    the request.
     """
     all_cached = run.estimated and not counts.cached_known
+    tenant, served, replica = request.caller.tenant, request.target.adapter, run.replica
     return UsageEvent(
-        request_id=run.request_id,
-        tenant_id=caller.tenant.tenant_id,
-        key_id=caller.key.key_id,
-        base_model=target.base.id,
-        adapter_id=None if target.adapter is None else target.adapter.route.adapter_id,
-        revision_id=None if target.adapter is None else target.adapter.revision.id,
-        replica_id=run.replica_id,
+        request_id=request.id,
+        tenant_id=tenant.tenant_id,
+        key_id=request.caller.key.key_id,
+        base_model=request.base_model,
+        adapter_id=None if served is None else served.route.adapter_id,
+        revision_id=None if served is None else served.revision.id,
+        replica_id=replica.id,
         outcome=run.outcome,
         started_at_ms=run.started_at_ms,
         settled_at_ms=run.settled_at_ms,
@@ -48,7 +49,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: TokenCounts) -
         cached_tokens=counts.input_tokens if all_cached else min(counts.cached_tokens, counts.input_tokens),
         output_tokens=counts.output_tokens,
         kv_page_ms=sum(
-            kv_pages.page_ms(counts.prompt_tokens + output, run.on_replica_ms, run.block_tokens)
+            kv_pages.page_ms(counts.prompt_tokens + output, run.on_replica_ms, replica.block_tokens)
             for output in counts.outputs
         ),
         first_token_ms=run.first_token_ms,
@@ -57,7 +58,7 @@ def usage_event(caller: Caller, target: Target, run: Run, counts: TokenCounts) -
         adapter_load_ms=0 if run.load is None else run.load.load_ms,
         stall_ms=0 if run.load is None else run.load.stall_ms,
         estimated=run.estimated,
-        price_version_id=caller.tenant.price_version_id,
+        price_version_id=tenant.price_version_id,
     )
 
 

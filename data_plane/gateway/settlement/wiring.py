@@ -52,6 +52,7 @@ class Durability:
         self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_recovery_s)
         self._checkpoints = Checkpoints(
             self.settler.held,
+            self.settler.running,
             reservations,
             every_s=settings.checkpoint_s,
             tokens=settings.checkpoint_tokens,

@@ -1,13 +1,14 @@
-"""One attempt of one request on one replica: the race between the engine, the caller and the clock.
+"""One attempt of a request on one replica: the race between the engine, the caller and the deadline.
 
-When the caller leaves or a time limit passes, the engine is told to abort and is read to its end, so that what is
-counted is what it produced. How streamed and whole answers are read is in files of their own.
+When the caller disconnects or a deadline passes, the attempt aborts the request on the engine and reads the engine's
+answer to its end, so that the counts are what the engine produced. streaming_attempt.py and unary_attempt.py read the
+two forms of answers.
 """
 
 import asyncio
 import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -17,10 +18,12 @@ from core.contracts.usage import Outcome
 from core.errors import AppError, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.api.client_connection import Client
-from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.sse import StreamBroken
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import Headers
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
+from data_plane.gateway.scheduling.replica_load import Occupancy
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.connection import EngineResponse
 from data_plane.gateway.upstream.engine_client import EngineClient, EngineRequest, ReplicaFailed
@@ -28,28 +31,21 @@ from data_plane.gateway.upstream.engine_client import EngineClient, EngineReques
 _log = structlog.get_logger()
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What is relayed, where to, and when the whole request must have ended (loop time). ``adapter`` is the engine's
-    name again where that is an adapter's. ``on_open`` is given the exchange, before it begins.
+class Dispatch(msgspec.Struct, frozen=True):
+    """What an attempt adds to its request: the replica with the request's occupancy there, the body for the engine,
+    headers for the response, and the loop time by which the whole request must end.
     """
 
-    call: Call
-    request_id: str
-    tenant_id: str
-    engine_name: str
-    adapter: str | None
-    shown_name: str
-    body: bytes
     replica: ReplicaStatus
+    occupancy: Occupancy
+    body: bytes
     headers: Headers
     deadline: float
-    on_first_byte: Callable[[], None]
-    on_open: Callable[["Exchange"], None]
 
 
-class Relayed(msgspec.Struct, frozen=True):
-    """How an attempt ended and what it used. The response's end is left to be written once the request has settled:
-    ``ending`` is its last bytes, or ``error`` says what to tell instead; neither where nobody listens any more.
+class AttemptResult(msgspec.Struct, frozen=True):
+    """How an attempt ended and what it used. The end of the response is written after the request has settled:
+    ``ending`` is its last bytes, or ``error`` is sent instead; neither where the caller is gone.
     """
 
     outcome: Outcome
@@ -59,45 +55,60 @@ class Relayed(msgspec.Struct, frozen=True):
     load: AdapterLoad | None = None
 
 
-class Exchange(ABC):
-    """What streamed and whole answers share: the race between the engine, the caller and the clock."""
+class Attempt(ABC):
+    """What streaming and unary attempts share. ``cut`` is why the attempt was ended from outside, and ``stalled`` says
+    that the replica was silent for too long. ``first_byte_at`` is monotonic.
+    """
 
-    def __init__(self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
+    def __init__(
+        self,
+        upstream: EngineClient,
+        limits: GatewaySettings,
+        client: Client,
+        request: InferenceRequest,
+        dispatch: Dispatch,
+    ) -> None:
+        self.request = request
+        self.replica = dispatch.replica
+        self.first_byte_at: float | None = None
+        self.cut: AppError | None = None
+        self.stalled = False
         self._upstream = upstream
         self._limits = limits
         self._client = client
-        self._attempt = attempt
+        self._dispatch = dispatch
+        self._deadline = dispatch.deadline
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
         self._asked: EngineRequest | None = None
         self._gone = self._ending = False
         self._writing = False
-        self.cut: AppError | None = None  # why it was ended from outside
-        self.stood_still = False  # the replica, for longer than one may
 
-    async def run(self, on_stood_still: Callable[[], None]) -> Relayed:
-        """The exchange to its end. ``on_stood_still`` is told at once, since a hung engine answers no abort either."""
-        attempt = self._attempt
+    async def run(self, breakers: CircuitBreakers) -> AttemptResult:
+        """Run the attempt to its end. A replica that stalls is reported to ``breakers`` at once, since an engine that
+        hangs does not answer an abort either.
+        """
+        request = self.request
         self._client.watch(self._on_gone)
         try:
             async with asyncio.timeout_at(self._first_deadline()) as self._guard:
                 self._asked = await self._upstream.ask(
-                    attempt.replica,
-                    attempt.call.kind,
-                    attempt.request_id,
-                    attempt.body,
-                    adapter=attempt.adapter,
-                    tenant_id=attempt.tenant_id,
+                    self.replica,
+                    request.call.kind,
+                    request.id,
+                    self._dispatch.body,
+                    adapter=request.adapter or None,
+                    tenant_id=request.tenant_id,
                 )
                 return await self._exchange(await self._asked.answer())
         except TimeoutError:
-            if self._gone or self._writing:  # a caller who does not read is as gone as one who hung up
+            if self._gone or self._writing:  # a caller that does not read counts as disconnected
                 return await self._end_early("client_gone")
-            if self.cut is None and self._loop.time() < attempt.deadline:
-                self.stood_still = True
-                on_stood_still()
+            if self.cut is None and self._loop.time() < self._deadline:
+                self.stalled = True
+                breakers.failed(self.replica)
             return await self._end_early("timeout")
-        except asyncio.CancelledError:  # the server does so when the time to drain is over, and waits no longer
+        except asyncio.CancelledError:  # the server cancels when the time to drain is over, and does not wait longer
             self.cut = _stopping()
             return await self._end_early("timeout")
         except (StreamBroken, OSError, msgspec.MsgspecError) as error:
@@ -107,43 +118,48 @@ class Exchange(ABC):
             if self._asked is not None:
                 self._asked.close()
 
+    def cut_off(self, error: AppError) -> None:
+        """End the attempt now and send its caller this error."""
+        self.cut = error
+        self._time_out()
+
     def _on_gone(self) -> None:
         self._gone = True
         self._time_out()
 
-    def cut_off(self, error: AppError) -> None:
-        """End the exchange now, for a reason that its caller is told."""
-        self.cut = error
-        self._time_out()
-
     def _time_out(self) -> None:
-        """End the exchange now, as its deadline would."""
+        """End the attempt now, as its deadline would."""
         self._ending = True
         if self._guard is not None and not self._guard.expired():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._guard.reschedule(self._loop.time())
 
-    def _replica_gone(self, error: Exception) -> Relayed:
+    def _on_first_byte(self) -> None:
+        self.first_byte_at = now = time.monotonic()
+        metrics.FIRST_BYTE_SECONDS.observe(now - self.request.arrived_at)
+        self._dispatch.occupancy.prefilled()
+
+    def _replica_gone(self, error: Exception) -> AttemptResult:
         counts = self.counts()
-        _log.warning("replica went away", replica=self._attempt.replica.id, error=repr(error))
+        _log.warning("replica connection lost", replica=self.replica.id, error=repr(error))
         if not self._client.started and not counts.outputs:
             raise ReplicaFailed("The replica failed before its first token.") from error
         lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
-        return Relayed("replica_gone", counts, error=lost)
+        return AttemptResult("replica_gone", counts, error=lost)
 
-    async def _end_early(self, outcome: Outcome) -> Relayed:
+    async def _end_early(self, outcome: Outcome) -> AttemptResult:
         """Abort on the engine and read its answer to the end, for the final count."""
         if self._asked is not None:
             await self._abort(self._asked)
         counts = self.counts()
         if outcome == "client_gone":
-            return Relayed(outcome, counts)
+            return AttemptResult(outcome, counts)
         if self.cut is not None:
-            return Relayed(outcome, counts, error=self.cut)
-        if not self._client.started and not counts.outputs and self._loop.time() < self._attempt.deadline:
+            return AttemptResult(outcome, counts, error=self.cut)
+        if not self._client.started and not counts.outputs and self._loop.time() < self._deadline:
             raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
-        return Relayed(outcome, counts, error=late)
+        return AttemptResult(outcome, counts, error=late)
 
     async def _abort(self, asked: EngineRequest) -> None:
         aborting = asyncio.create_task(self._abort_repeatedly())
@@ -151,41 +167,41 @@ class Exchange(ABC):
             async with asyncio.timeout(self._limits.abort_s):
                 await self._read_to_end(await asked.answer())
         except AppError:
-            pass  # it never ran
+            pass  # the engine refused the request: it never ran
         except asyncio.CancelledError:
             self.cut = _stopping()
         except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
             metrics.INCOMPLETE_COUNTS.inc()
-            _log.warning("no final count after an abort", replica=self._attempt.replica.id, error=repr(error))
+            _log.warning("no final count after an abort", replica=self.replica.id, error=repr(error))
         finally:
             aborting.cancel()
 
     async def _abort_repeatedly(self) -> None:
-        """Until cancelled: an abort that comes before the engine has the request is lost on it."""
+        """Repeat the abort until cancelled: the engine loses an abort that arrives before its request."""
         while True:
-            await self._upstream.abort(self._attempt.replica, self._attempt.call.kind, self._attempt.request_id)
+            await self._upstream.abort(self.replica, self.request.call.kind, self.request.id)
             await asyncio.sleep(self._limits.abort_repeat_ms / 1000)
 
     @abstractmethod
     def _first_deadline(self) -> float:
-        """Loop time by which something must have come."""
+        """Loop time by which the first byte must have arrived."""
 
     @property
     @abstractmethod
     def load(self) -> AdapterLoad | None:
-        """What the engine's door has said of the adapter."""
+        """What the engine's middleware has reported about the adapter."""
 
     @abstractmethod
     def counts(self) -> TokenCounts:
         """What the engine has counted so far."""
 
     @abstractmethod
-    async def _exchange(self, answer: EngineResponse) -> Relayed:
-        """Relay the answer, all but its end."""
+    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
+        """Relay the answer, except for its end."""
 
     @abstractmethod
     async def _read_to_end(self, answer: EngineResponse) -> None:
-        """Read what is left, for its counts only."""
+        """Read the rest of the answer, for its counts only."""
 
 
 def _stopping() -> Unavailable:

@@ -1,22 +1,26 @@
-"""Relays an attempt of a request on one replica, and reports how the replica did. Retrying, settling and billing are
-the lifecycle's.
+"""Relays one attempt of a request on one replica and reports to the circuit breakers how the replica did; also the
+budget that bounds retries. Retry decisions, settlement and billing belong to request/active_request.py.
 """
 
 import msgspec
 
+from core.contracts.replicas import ReplicaStatus
 from core.errors import AppError
 from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
+from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
-from data_plane.gateway.upstream.streaming_attempt import StreamExchange
-from data_plane.gateway.upstream.unary_attempt import WholeExchange
+from data_plane.gateway.upstream.streaming_attempt import StreamingAttempt
+from data_plane.gateway.upstream.unary_attempt import UnaryAttempt
 
 
 class RetryBudget:
-    """A bucket of retries, which every request fills by ``percent`` of one, up to ``burst``. It begins full."""
+    """A bucket of retries, so that retries stay a share of all requests and cannot become a storm. Each request adds
+    ``percent`` of one retry, up to ``burst``. The bucket starts full.
+    """
 
     def __init__(self, *, percent: int, burst: int) -> None:
         self._percent = percent
@@ -24,11 +28,11 @@ class RetryBudget:
         self._hundredths = self._max
 
     def deposit(self) -> None:
-        """A request has come."""
+        """Count one request."""
         self._hundredths = min(self._max, self._hundredths + self._percent)
 
     def withdraw(self) -> bool:
-        """Whether one retry may be made; it is counted then."""
+        """Take one retry from the budget; False where none is left."""
         if self._hundredths < 100:
             return False
         self._hundredths -= 100
@@ -36,9 +40,7 @@ class RetryBudget:
 
 
 class Relay:
-    """Relays attempts. Raises ReplicaFailed, AdapterLoading, LocalShortage or InvalidRequest, and only before the first
-    byte.
-    """
+    """Creates and runs attempts."""
 
     def __init__(
         self,
@@ -54,34 +56,37 @@ class Relay:
         self._signs = signs
         self._limits = limits
 
-    async def run(self, client: Client, attempt: Attempt) -> Relayed:
-        """Relay one attempt to its end."""
-        relaying: Exchange
-        if attempt.call.stream:
-            relaying = StreamExchange(self._upstream, self._limits, client, attempt)
-        else:
-            relaying = WholeExchange(self._upstream, self._limits, client, attempt, self._signs)
-        attempt.on_open(relaying)
-        self._breakers.started(attempt.replica)
+    def attempt(self, client: Client, request: InferenceRequest, dispatch: Dispatch) -> Attempt:
+        """A new attempt, which ``run`` starts."""
+        if request.call.stream:
+            return StreamingAttempt(self._upstream, self._limits, client, request, dispatch)
+        return UnaryAttempt(self._upstream, self._limits, client, request, dispatch, self._signs)
+
+    async def run(self, attempt: Attempt) -> AttemptResult:
+        """Relay one attempt to its end. Raises ReplicaFailed, AdapterLoading, LocalShortage or InvalidRequest, and only
+        before the first byte.
+        """
+        replica = attempt.replica
+        self._breakers.started(replica)
         try:
-            relayed = await relaying.run(lambda: self._breakers.failed(attempt.replica))
+            result = await attempt.run(self._breakers)
         except LocalShortage:
             raise
         except AppError as error:
             about_adapter = isinstance(error, ReplicaFailed) and error.about_adapter
-            if about_adapter and attempt.adapter is not None:
+            if about_adapter and (adapter := attempt.request.adapter):
                 backoff_s = self._limits.adapter_failure_backoff_s
-                self._breakers.adapter_failed(attempt.replica, attempt.adapter, backoff_s=backoff_s)
-            if not relaying.stood_still:
-                self._report(attempt, failed=isinstance(error, ReplicaFailed) and not about_adapter)
+                self._breakers.adapter_failed(replica, adapter, backoff_s=backoff_s)
+            if not attempt.stalled:
+                self._report(replica, failed=isinstance(error, ReplicaFailed) and not about_adapter)
             raise
-        waited_for = relayed.outcome != "client_gone" and relaying.cut is None
-        if not relaying.stood_still and (waited_for or relayed.counts.outputs):
-            self._report(attempt, failed=waited_for and relayed.outcome == "replica_gone")
-        return relayed if relaying.load is None else msgspec.structs.replace(relayed, load=relaying.load)
+        caller_waited = result.outcome != "client_gone" and attempt.cut is None
+        if not attempt.stalled and (caller_waited or result.counts.outputs):
+            self._report(replica, failed=caller_waited and result.outcome == "replica_gone")
+        return result if attempt.load is None else msgspec.structs.replace(result, load=attempt.load)
 
-    def _report(self, attempt: Attempt, *, failed: bool) -> None:
+    def _report(self, replica: ReplicaStatus, *, failed: bool) -> None:
         if failed:
-            self._breakers.failed(attempt.replica)
+            self._breakers.failed(replica)
         else:
-            self._breakers.succeeded(attempt.replica)
+            self._breakers.succeeded(replica)

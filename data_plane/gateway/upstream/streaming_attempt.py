@@ -1,12 +1,15 @@
-"""The exchange of a streamed answer: bytes in, bytes out, tokens counted as they pass."""
+"""An attempt whose answer is streamed: events pass from the engine to the caller, and their tokens are counted on the
+way. attempt.py owns deadlines and aborts.
+"""
 
 from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import DONE, Rewriter, StreamBroken
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
+from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.connection import EngineResponse
 from data_plane.gateway.upstream.engine_client import EngineClient
 
@@ -17,25 +20,32 @@ _STREAM_HEADERS: Headers = [
 ]
 
 
-class StreamExchange(Exchange):
-    """A streamed answer."""
+class StreamingAttempt(Attempt):
+    """An attempt with a streamed answer."""
 
-    def __init__(self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt) -> None:
-        super().__init__(upstream, limits, client, attempt)
-        call = attempt.call
+    def __init__(
+        self,
+        upstream: EngineClient,
+        limits: GatewaySettings,
+        client: Client,
+        request: InferenceRequest,
+        dispatch: Dispatch,
+    ) -> None:
+        super().__init__(upstream, limits, client, request, dispatch)
+        call = request.call
         self._rewriter = Rewriter(
-            response_id=ID_PREFIXES[call.kind] + attempt.request_id,
-            engine_name=attempt.engine_name,
-            shown_name=attempt.shown_name,
+            response_id=ID_PREFIXES[call.kind] + request.id,
+            engine_name=request.engine_name,
+            shown_name=request.target.shown_name,
             usage_shown=call.usage_shown,
             sequences=call.n,
             event_max_bytes=limits.event_max_bytes,
             tier_shown=call.tier_asked,
         )
-        self._due = 0.0  # loop time at which the guard is set anew
+        self._reschedule_at = 0.0  # loop time
 
     def _first_deadline(self) -> float:
-        return min(self._loop.time() + self._limits.first_byte_s, self._attempt.deadline)
+        return min(self._loop.time() + self._limits.first_byte_s, self._deadline)
 
     @property
     def load(self) -> AdapterLoad | None:
@@ -44,44 +54,44 @@ class StreamExchange(Exchange):
     def counts(self) -> TokenCounts:
         return self._rewriter.counts()
 
-    async def _exchange(self, answer: EngineResponse) -> Relayed:
-        while not await answer.pour(self._take):
+    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
+        while not await answer.pour(self._forward):
             self._writing = True
             await self._client.drained()
             self._writing = False
         if not self._rewriter.done:
-            raise StreamBroken("the stream ended without its end")
-        return Relayed("done", self._rewriter.counts(), ending=DONE)
+            raise StreamBroken("stream ended before [DONE]")
+        return AttemptResult("done", self._rewriter.counts(), ending=DONE)
 
-    def _take(self, data: bytes) -> bool:
-        """From the engine to the caller, in the moment in which it comes; false where the caller reads too slowly."""
+    def _forward(self, data: bytes) -> bool:
+        """Pass bytes from the engine to the caller as they arrive; False where the caller reads too slowly."""
         try:
             out = self._rewriter.feed(data)
         except StreamBroken as broken:
-            # What is billed is sent; before the first token the request may still be tried elsewhere.
+            # What is billed is sent. Before the first token, another replica may still serve the request.
             if broken.before and (self._client.started or self.counts().outputs):
                 self._send(broken.before)
             raise
-        self._be_patient()
+        self._extend_deadline()
         return self._send(out) if out else True
 
     def _send(self, out: bytes) -> bool:
         if self._client.started:
             return self._client.push(out)
-        self._attempt.on_first_byte()
-        return self._client.begin([*_STREAM_HEADERS, *self._attempt.headers], out)
+        self._on_first_byte()
+        return self._client.begin([*_STREAM_HEADERS, *self._dispatch.headers], out)
 
-    def _be_patient(self) -> None:
-        """Something came: wait for more for as long again."""
+    def _extend_deadline(self) -> None:
+        """Bytes arrived: allow ``inter_token_s`` for the next ones."""
         now, patience_s = self._loop.time(), self._limits.inter_token_s
-        if now >= self._due and not self._ending and self._guard is not None:
-            # A tenth late rather than at every event: timers cost more than the events do.
-            self._guard.reschedule(min(now + 1.1 * patience_s, self._attempt.deadline))
-            self._due = now + 0.1 * patience_s
+        if now >= self._reschedule_at and not self._ending and self._guard is not None:
+            # Up to a tenth late instead of exactly at each event: moving a timer costs more than relaying an event.
+            self._guard.reschedule(min(now + 1.1 * patience_s, self._deadline))
+            self._reschedule_at = now + 0.1 * patience_s
 
     async def _read_to_end(self, answer: EngineResponse) -> None:
         self._rewriter.aborting = True
         while data := await answer.some():
             self._rewriter.feed(data)
         if not self._rewriter.final:
-            raise StreamBroken("the stream ended without a final count")
+            raise StreamBroken("stream ended without a final count")

@@ -1,9 +1,10 @@
-"""The exchange of an answer in one piece: nothing comes before everything, so the replica's other signs are watched."""
+"""An attempt whose answer comes in one piece. Nothing arrives before the whole answer does, so the attempt watches the
+engine's token counters to notice a replica that stalls. attempt.py owns deadlines and aborts.
+"""
 
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -12,51 +13,59 @@ from core.errors import Unprocessable
 from data_plane.gateway import metrics
 from data_plane.gateway.api import openai_response
 from data_plane.gateway.api.client_connection import Client
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import StreamBroken
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt, Exchange, Relayed
+from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.connection import EngineResponse
 from data_plane.gateway.upstream.engine_client import EngineClient
 
 _TAIL_BYTES: Final = 4096
-"""Of an answer that is too large, what is kept to find its usage in: vLLM 0.32 writes it behind all choices."""
+"""Bytes to keep at the end of an answer that is too large, to find its usage: vLLM 0.32 writes it after all choices."""
 
-_USAGE: Final = re.compile(r'"usage"\s*:\s*(?=\{)')  # in a string of the answer its quotes would be escaped
+_USAGE: Final = re.compile(r'"usage"\s*:\s*(?=\{)')  # inside a string of the answer, its quotes would be escaped
 
 
-class WholeExchange(Exchange):
-    """An answer in one piece."""
+class UnaryAttempt(Attempt):
+    """An attempt with an answer in one piece."""
 
     def __init__(
-        self, upstream: EngineClient, limits: GatewaySettings, client: Client, attempt: Attempt, signs: EngineLiveness
+        self,
+        upstream: EngineClient,
+        limits: GatewaySettings,
+        client: Client,
+        request: InferenceRequest,
+        dispatch: Dispatch,
+        signs: EngineLiveness,
     ) -> None:
-        super().__init__(upstream, limits, client, attempt)
+        super().__init__(upstream, limits, client, request, dispatch)
         self._signs = signs
         self._raw = bytearray()
         self._too_large = False
         self._answer: openai_response.EngineCompletion | None = None
-        self._oversized: TokenCounts | None = None  # of an answer that is too large to be passed on
+        self._oversized: TokenCounts | None = None  # of an answer that is too large to relay
         self._load: AdapterLoad | None = None
 
     def _first_deadline(self) -> float:
-        return self._attempt.deadline  # nothing comes before everything
+        return self._deadline  # the first byte comes with the last one
 
-    async def run(self, on_stood_still: Callable[[], None]) -> Relayed:
-        """The exchange, given up when the engine counts no token any more."""
+    async def run(self, breakers: CircuitBreakers) -> AttemptResult:
+        """Run the attempt, and end it when the engine stops counting tokens."""
         watching = asyncio.create_task(self._watch_engine())
         try:
-            with self._signs.watch(self._attempt.replica):
-                return await super().run(on_stood_still)
+            with self._signs.watch(self.replica):
+                return await super().run(breakers)
         finally:
             watching.cancel()
 
     async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(self._signs.poll_s)
-            if self._signs.stalled_s(self._attempt.replica) >= self._limits.engine_stalled_s:
+            if self._signs.stalled_s(self.replica) >= self._limits.engine_stalled_s:
                 break
         metrics.STALLED_ANSWERS.inc()
         self._time_out()
@@ -71,28 +80,28 @@ class WholeExchange(Exchange):
         return (
             TokenCounts()
             if self._answer is None
-            else openai_response.counts(self._answer, sequences=self._attempt.call.n)
+            else openai_response.counts(self._answer, sequences=self.request.call.n)
         )
 
-    async def _exchange(self, answer: EngineResponse) -> Relayed:
+    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
         await self._read_to_end(answer)
         if self._oversized is not None:
-            return Relayed("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
+            return AttemptResult("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
         assert self._answer is not None
         if openai_response.is_aborted(self._answer):
             raise StreamBroken("the engine aborted the request")
         counts = self.counts()
-        self._attempt.on_first_byte()
-        response_id = ID_PREFIXES[self._attempt.call.kind] + self._attempt.request_id
-        return Relayed(
+        self._on_first_byte()
+        request = self.request
+        return AttemptResult(
             "done",
             counts,
             ending=openai_response.for_caller(
                 self._answer,
                 counts,
-                response_id=response_id,
-                shown_name=self._attempt.shown_name,
-                tier_shown=self._attempt.call.tier_asked,
+                response_id=ID_PREFIXES[request.call.kind] + request.id,
+                shown_name=request.target.shown_name,
+                tier_shown=request.call.tier_asked,
             ),
         )
 
@@ -100,25 +109,25 @@ class WholeExchange(Exchange):
         self._load = openai_response.load(answer.headers.get("x-tenora-load"))
         while data := await answer.some():
             if not self._raw and not data.startswith(b"{"):
-                raise StreamBroken("an answer that is no JSON object")  # so that it is not kept until it ends
+                raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end
             self._raw += data
             if self._too_large or len(self._raw) > self._limits.response_max_bytes:
                 self._too_large = True
                 del self._raw[:-_TAIL_BYTES]
         if self._too_large:
-            self._oversized = counts_at_end(bytes(self._raw), sequences=self._attempt.call.n)
+            self._oversized = counts_at_end(bytes(self._raw), sequences=self.request.call.n)
         else:
             self._answer = openai_response.decode(bytes(self._raw))
 
 
 def counts_at_end(tail: bytes, *, sequences: int) -> TokenCounts:
-    """Tokens of an answer of which only the end is here, spread evenly over its sequences. Raises StreamBroken."""
+    """Tokens of an answer of which only the tail was kept, spread evenly over its sequences. Raises StreamBroken."""
     text = tail.decode("latin-1")
     try:
         *_, found = _USAGE.finditer(text)
         usage = msgspec.convert(json.JSONDecoder().raw_decode(text, found.end())[0], openai_response.Usage)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise StreamBroken("an answer that is too large and does not end with its usage") from error
+        raise StreamBroken("answer is too large and does not end with its usage") from error
     each, more = divmod(usage.completion_tokens, sequences)
     outputs = [each + 1] * more + [each] * (sequences - more)
     cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
@@ -126,7 +135,7 @@ def counts_at_end(tail: bytes, *, sequences: int) -> TokenCounts:
 
 
 def _too_large(bytes_max: int) -> Unprocessable:
-    """The caller's doing and not the replica's: what it asked for has been generated, and is charged."""
+    """The caller's fault, not the replica's: the engine generated what the caller asked for, and that is billed."""
     return Unprocessable(
         f"The answer is larger than {bytes_max} bytes; ask for fewer tokens, choices or logprobs, or stream it. "
         "What was generated is billed.",

@@ -7,21 +7,27 @@ from hypothesis import strategies as st
 
 from core import api_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
+from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
-from data_plane.gateway.api.model_catalog import Target, describe, describe_one, resolve
+from data_plane.gateway.api.model_catalog import describe, describe_one, resolve
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.quota.rate_limit_response import Verdict, duration, quota_exceeded
-from data_plane.gateway.request.lifecycle import output_ceiling
+from data_plane.gateway.request.preparation import output_ceiling, require_output_allowed
 from data_plane.gateway.settlement.usage_event import Run, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
 from data_plane.gateway.state.snapshot import Tables
 from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.gateway.requests import inference_request
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 
 PEPPER = b"pepper"
+REPLICA = ReplicaStatus(
+    id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=32, pages_total=8, pages_free=8,
+    slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
+)  # fmt: skip
 
 
 def caller_of(built: Tables, tenant_id: str) -> Caller:
@@ -176,7 +182,9 @@ def test_anothers_adapter_cannot_be_told_from_none():
 )
 def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceiling):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
-    assert output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200)) == ceiling
+    route = tiny_route(context_tokens=200)
+    require_output_allowed(prompt, asked, limits, route)
+    assert output_ceiling(prompt, asked, limits, route) == ceiling
 
 
 @pytest.mark.parametrize(
@@ -203,7 +211,7 @@ def test_a_key_narrows_what_one_request_may_ask_and_never_widens_it(own, windows
 def test_more_than_plan_or_context_allow_is_refused(prompt, asked, code):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     with pytest.raises(InvalidRequest) as refusal:
-        output_ceiling(prompt, asked, limits, tiny_route(context_tokens=200))
+        require_output_allowed(prompt, asked, limits, tiny_route(context_tokens=200))
     assert refusal.value.code == code
 
 
@@ -245,19 +253,17 @@ def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_u
 
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
 def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
-    built = tables()
-    caller = caller_of(built, "tn_1")
+    request = inference_request()
     run = Run(
-        request_id="req_1", replica_id="rep_1", block_tokens=32, outcome="done",
-        started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7, duration_ms=50,
-        load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
+        replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7,
+        duration_ms=50, load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
     )  # fmt: skip
-    event = usage_event(caller, Target("bot", tiny_route(), None), run, TokenCounts(prompt, cached, outputs))
+    event = usage_event(request, run, TokenCounts(prompt, cached, outputs))
     assert event.input_tokens == prompt * len(outputs)
     assert event.output_tokens == sum(outputs)
     assert event.cached_tokens == min(cached, event.input_tokens)
     counts = TokenCounts(prompt, 0, outputs, cached_known=False)
-    early = usage_event(caller, Target("bot", tiny_route(), None), msgspec.structs.replace(run, estimated=True), counts)
+    early = usage_event(request, msgspec.structs.replace(run, estimated=True), counts)
     assert early.cached_tokens == early.input_tokens  # so that it costs no more than the whole
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)

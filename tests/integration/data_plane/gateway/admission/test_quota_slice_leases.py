@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from core import redis_keys
-from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.quota_slices import QuotaSlices, lease_s
+from data_plane.gateway.api.inference_request import InferenceRequest
+from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.journal import Journal
@@ -19,6 +20,7 @@ from data_plane.gateway.settlement.replay_buffer import Kept
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.gateway.requests import inference_request
 from tests.fixtures.quota.levels import BLOCK, connected, granted
 
 LEASE_S = 80
@@ -41,12 +43,14 @@ async def place(redis_settings, tmp_path):
         yield redis, QuotaSlices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
 
 
-def demand() -> Demand:
+def sliced(request_id: str = "req_1") -> tuple[InferenceRequest, Allowance]:
+    """A request whose plan allows quota slices, and what its caller may take."""
     limits = msgspec.structs.replace(AMPLE, when_quota_is_unavailable="slice")
-    return Demand(
-        request_id="req_1", limits=limits, allowance=granted(limits=limits), base_model="m", engine_name="m",
-        sequences=1, prompt_tokens=10, max_tokens=20, min_tokens=20,
-    )  # fmt: skip
+    allowed = granted(limits=limits)
+    request = inference_request(
+        allowed.tenant_id, request_id=request_id, limits=limits, prompt_tokens=10, max_tokens=20
+    )
+    return request, allowed
 
 
 def aged(slices: QuotaSlices, seconds: float) -> None:
@@ -57,9 +61,9 @@ def aged(slices: QuotaSlices, seconds: float) -> None:
         )
 
 
-async def expiries(redis, wanted: Demand) -> list[float]:
+async def expiries(redis, request: InferenceRequest) -> list[float]:
     return [
-        score for _, score in await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1, withscores=True)
+        score for _, score in await redis.zrange(redis_keys.tenant_leases(request.tenant_id), 0, -1, withscores=True)
     ]
 
 
@@ -71,47 +75,47 @@ def test_a_lease_covers_the_silence_before_a_request_and_the_longest_it_runs():
 
 async def test_a_slice_that_may_run_out_under_its_request_is_not_spent_until_it_is_renewed(place):
     redis, slices, _ = place
-    wanted = demand()
-    slices.note(wanted)
-    await slices.look()
-    before = await expiries(redis, wanted)
+    request, allowed = sliced()
+    slices.record(request, allowed)
+    await slices.run_once()
+    before = await expiries(redis, request)
     aged(slices, LEASE_S / 4 + 1)
-    assert slices.spend(wanted, BLOCK) is None
-    await slices.look()
-    assert min(await expiries(redis, wanted)) >= max(before)
-    assert slices.spend(wanted, BLOCK).slice_id
-    assert slices.spend(wanted, BLOCK).slice_id
-    assert slices.spend(wanted, BLOCK) is None
+    assert slices.spend(request, allowed, BLOCK) is None
+    await slices.run_once()
+    assert min(await expiries(redis, request)) >= max(before)
+    assert slices.spend(request, allowed, BLOCK).slice_id
+    assert slices.spend(request, allowed, BLOCK).slice_id
+    assert slices.spend(request, allowed, BLOCK) is None
 
 
 async def test_slices_are_renewed_long_before_they_are_too_old_and_not_at_every_look(place):
     redis, slices, _ = place
-    wanted = demand()
-    slices.note(wanted)
-    await slices.look()
-    before = await expiries(redis, wanted)
+    request, allowed = sliced()
+    slices.record(request, allowed)
+    await slices.run_once()
+    before = await expiries(redis, request)
     aged(slices, LEASE_S / 8 - 1)
-    await slices.look()
-    assert await expiries(redis, wanted) == before
+    await slices.run_once()
+    assert await expiries(redis, request) == before
     aged(slices, 2)
     await asyncio.sleep(0.002)  # expiries are in whole milliseconds
-    await slices.look()
-    assert min(await expiries(redis, wanted)) > max(before)
+    await slices.run_once()
+    assert min(await expiries(redis, request)) > max(before)
 
 
 async def test_where_redis_has_lost_one_all_of_the_callers_are_given_back_and_taken_anew(place):
     redis, slices, settler = place
-    wanted = demand()
-    slices.note(wanted)
-    await slices.look()
-    first, _ = await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1)
-    await redis.zrem(redis_keys.tenant_leases(wanted.tenant_id), first)
+    request, allowed = sliced()
+    slices.record(request, allowed)
+    await slices.run_once()
+    first, _ = await redis.zrange(redis_keys.tenant_leases(request.tenant_id), 0, -1)
+    await redis.zrem(redis_keys.tenant_leases(request.tenant_id), first)
     aged(slices, LEASE_S / 8)
-    await slices.look()
+    await slices.run_once()
     assert await settler.flush()
-    there = await redis.zrange(redis_keys.tenant_leases(wanted.tenant_id), 0, -1)
+    there = await redis.zrange(redis_keys.tenant_leases(request.tenant_id), 0, -1)
     assert len(there) == SETTINGS.quota_slice_requests
     assert first not in there
-    assert await redis.hget(redis_keys.tenant_quota(wanted.tenant_id), "concurrent") == b"2"
-    spent = {slices.spend(wanted, BLOCK).slice_id.encode() for _ in there}
+    assert await redis.hget(redis_keys.tenant_quota(request.tenant_id), "concurrent") == b"2"
+    spent = {slices.spend(request, allowed, BLOCK).slice_id.encode() for _ in there}
     assert spent == set(there)

@@ -1,5 +1,5 @@
-"""The waiting room over heartbeats in a real Redis: who is seated when something changes, who is not passed over for
-ever, and that nobody who leaves takes a seat along.
+"""The waiting queue over heartbeats in a real Redis: who is seated when something changes, who is not passed over for
+ever, and that nobody who leaves takes a assignment along.
 """
 
 import asyncio
@@ -11,22 +11,20 @@ import pytest
 import redis.asyncio
 
 from core import redis_keys
-from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.replicas import ReplicaStatus, Residency
 from core.errors import Unavailable
 from data_plane.gateway.admission.assignment import Assignment
-from data_plane.gateway.admission.demand import Demand
 from data_plane.gateway.admission.fair_queue import QueueBounds
 from data_plane.gateway.admission.pool_queue import WaitLimits
 from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.client_connection import ClientGone
-from data_plane.gateway.quota.allowance import PlatformLimits, allowance
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import PlacementCosts, rank
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
-from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.gateway.requests import inference_request
 
 COSTS = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
@@ -36,7 +34,7 @@ PASSED_OVER_S = 0.2
 
 
 @pytest.fixture
-async def room(redis_settings) -> AsyncIterator[WaitQueue]:
+async def queue(redis_settings) -> AsyncIterator[WaitQueue]:
     """One replica of ten pages and one slot."""
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         status = ReplicaStatus(
@@ -54,32 +52,28 @@ async def room(redis_settings) -> AsyncIterator[WaitQueue]:
         yield WaitQueue(replicas, COSTS, BOUNDS, patience, BacklogBounds(tenants_max=64, adapters_max=64))
 
 
-def demand(tenant_id: str, pages: int = 2, adapter: str = "") -> Demand:
-    grant = TenantGrant(tenant_id=tenant_id, status="active", limits=AMPLE)
-    key = KeyGrant(key_id="key_1", tenant_id=tenant_id, scopes=())
-    return Demand(
-        request_id="req_1", limits=AMPLE, allowance=allowance(grant, key, PlatformLimits(), longest_ms=1000),
-        base_model="m", engine_name=f"{adapter}@{'a' * 64}" if adapter else "m", sequences=1, prompt_tokens=16,
-        max_tokens=16 * (pages - 1), min_tokens=1,
+def request(tenant_id: str, pages: int = 2, adapter: str = "") -> InferenceRequest:
+    return inference_request(
+        tenant_id, adapter=f"{adapter}@{'a' * 64}" if adapter else "", prompt_tokens=16, max_tokens=16 * (pages - 1),
+        min_tokens=1,
     )  # fmt: skip
 
 
-def take(room: WaitQueue, wanted: Demand) -> Assignment:
-    """A seat at once, as Redis would confirm it."""
-    (candidate,) = room.ranking(wanted).now
-    seat = room.seat(wanted, candidate)
-    return hold(seat)
+def admit(queue: WaitQueue, wanted: InferenceRequest) -> Assignment:
+    """An assignment at once, as Redis would confirm it."""
+    (candidate,) = queue.ranking(wanted).now
+    return confirm(queue.assign(wanted, candidate))
 
 
-def hold(seat: Assignment) -> Assignment:
-    held = seat.candidate.load.held_pages + seat.stay.pages
-    seat.stay.answered(held, granted_pages=seat.stay.pages)
-    return seat
+def confirm(assignment: Assignment) -> Assignment:
+    occupancy = assignment.occupancy
+    occupancy.answered(assignment.candidate.load.held_pages + occupancy.pages, granted_pages=occupancy.pages)
+    return assignment
 
 
-def free(room: WaitQueue, seat: Assignment) -> None:
-    seat.stay.give_back()
-    room.wake("m")
+def free(queue: WaitQueue, assignment: Assignment) -> None:
+    assignment.occupancy.give_back()
+    queue.wake("m")
 
 
 async def a_moment() -> None:
@@ -88,97 +82,97 @@ async def a_moment() -> None:
         await asyncio.sleep(0)
 
 
-async def waits(room: WaitQueue, wanted: Demand) -> "asyncio.Task[Assignment]":
+async def waits(queue: WaitQueue, wanted: InferenceRequest) -> "asyncio.Task[Assignment]":
     """A request that waits for its turn."""
-    entry = room.enter(wanted)
-    task = asyncio.create_task(room.turn(entry))
+    entry = queue.enter(wanted)
+    task = asyncio.create_task(queue.wait(entry))
     await asyncio.sleep(0)
     return task
 
 
-async def seated(task: "asyncio.Task[Assignment]") -> Assignment:
+async def assigned(task: "asyncio.Task[Assignment]") -> Assignment:
     async with asyncio.timeout(1):
-        return hold(await task)
+        return confirm(await task)
 
 
-async def test_whoever_leaves_makes_room_for_the_next_at_once(room):
-    seats = [take(room, demand("tn_a")) for _ in range(5)]
-    task = await waits(room, demand("tn_b"))
+async def test_whoever_leaves_makes_room_for_the_next_at_once(queue):
+    assignments = [admit(queue, request("tn_a")) for _ in range(5)]
+    task = await waits(queue, request("tn_b"))
     await asyncio.sleep(0.05)
     assert not task.done()
-    free(room, seats[0])
-    assert (await seated(task)).candidate.status.id == "rep_1"
+    free(queue, assignments[0])
+    assert (await assigned(task)).candidate.status.id == "rep_1"
 
 
-async def test_a_large_request_is_not_passed_over_for_ever(room):
-    seats = [take(room, demand("tn_small")) for _ in range(5)]
-    small = [await waits(room, demand("tn_small")) for _ in range(5)]
-    large = await waits(room, demand("tn_large", pages=8))
+async def test_a_large_request_is_not_passed_over_for_ever(queue):
+    assignments = [admit(queue, request("tn_small")) for _ in range(5)]
+    small = [await waits(queue, request("tn_small")) for _ in range(5)]
+    large = await waits(queue, request("tn_large", pages=8))
     for _ in range(2):  # its turn comes, it does not fit, and small ones pass
-        free(room, seats.pop())
+        free(queue, assignments.pop())
         await a_moment()
     passed = [task for task in small if task.done()]
     assert len(passed) == 2
-    seats += [await seated(task) for task in passed]
+    assignments += [await assigned(task) for task in passed]
     await asyncio.sleep(1.5 * PASSED_OVER_S)
     for _ in range(4):  # now what becomes free is kept for it
-        free(room, seats.pop())
+        free(queue, assignments.pop())
         await a_moment()
-    assert await seated(large)
+    assert await assigned(large)
     assert sum(task.done() for task in small) == 2, "none of them passed it again"
     for task in small:
         task.cancel()
 
 
-async def test_an_adapter_that_has_no_slot_goes_anyway_once_it_is_overdue(room):
-    running = take(room, demand("tn_a", adapter="ad_a"))
-    other = await waits(room, demand("tn_b", adapter="ad_b"))
-    assert await seated(await waits(room, demand("tn_c"))), "a base model needs no slot"
+async def test_an_adapter_that_has_no_slot_goes_anyway_once_it_is_overdue(queue):
+    running = admit(queue, request("tn_a", adapter="ad_a"))
+    other = await waits(queue, request("tn_b", adapter="ad_b"))
+    assert await assigned(await waits(queue, request("tn_c"))), "a base model needs no slot"
     await asyncio.sleep(1.5 * PASSED_OVER_S)
     assert not other.done()
-    room.wake("m")
-    assert await seated(other)
+    queue.wake("m")
+    assert await assigned(other)
     assert running.candidate.load.adapters.keys() == {f"ad_a@{'a' * 64}", f"ad_b@{'a' * 64}"}
 
 
-async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(room):
-    seats = [take(room, demand("tn_a")) for _ in range(5)]
-    leaving = await waits(room, demand("tn_b"))
-    staying = await waits(room, demand("tn_c"))
-    free(room, seats[0])
+async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(queue):
+    assignments = [admit(queue, request("tn_a")) for _ in range(5)]
+    leaving = await waits(queue, request("tn_b"))
+    staying = await waits(queue, request("tn_c"))
+    free(queue, assignments[0])
     await asyncio.sleep(0)  # tn_b's turn, which it has not heard of yet
     leaving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leaving
-    assert await seated(staying)
+    assert await assigned(staying)
     assert staying.result().candidate.load.held_pages == 10
 
 
-async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(room):
-    seats = [take(room, demand("tn_a")) for _ in range(5)]
-    entry = room.enter(demand("tn_b"))
-    task = asyncio.create_task(room.turn(entry))
+async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(queue):
+    assignments = [admit(queue, request("tn_a")) for _ in range(5)]
+    entry = queue.enter(request("tn_b"))
+    task = asyncio.create_task(queue.wait(entry))
     await asyncio.sleep(0)
-    room.hang_up(entry)
+    queue.disconnect(entry)
     with pytest.raises(ClientGone):
         await task
-    assert room.goes_first(demand("tn_c"))
-    free(room, seats[0])
-    assert seats[0].candidate.load.taken_pages == 8
+    assert queue.goes_first(request("tn_c"))
+    free(queue, assignments[0])
+    assert assignments[0].candidate.load.taken_pages == 8
 
 
-async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again(room):
-    entry = room.enter(demand("tn_b"))
-    seat = await room.turn(entry)
-    room.hang_up(entry)
-    room.put_back(entry, seat)
+async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again(queue):
+    entry = queue.enter(request("tn_b"))
+    assignment = await queue.wait(entry)
+    queue.disconnect(entry)
+    queue.put_back(entry, assignment)
     async with asyncio.timeout(1):
         with pytest.raises(ClientGone):
-            await room.turn(entry)
-    assert room.goes_first(demand("tn_c"))
+            await queue.wait(entry)
+    assert queue.goes_first(request("tn_c"))
 
 
-async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(room, monkeypatch):
+async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(queue, monkeypatch):
     ranked = 0
 
     def counted(*arguments, **options):
@@ -187,43 +181,43 @@ async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is
         return rank(*arguments, **options)
 
     monkeypatch.setattr("data_plane.gateway.admission.queue_scan.rank", counted)
-    seats = [take(room, demand("tn_a")) for _ in range(5)]
-    waiting = [await waits(room, demand(f"tn_{number}")) for number in range(6)]
+    assignments = [admit(queue, request("tn_a")) for _ in range(5)]
+    waiting = [await waits(queue, request(f"tn_{number}")) for number in range(6)]
     ranked = 0
     for _ in range(20):
-        room.wake("m")
-        room.wake_all()
+        queue.wake("m")
+        queue.wake_all()
     await a_moment()
     assert ranked == 0, "no replica has a page"
-    for seat in seats[:2]:
-        free(room, seat)
+    for assignment in assignments[:2]:
+        free(queue, assignment)
     await a_moment()
     assert sum(task.done() for task in waiting) == ranked == 2
     for task in waiting:
         task.cancel()
 
 
-async def test_who_is_pushed_out_hears_it_with_an_honest_time(room):
-    seats = [take(room, demand("tn_a")) for _ in range(5)]
-    flood = [await waits(room, demand("tn_a")) for _ in range(5)]
-    other = await waits(room, demand("tn_b"))
-    newcomer = await waits(room, demand("tn_c"))
+async def test_who_is_pushed_out_hears_it_with_an_honest_time(queue):
+    assignments = [admit(queue, request("tn_a")) for _ in range(5)]
+    flood = [await waits(queue, request("tn_a")) for _ in range(5)]
+    other = await waits(queue, request("tn_b"))
+    newcomer = await waits(queue, request("tn_c"))
     with pytest.raises(Unavailable) as refused:
         await flood[-1]
     assert (refused.value.code, refused.value.status) == ("overloaded", 503)
     assert 0.5 <= refused.value.retry_after_s <= 60
-    for seat in seats:
-        free(room, seat)
-    assert await seated(other)
-    assert await seated(newcomer)
+    for assignment in assignments:
+        free(queue, assignment)
+    assert await assigned(other)
+    assert await assigned(newcomer)
     for task in flood[:-1]:
         task.cancel()
 
 
-async def test_who_waited_in_vain_is_refused_at_the_bound(room):
-    take(room, demand("tn_a", pages=10))
-    entry = room.enter(demand("tn_b"))
+async def test_who_waited_in_vain_is_refused_at_the_bound(queue):
+    admit(queue, request("tn_a", pages=10))
+    entry = queue.enter(request("tn_b"))
     entry.item.deadline = asyncio.get_running_loop().time() + 0.05
     with pytest.raises(Unavailable):
-        await room.turn(entry)
-    assert room.goes_first(demand("tn_c"))
+        await queue.wait(entry)
+    assert queue.goes_first(request("tn_c"))

@@ -18,9 +18,9 @@ async def test_a_place_whose_toll_was_answered_too_late_is_given_back(redis_sett
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
     tenant = TenantGrant(tenant_id=new_id("tn"), status="active", limits=AMPLE)
     caller = Caller(KeyGrant(key_id="key_1", tenant_id=tenant.tenant_id, scopes=()), tenant)
-    await ReplayCharge(reservations, settling, deadline_s=5).take(caller, new_id("req"))
+    await ReplayCharge(reservations, settling, deadline_s=5).charge(caller, new_id("req"))
     with pytest.raises(Unavailable):
-        await ReplayCharge(reservations, settling, deadline_s=0).take(caller, new_id("req"))
+        await ReplayCharge(reservations, settling, deadline_s=0).charge(caller, new_id("req"))
     await line.call("PING")
 
     def taken() -> bytes | None:

@@ -42,26 +42,28 @@ async def server(redis_settings):
         yield redis, scripts(line)
 
 
-async def held(quota: Reservations, allowed, tokens: int | None) -> Hold:
+async def held(quota: Reservations, allowed) -> Hold:
     wanted = ask(5)
     assert not (await quota.reserve(wanted, allowed, replica_id="rep_one", replica_pages_max=10**6)).blocked_by
     hold = Hold(wanted.request_id, allowed.tenant_id, "rep_one", 1)
     hold.renewed_at -= 100
-    hold.running = Request(tokens)
     return hold
 
 
-def checkpoints(quota: Reservations, *holds: Hold) -> Checkpoints:
-    return Checkpoints(lambda: {each.request_id: each for each in holds}, quota, every_s=1, tokens=64, renewal_s=5)
+def checkpoints(quota: Reservations, running: dict[Hold, Request], *others: Hold) -> Checkpoints:
+    """Of holds whose requests run, and of ``others`` whose settlements wait."""
+    holds = {each.request_id: each for each in (*running, *others)}
+    requests = {hold.request_id: request for hold, request in running.items()}
+    return Checkpoints(lambda: holds, requests, quota, every_s=1, tokens=64, renewal_s=5)
 
 
 async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, capsys):
     redis, quota = server
     allowed = granted()
-    broken, well = await held(quota, allowed, None), await held(quota, allowed, 3)
+    broken, well = await held(quota, allowed), await held(quota, allowed)
     leases = redis_keys.tenant_leases(allowed.tenant_id)
     await redis.zadd(leases, {broken.request_id: 1, well.request_id: 1})
-    await checkpoints(quota, broken, well).write()
+    await checkpoints(quota, {broken: Request(None), well: Request(3)}).write()
     assert await redis.zcount(leases, 2, "+inf") == 2
     assert "a checkpoint cannot be made" in capsys.readouterr().out
 
@@ -69,7 +71,8 @@ async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, c
 async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgot_is_not(server):
     redis, quota = server
     allowed, other = granted(), granted()
-    late, forgotten = await held(quota, allowed, 3), await held(quota, other, 3)
+    late, forgotten = await held(quota, allowed), await held(quota, other)
+    running = {late: Request(3), forgotten: Request(3)}
     await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {late.request_id: 1})
     assert await quota.sweep(allowed.tenant_id) == 1
     await redis.delete(
@@ -77,16 +80,16 @@ async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgo
     )
     waiting = Hold("req_waiting", allowed.tenant_id, "rep_one", 1)
     waiting.renewed_at -= 100
-    await checkpoints(quota, late, forgotten, waiting).write()
-    assert late.running.error.code == "reservation_lost"
-    assert forgotten.running.error is None
+    await checkpoints(quota, running, waiting).write()
+    assert running[late].error.code == "reservation_lost"
+    assert running[forgotten].error is None
 
 
 async def test_what_runs_holds_its_quotas_again_where_redis_has_forgotten_them(server):
     redis, quota = server
     prices = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
     allowed = granted(prices=prices, key=KeyLimits(concurrent_requests=5), platform=PlatformLimits(kv_pages=100))
-    hold, ended = await held(quota, allowed, 3), await held(quota, allowed, 3)
+    hold, ended = await held(quota, allowed), await held(quota, allowed)
     for each in (hold, ended):
         each.taken = allowed.taken(input_tokens=0, output_tokens=5, pages=1)
     before = [await stored(redis, level.quota) for level in allowed.levels]
@@ -94,7 +97,7 @@ async def test_what_runs_holds_its_quotas_again_where_redis_has_forgotten_them(s
     await redis.flushall()
     await quota.settle(Settlement(request_id=ended.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one"))
     hold.checkpoint_tokens = 3
-    await checkpoints(quota, hold, ended).write()
+    await checkpoints(quota, {hold: Request(3), ended: Request(3)}).write()
     after = [await stored(redis, level.quota) for level in allowed.levels]
     for name in ("concurrent", "kv_pages", "month_held", "spend_held_nanos"):
         assert [2 * fields[name] for fields in after] == [fields[name] for fields in before]

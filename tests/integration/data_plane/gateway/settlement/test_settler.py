@@ -27,7 +27,7 @@ async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_
     assert not await away.flush()
     assert not await away.flush()
     assert set(away.held()) == {late[0].request_id}  # what it holds is not another's while it waits
-    assert not away.live
+    assert metrics.RUNNING_REQUESTS._value.get() == 0
     back, line = settler(redis_settings.redis_url)
     away._reservations = back._reservations  # the server is reachable again
     assert await away.flush()
@@ -238,11 +238,11 @@ async def test_what_is_kept_for_longer_than_its_marker_lives_is_billed_again_and
     await line.close()
 
 
-async def test_who_is_let_go_is_renewed_no_more(nowhere):
+async def test_a_released_reservation_is_not_renewed(nowhere):
     away, _ = settler(nowhere)
     hold = Hold("req_1", "tn_1", "rep_one", 1)
     away.hold(hold)
-    away.let_go(hold)
+    away.release(hold)
     assert not away.held()
     assert metrics.RUNNING_REQUESTS._value.get() == 0
     await away.drain(0.1)

@@ -9,7 +9,7 @@ def test_nothing_is_said_before_a_second_was_seen():
     rate = DrainRate()
     assert rate.wait_s(100, 0.0) is None
     rate.begin(0.0)
-    rate.note(50, 0.5)
+    rate.record(50, 0.5)
     assert rate.wait_s(100, 0.9) is None
     assert rate.wait_s(100, 1.5) == pytest.approx(3.0, rel=0.2)
 
@@ -18,7 +18,7 @@ def test_time_in_which_nobody_waited_does_not_count():
     rate = DrainRate()
     rate.begin(0.0)
     for step in range(20):
-        rate.note(10, step / 10)  # a hundred a second
+        rate.record(10, step / 10)  # a hundred a second
     rate.end(2.0)
     rate.begin(30.0)
     assert rate.wait_s(200, 30.0) == pytest.approx(2.0, rel=0.2)
@@ -31,9 +31,9 @@ def test_it_follows_a_change_within_seconds():
     rate = DrainRate()
     rate.begin(0.0)
     for step in range(100):
-        rate.note(10, step / 10)
+        rate.record(10, step / 10)
     for step in range(100):
-        rate.note(100, 10 + step / 10)
+        rate.record(100, 10 + step / 10)
     assert rate.wait_s(1000, 20.0) == pytest.approx(1.0, rel=0.3)
 
 
@@ -48,8 +48,8 @@ def test_the_margin_is_that_of_chance_and_small_where_many_are_taken():
     for rate, requests in ((few, 10), (many, 1000)):
         rate.begin(0.0)
         for number in range(requests):
-            rate.note(1000 // requests, 10 * number / requests)  # a hundred tokens a second
+            rate.record(1000 // requests, 10 * number / requests)  # a hundred tokens a second
     assert few.wait_s(400, 10.0) == pytest.approx(4.0, rel=0.2)
-    assert few.wait_s_at_most(400, 10.0) == pytest.approx(8.0, rel=0.2)  # four requests, give or take two, twice
-    assert many.wait_s_at_most(400, 10.0) == pytest.approx(4.4, rel=0.2)
-    assert DrainRate().wait_s_at_most(400, 0.0) is None
+    assert few.wait_s_upper_bound(400, 10.0) == pytest.approx(8.0, rel=0.2)  # four requests, give or take two, twice
+    assert many.wait_s_upper_bound(400, 10.0) == pytest.approx(4.4, rel=0.2)
+    assert DrainRate().wait_s_upper_bound(400, 0.0) is None

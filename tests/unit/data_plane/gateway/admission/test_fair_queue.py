@@ -179,14 +179,14 @@ def test_a_generated_token_counts_twice_as_much_as_one_that_is_read():
 
 def test_it_knows_whether_a_better_tier_waits():
     turns = queue()
-    assert not turns.has_better(5)
+    assert not turns.has_higher_tier(5)
     fill(turns, "a", [10], tier=2)
     fill(turns, "b", [10], tier=3)
-    assert [turns.has_better(tier) for tier in (1, 2, 3)] == [False, False, True]
+    assert [turns.has_higher_tier(tier) for tier in (1, 2, 3)] == [False, False, True]
     taken = serve(turns)
-    assert not turns.has_better(3)
+    assert not turns.has_higher_tier(3)
     turns.put_back(taken)
-    assert turns.has_better(3)
+    assert turns.has_higher_tier(3)
 
 
 def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():

@@ -118,19 +118,19 @@ def test_who_is_given_all_it_wants_counts_in_full_wherever_it_asks():
 
 
 def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere():
-    room = PoolQueue(QueueBounds(requests_max=9, tokens_max=9, tenant_requests_max=9))
+    pool = PoolQueue(QueueBounds(requests_max=9, tokens_max=9, tenant_requests_max=9))
     here, there, elsewhere = of(one=(1, 9)), of(one=(400, 500), other=(0, 500)), of(other=(0, 500))
-    room.queue.push(QueueEntry(tenant_id="one", tokens=1, item=None))
-    (account,) = room.queue.accounts()
+    pool.queue.push(QueueEntry(tenant_id="one", tokens=1, item=None))
+    (account,) = pool.queue.accounts()
     for polls in range(100):
-        room.hear(here, [there], 100, polls / 20)
+        pool.apply(here, [there], 100, polls / 20)
     before = account.part
     assert before < 0.15
-    room.hear(here, [elsewhere], 100, 5.0)
-    room.hear(here, [there], 100, 5.05)
+    pool.apply(here, [elsewhere], 100, 5.0)
+    pool.apply(here, [there], 100, 5.05)
     assert account.part == pytest.approx(before, abs=0.05)
     for polls in range(400):
-        room.hear(here, [elsewhere], 100, 5.1 + polls / 20)
+        pool.apply(here, [elsewhere], 100, 5.1 + polls / 20)
     assert account.part == 1.0
 
 

@@ -8,8 +8,17 @@ from msgspec import structs
 
 from core.contracts.replicas import ReplicaStatus, Residency
 from data_plane.gateway.admission.queue_scan import PoolCapacity
-from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Ranking, Resident, Wish, pages_max, rank
+from data_plane.gateway.scheduling.placement import (
+    Candidate,
+    PlacementCosts,
+    PlacementQuery,
+    Ranking,
+    Resident,
+    pages_max,
+    rank,
+)
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
+from tests.fixtures.gateway.requests import inference_request
 
 DIGEST = "a" * 64
 NAME = f"ad_1@{DIGEST}"
@@ -25,12 +34,12 @@ TIERS = {
 }
 
 
-def wish(engine_name: str = NAME, **changes) -> Wish:
-    fields = {
-        "base_model": "m", "engine_name": engine_name, "sequences": 1, "sequence_tokens": 160, "prompt_tokens": 100,
-        "rank": 0 if engine_name == "m" else 8, **changes,
-    }  # fmt: skip
-    return Wish(**fields)
+def query(engine_name: str = NAME, *, headroom=True, overdue=False, failed_by=frozenset(), **changes) -> PlacementQuery:
+    """A request of ``sequence_tokens`` with ``prompt_tokens`` among them, as placement sees it."""
+    fields = {"sequences": 1, "sequence_tokens": 160, "prompt_tokens": 100, **changes}
+    fields["max_tokens"] = fields.pop("sequence_tokens") - fields["prompt_tokens"]
+    adapter = {} if engine_name == "m" else {"adapter": engine_name, "rank": 8}
+    return PlacementQuery(inference_request(**{**adapter, **fields}), headroom, overdue, failed_by)
 
 
 def status(replica_id: str, **changes) -> ReplicaStatus:
@@ -56,7 +65,7 @@ def candidate(replica_id: str, tier: str = "store", held: int = 0, adapters=None
     return Candidate(status(replica_id, **(changes or {})), load(held, adapters, **fields), TIERS[tier])
 
 
-def first(candidates, wanted: Wish, **options) -> str:
+def first(candidates, wanted: PlacementQuery, **options) -> str:
     return rank(candidates, wanted, COSTS, **options).now[0].status.id
 
 
@@ -82,8 +91,8 @@ candidates_strategy = st.lists(
     max_size=8,
     unique_by=lambda candidate: candidate.status.id,
 )
-wishes = st.builds(
-    lambda adapter, tokens, headroom, overdue, affinity: wish(
+queries = st.builds(
+    lambda adapter, tokens, headroom, overdue, affinity: query(
         NAME if adapter else "m", sequence_tokens=tokens, headroom=headroom, overdue=overdue, affinity=affinity
     ),
     st.booleans(),
@@ -95,49 +104,55 @@ wishes = st.builds(
 tried_ids = st.frozensets(st.integers(0, 9).map(lambda n: f"rep_{n}"), max_size=3)
 
 
-@given(candidates=candidates_strategy, wanted=wishes, tried=tried_ids)
+@given(candidates=candidates_strategy, wanted=queries, tried=tried_ids)
 def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, tried):
     ranking = rank(candidates, wanted, COSTS, tried=tried)
     able = {
         c.status.id
         for c in candidates
         if c.status.state == "ready" and c.status.base_model == "m" and c.status.id not in tried
-        and c.status.pages_total >= wanted.pages(c.status.block_tokens) and c.status.rank_max >= wanted.rank
+        and c.status.pages_total >= wanted.request.pages(c.status.block_tokens)
+        and c.status.rank_max >= wanted.request.rank
     }  # fmt: skip
     assert {c.status.id for c in ranking.able} == able
     assert len(ranking.able) == len(able)
     for c in ranking.now:
-        assert c.load.held_pages + wanted.pages(c.status.block_tokens) <= pages_max(c, wanted, COSTS)
-        if wanted.adapter and not wanted.overdue:
+        assert c.load.held_pages + wanted.request.pages(c.status.block_tokens) <= pages_max(c, wanted, COSTS)
+        if wanted.request.adapter and not wanted.overdue:
             assert NAME in c.load.adapters or len(c.load.adapters) < c.status.slots
     if wanted.overdue:
         assert not ranking.crowded
     classes = [c.status.rank_max for c in ranking.now]
-    if wanted.adapter and not wanted.overdue:
+    if wanted.request.adapter and not wanted.overdue:
         assert classes == sorted(classes)
 
 
-@given(candidates=candidates_strategy, wanted=wishes, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
-def test_a_glance_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
-    costs, wanted = replace(COSTS, headroom_share=headroom_share), structs.replace(wanted, sequences=sequences)
-    glance, ranking = PoolCapacity(candidates, costs), rank(candidates, wanted, costs)
-    if glance.lacks_pages(wanted):
+def with_sequences(wanted: PlacementQuery, sequences: int) -> PlacementQuery:
+    call = replace(wanted.request.call, n=sequences)
+    return structs.replace(wanted, request=structs.replace(wanted.request, call=call))
+
+
+@given(candidates=candidates_strategy, wanted=queries, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
+def test_pool_capacity_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
+    costs, wanted = replace(COSTS, headroom_share=headroom_share), with_sequences(wanted, sequences)
+    capacity, ranking = PoolCapacity(candidates, costs), rank(candidates, wanted, costs)
+    if capacity.lacks_pages(wanted):
         assert not ranking.now
-    if glance.lacks_slot(wanted):
+    if capacity.lacks_slot(wanted):
         assert ranking.able == ranking.crowded
 
 
-def test_a_glance_sees_that_pages_or_slots_are_gone():
+def test_pool_capacity_sees_that_pages_or_slots_are_gone():
     full = [candidate("rep_1", held=95), candidate("rep_2", held=99, adapters=dict.fromkeys(OTHERS[:4], 1))]
-    assert PoolCapacity(full, COSTS).lacks_pages(wish())
-    assert PoolCapacity(full, COSTS).lacks_pages(wish(sequence_tokens=80, headroom=False))
-    assert not PoolCapacity(full, COSTS).lacks_pages(wish(sequence_tokens=80))
-    assert PoolCapacity(full[1:], COSTS).lacks_slot(wish())
-    assert not PoolCapacity(full[1:], COSTS).lacks_slot(wish(OTHERS[0]))
-    assert not PoolCapacity(full, COSTS).lacks_slot(wish())
+    assert PoolCapacity(full, COSTS).lacks_pages(query())
+    assert PoolCapacity(full, COSTS).lacks_pages(query(sequence_tokens=80, headroom=False))
+    assert not PoolCapacity(full, COSTS).lacks_pages(query(sequence_tokens=80))
+    assert PoolCapacity(full[1:], COSTS).lacks_slot(query())
+    assert not PoolCapacity(full[1:], COSTS).lacks_slot(query(OTHERS[0]))
+    assert not PoolCapacity(full, COSTS).lacks_slot(query())
 
 
-@given(candidates=candidates_strategy, wanted=wishes, seed=st.randoms())
+@given(candidates=candidates_strategy, wanted=queries, seed=st.randoms())
 def test_the_same_snapshot_gives_the_same_answer_in_whatever_order_it_comes(candidates, wanted, seed):
     shuffled = list(candidates)
     seed.shuffle(shuffled)
@@ -147,31 +162,31 @@ def test_the_same_snapshot_gives_the_same_answer_in_whatever_order_it_comes(cand
 def test_the_faster_tier_wins_between_replicas_that_are_alike():
     for better, worse in (("slot", "memory"), ("memory", "disk"), ("disk", "store")):
         pair = [candidate("rep_1", worse), candidate("rep_2", better)]
-        assert first(pair, wish()) == "rep_2"
-        assert first([candidate("rep_1", better), candidate("rep_2", worse)], wish()) == "rep_1"
+        assert first(pair, query()) == "rep_2"
+        assert first([candidate("rep_1", better), candidate("rep_2", worse)], query()) == "rep_1"
 
 
 def test_the_cheapest_class_with_room_comes_before_the_fastest_tier():
     small = candidate("rep_small", "store", changes={"rank_max": 8})
     large = candidate("rep_large", "slot", changes={"rank_max": 64})
-    assert first([large, small], wish()) == "rep_small"
+    assert first([large, small], query()) == "rep_small"
     full = candidate("rep_small", "store", held=95, changes={"rank_max": 8})
-    assert first([large, full], wish()) == "rep_large"
+    assert first([large, full], query()) == "rep_large"
 
 
 def test_a_base_model_goes_where_least_is_running():
-    assert first([candidate("rep_1", requests=9), candidate("rep_2", requests=3)], wish("m")) == "rep_2"
+    assert first([candidate("rep_1", requests=9), candidate("rep_2", requests=3)], query("m")) == "rep_2"
     beating = candidate("rep_2", changes={"running_requests": 20})  # other gateways' requests
-    assert first([candidate("rep_1", requests=9), beating], wish("m")) == "rep_1"
+    assert first([candidate("rep_1", requests=9), beating], query("m")) == "rep_1"
 
 
 def test_prompts_that_are_not_read_yet_count():
-    assert first([candidate("rep_1", prompt_tokens=50_000), candidate("rep_2", requests=3)], wish("m")) == "rep_2"
+    assert first([candidate("rep_1", prompt_tokens=50_000), candidate("rep_2", requests=3)], query("m")) == "rep_2"
 
 
 def test_pages_are_counted_in_the_blocks_of_each_engine():
-    wanted = wish("m", sequences=3, sequence_tokens=130)
-    assert (wanted.pages(16), wanted.pages(128)) == (27, 48)
+    wanted = query("m", sequences=3, sequence_tokens=130)
+    assert (wanted.request.pages(16), wanted.request.pages(128)) == (27, 48)
     fine = candidate("rep_fine", held=70)
     coarse = candidate("rep_coarse", held=70, changes={"block_tokens": 128})
     ranking = rank([fine, coarse], wanted, COSTS)
@@ -182,19 +197,19 @@ def test_pages_are_counted_in_the_blocks_of_each_engine():
 def test_one_adapter_more_than_slots_goes_elsewhere_or_waits_until_it_is_overdue():
     crowd = dict.fromkeys(OTHERS[:4], 1)
     crowded, other = candidate("rep_1", "slot", adapters=crowd), candidate("rep_2", "store")
-    assert first([crowded, other], wish()) == "rep_2"
-    assert rank([crowded], wish(), COSTS).now == []
-    assert rank([crowded], wish(), COSTS).crowded == [crowded]
-    assert first([crowded], wish(overdue=True)) == "rep_1"
-    assert first([crowded], wish("m")) == "rep_1"
+    assert first([crowded, other], query()) == "rep_2"
+    assert rank([crowded], query(), COSTS).now == []
+    assert rank([crowded], query(), COSTS).crowded == [crowded]
+    assert first([crowded], query(overdue=True)) == "rep_1"
+    assert first([crowded], query("m")) == "rep_1"
     own = candidate("rep_3", "slot", adapters={**dict.fromkeys(OTHERS[:3], 1), NAME: 1})
-    assert first([own], wish()) == "rep_3"
+    assert first([own], query()) == "rep_3"
 
 
 def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
     def between(uses: int) -> str:
         home = candidate("rep_home", "slot", held=uses, adapters={NAME: uses})
-        return first([home, candidate("rep_idle", "store")], wish())
+        return first([home, candidate("rep_idle", "store")], query())
 
     assert between(1) == between(4) == "rep_home"
     assert between(60) == "rep_idle"
@@ -202,14 +217,14 @@ def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
 
 def test_an_adapter_on_its_way_is_waited_for_where_it_goes():
     coming = candidate("rep_1", "store", adapters={NAME: 1})
-    assert first([coming, candidate("rep_0", "store")], wish()) == "rep_1"
+    assert first([coming, candidate("rep_0", "store")], query()) == "rep_1"
 
 
 def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other():
     failed = candidate("rep_failed", "slot", adapters={NAME: 1})
-    failing = wish(failed_by=frozenset({"rep_failed"}))
+    failing = query(failed_by=frozenset({"rep_failed"}))
     for other in (candidate("rep_2", "store", requests=90), candidate("rep_2", changes={"rank_max": 64})):
-        assert first([failed, other], wish()) == "rep_failed"
+        assert first([failed, other], query()) == "rep_failed"
         assert first([failed, other], failing) == "rep_2"
     full = candidate("rep_2", held=99)
     assert rank([failed, full], failing, COSTS) == Ranking([], [full], [])  # it waits for that one
@@ -219,7 +234,7 @@ def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other()
 
 def test_where_no_other_replica_can_serve_it_one_that_failed_is_asked_again():
     failed = candidate("rep_failed")
-    failing = wish(failed_by=frozenset({"rep_failed", "rep_2"}))
+    failing = query(failed_by=frozenset({"rep_failed", "rep_2"}))
     for others in (
         [], [candidate("rep_2", "store", requests=9)], [candidate("rep_3", changes={"state": "draining"})],
         [candidate("rep_3", changes={"rank_max": 4})], [candidate("rep_3", changes={"pages_total": 9})],
@@ -228,7 +243,7 @@ def test_where_no_other_replica_can_serve_it_one_that_failed_is_asked_again():
     assert first([failed, candidate("rep_3")], failing, tried={"rep_3"}) == "rep_failed"
 
 
-@given(candidates=candidates_strategy, wanted=wishes, failed_by=tried_ids)
+@given(candidates=candidates_strategy, wanted=queries, failed_by=tried_ids)
 def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(candidates, wanted, failed_by):
     able = rank(candidates, wanted, COSTS).able
     left = rank(candidates, structs.replace(wanted, failed_by=failed_by), COSTS).able
@@ -238,12 +253,12 @@ def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(ca
 
 def test_loading_into_a_slot_avoids_those_whom_it_would_hold_up():
     busy = candidate("rep_1", "memory", adapters={OTHERS[0]: 30})
-    assert first([busy, candidate("rep_2", "disk")], wish()) == "rep_2"
+    assert first([busy, candidate("rep_2", "disk")], query()) == "rep_2"
 
 
 def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
     idle = [candidate(f"rep_{number}") for number in range(8)]
-    session = wish("m", prompt_tokens=4000, affinity="tn_1\0session")
+    session = query("m", prompt_tokens=4000, affinity="tn_1\0session")
     home = first(idle, session)
     assert first(list(reversed(idle)), session) == home
     near = [candidate(c.status.id, requests=20 if c.status.id == home else 0) for c in idle]
@@ -257,7 +272,7 @@ def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
 
 def test_sessions_and_cold_adapters_are_dealt_out_evenly():
     idle = [candidate(f"rep_{number}") for number in range(8)]
-    for draw in (lambda n: wish("m", affinity=f"tn_{n}\0s"), lambda n: wish(f"ad_{n}@{n:064x}")):
+    for draw in (lambda n: query("m", affinity=f"tn_{n}\0s"), lambda n: query(f"ad_{n}@{n:064x}")):
         homes = [first(idle, draw(number)) for number in range(800)]
         counts = [homes.count(c.status.id) for c in idle]
         assert sum(counts) == 800
@@ -267,9 +282,9 @@ def test_sessions_and_cold_adapters_are_dealt_out_evenly():
 
 def test_who_has_its_share_leaves_the_last_pages_to_others():
     nearly_full = candidate("rep_1", held=86)
-    assert rank([nearly_full], wish("m", headroom=False), COSTS).full == [nearly_full]
-    assert first([nearly_full], wish("m", headroom=True)) == "rep_1"
-    whole = wish("m", sequence_tokens=1600, headroom=False)
+    assert rank([nearly_full], query("m", headroom=False), COSTS).full == [nearly_full]
+    assert first([nearly_full], query("m", headroom=True)) == "rep_1"
+    whole = query("m", sequence_tokens=1600, headroom=False)
     assert first([candidate("rep_1")], whole) == "rep_1"  # it could never run otherwise
 
 
@@ -295,6 +310,6 @@ def test_a_tag_is_reckoned_once_for_a_request_however_many_replicas_there_are(mo
 
     for module in ("placement", "replica_load"):
         monkeypatch.setattr(f"data_plane.gateway.scheduling.{module}.tag", counted)
-    ranking = rank(crowded, wish(), COSTS)
+    ranking = rank(crowded, query(), COSTS)
     assert len(ranking.crowded) == 50
     assert reckoned == [NAME]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from data_plane.gateway.admission.queue_scan import PoolCapacity
-from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, Wish, pages_max, rank
+from data_plane.gateway.scheduling.placement import Candidate, PlacementCosts, PlacementQuery, pages_max, rank
 from data_plane.gateway.scheduling.replica_load import Occupancy, Shares, tag
 from tests.fixtures.gateway.placement_snapshots import BASE_MODEL, Seen, read
+from tests.fixtures.gateway.requests import inference_request
 
 MOMENTS = {path.stem: read(path) for path in sorted((Path(__file__).parent / "snapshots").glob("*.json"))}
 COSTS = PlacementCosts(
@@ -16,13 +17,14 @@ COSTS = PlacementCosts(
 )  # fmt: skip
 
 
-def wish(name: str, seen: Seen, **changes) -> Wish:
-    fields = {"sequences": 1, "sequence_tokens": 60, "prompt_tokens": 12, "rank": seen.ranks.get(name, 0), **changes}
-    return Wish(base_model=BASE_MODEL, engine_name=name, **fields)
+def query(name: str, seen: Seen, *, overdue: bool = False, **changes) -> PlacementQuery:
+    adapter = {} if name == BASE_MODEL else {"adapter": name, "rank": seen.ranks.get(name, 0)}
+    request = inference_request(base_model=BASE_MODEL, prompt_tokens=12, max_tokens=48, **{**adapter, **changes})
+    return PlacementQuery(request, overdue=overdue)
 
 
-def wishes(seen: Seen) -> list[Wish]:
-    return [wish(name, seen) for name in (*seen.ranks, BASE_MODEL)]
+def queries(seen: Seen) -> list[PlacementQuery]:
+    return [query(name, seen) for name in (*seen.ranks, BASE_MODEL)]
 
 
 def test_there_are_moments_of_each_kind():
@@ -35,59 +37,59 @@ def test_there_are_moments_of_each_kind():
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
 def test_the_order_in_which_replicas_are_read_does_not_matter(seen):
-    for wanted in wishes(seen):
+    for wanted in queries(seen):
         expected = [each.status.id for each in rank(seen.candidates(), wanted, COSTS).able]
         shuffled = seen.candidates()
         random.Random(1).shuffle(shuffled)
         assert [each.status.id for each in rank(shuffled, wanted, COSTS).able] == expected
-        assert set(expected) == {each.status.id for each in seen.candidates() if each.status.rank_max >= wanted.rank}, (
-            "each that can serve it is named once"
-        )
+        assert set(expected) == {
+            each.status.id for each in seen.candidates() if each.status.rank_max >= wanted.request.rank
+        }, "each that can serve it is named once"
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
 def test_no_replica_gets_one_adapter_too_many_nor_pages_that_it_lacks(seen):
-    for wanted in wishes(seen):
+    for wanted in queries(seen):
         for candidate in rank(seen.candidates(), wanted, COSTS).now:
             load = candidate.load
-            assert load.taken_pages + wanted.pages(16) <= pages_max(candidate, wanted, COSTS)
+            assert load.taken_pages + wanted.request.pages(16) <= pages_max(candidate, wanted, COSTS)
             assert (
-                not wanted.adapter
-                or load.runs(wanted.adapter, tag(wanted.adapter))
+                not wanted.request.adapter
+                or load.runs(wanted.request.adapter, tag(wanted.request.adapter))
                 or load.in_work < candidate.status.slots
             )
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
 def test_an_adapter_that_runs_somewhere_with_room_is_not_fetched_anew(seen):
-    for wanted in wishes(seen)[:-1]:
+    for wanted in queries(seen)[:-1]:
         ranking = rank(seen.candidates(), wanted, COSTS)
         if not ranking.now:
             continue
-        there = [each for each in ranking.now if each.resident.tier(wanted.adapter) == "slot"]
+        there = [each for each in ranking.now if each.resident.tier(wanted.request.adapter) == "slot"]
         of_class = [each for each in there if each.status.rank_max == ranking.now[0].status.rank_max]
         if of_class:
             assert ranking.now[0] in of_class
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
-def test_a_glance_says_no_only_where_placement_does(seen):
-    glance = PoolCapacity(seen.candidates(), COSTS)
-    for wanted in wishes(seen):
-        if glance.lacks_slot(wanted) or glance.lacks_pages(wanted):
+def test_pool_capacity_says_no_only_where_placement_does(seen):
+    capacity = PoolCapacity(seen.candidates(), COSTS)
+    for wanted in queries(seen):
+        if capacity.lacks_slot(wanted) or capacity.lacks_pages(wanted):
             assert not rank(seen.candidates(), wanted, COSTS).now
 
 
 def test_where_all_slots_run_others_adapters_a_strange_one_waits_until_it_is_overdue():
     seen = MOMENTS["busy"]
     strange = f"ad_strange@{'0' * 64}"
-    ranking = rank(seen.candidates(), wish(strange, seen, rank=8), COSTS)
+    ranking = rank(seen.candidates(), query(strange, seen, rank=8), COSTS)
     assert not ranking.now
     assert len(ranking.crowded) == len(seen.replicas)
-    overdue = rank(seen.candidates(), wish(strange, seen, rank=8, overdue=True), COSTS)
+    overdue = rank(seen.candidates(), query(strange, seen, rank=8, overdue=True), COSTS)
     assert overdue.now
     assert overdue.now[0].status.rank_max == 16, "the cheaper class has room"
-    assert rank(seen.candidates(), wish(BASE_MODEL, seen), COSTS).now, "the base model needs no slot"
+    assert rank(seen.candidates(), query(BASE_MODEL, seen), COSTS).now, "the base model needs no slot"
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
@@ -96,7 +98,7 @@ def test_placing_on_from_there_fills_every_replica_and_none_too_far(seen):
     drawn = random.Random(2)
     placed = 0
     for _ in range(400):
-        wanted = drawn.choice(wishes(seen))
+        wanted = drawn.choice(queries(seen))
         if (now := rank(candidates, wanted, COSTS).now) and place(now[0], wanted, shares):
             placed += 1
     free = sum(replica.status.pages_total - replica.held_pages for replica in seen.replicas)
@@ -107,10 +109,10 @@ def test_placing_on_from_there_fills_every_replica_and_none_too_far(seen):
         assert len(in_work) <= candidate.status.slots
 
 
-def place(candidate: Candidate, wanted: Wish, shares: Shares) -> bool:
-    pages = wanted.pages(candidate.status.block_tokens)
-    stay = Occupancy(
-        candidate.load, shares, tenant_id="tn_1", weight=1, pages=pages, prompt_tokens=0, adapter=wanted.adapter
+def place(candidate: Candidate, wanted: PlacementQuery, shares: Shares) -> bool:
+    pages = wanted.request.pages(candidate.status.block_tokens)
+    occupancy = Occupancy(
+        candidate.load, shares, tenant_id="tn_1", weight=1, pages=pages, prompt_tokens=0, adapter=wanted.request.adapter
     )
-    stay.answered(candidate.load.held_pages + pages, granted_pages=pages)
+    occupancy.answered(candidate.load.held_pages + pages, granted_pages=pages)
     return True

@@ -6,22 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from core.contracts.replicas import ReplicaStatus
-from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt
+from data_plane.gateway.upstream.attempt import Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
+from tests.fixtures.gateway.requests import inference_request
 
 SETTINGS = GatewaySettings(redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16)
 REPLICA = ReplicaStatus(
     id="rep_one", url="http://127.0.0.1:1", base_model="tiny-chat", state="ready", boot_id="boot_1", block_tokens=16,
     pages_total=8, pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0, rank_max=16,
     memory_adapters=1, residency_version=0,
-)  # fmt: skip
-CALL = Call(
-    kind="chat", model="m", messages=[], prompt=None, tools=None, n=1, max_tokens=None, stream=True,
-    usage_shown="none", fields={},
 )  # fmt: skip
 
 
@@ -39,13 +35,10 @@ async def test_a_shortage_here_is_reported_of_no_replica(failed_before):
         breakers.failed(REPLICA)
     retries = RetryBudget(percent=10, burst=1)
     relay = Relay(upstream, breakers, None, retries, SETTINGS)
-    attempt = Attempt(
-        call=CALL, request_id="req_1", tenant_id="ten_1", engine_name="m", adapter=None, shown_name="m", body=b"{}",
-        replica=REPLICA, headers=[], deadline=asyncio.get_running_loop().time() + 5, on_first_byte=lambda: None,
-        on_open=lambda _exchange: None,
-    )  # fmt: skip
-    staying = SimpleNamespace(started=False, watch=lambda _gone: asyncio.create_task(asyncio.sleep(60)))
+    staying = SimpleNamespace(started=False, watch=lambda _on_gone: None)
+    dispatch = Dispatch(REPLICA, None, b"{}", [], asyncio.get_running_loop().time() + 5)
+    attempt = relay.attempt(staying, inference_request(), dispatch)
     with pytest.raises(LocalShortage) as refused:
-        await relay.run(staying, attempt)
+        await relay.run(attempt)
     assert (refused.value.status, refused.value.code) == (503, "overloaded")
     assert breakers.allows(REPLICA) is not failed_before

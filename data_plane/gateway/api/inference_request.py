@@ -1,0 +1,85 @@
+"""One inference request after the gateway has read, resolved and counted it: an immutable value that every later step
+receives by reference. What a step adds (a reservation, a placement, usage counters) belongs to that step, not here.
+"""
+
+import msgspec
+
+from core import kv_pages
+from core.contracts.grants import Limits
+from data_plane.gateway.api.model_catalog import Target
+from data_plane.gateway.api.openai_request import Call
+from data_plane.gateway.state.authenticate import Caller
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller, what it asks for, and the most that the request may take.
+
+    ``limits`` are the tenant's limits, narrowed by the key. The engine knows the model as ``engine_name``. Each of the
+    call's ``n`` sequences has ``prompt_tokens`` and generates up to ``max_tokens``; where quotas do not allow that
+    many, the request accepts a grant of ``min_tokens`` or more. ``affinity`` names the session or the prompt prefix
+    ("" for neither). ``arrived_at`` and ``read_at`` (the end of its body) are monotonic seconds.
+    """
+
+    id: str
+    caller: Caller
+    limits: Limits
+    call: Call
+    target: Target
+    engine_name: str
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    affinity: str = ""
+    arrived_at: float = 0.0
+    read_at: float = 0.0
+
+    @property
+    def tenant_id(self) -> str:
+        """The caller's tenant."""
+        return self.caller.tenant.tenant_id
+
+    @property
+    def base_model(self) -> str:
+        """Id of the base model."""
+        return self.target.base.id
+
+    @property
+    def adapter(self) -> str:
+        """The engine name if an adapter serves the request, else ""."""
+        return "" if self.target.adapter is None else self.engine_name
+
+    @property
+    def rank(self) -> int:
+        """Rank of the adapter; 0 for a base model."""
+        return self.target.rank
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences to generate."""
+        return self.call.n
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Prompt and output ceiling of one sequence, in tokens."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output ceiling of all sequences, in tokens."""
+        return self.call.n * (self.prompt_tokens + self.max_tokens)
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens of all sequences."""
+        return self.call.n * self.prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Output ceiling of all sequences, in tokens."""
+        return self.call.n * self.max_tokens
+
+    def pages(self, block_tokens: int) -> int:
+        """The most KV pages that the request may take on an engine with blocks of this size: prompts and outputs, in
+        whole blocks.
+        """
+        return self.call.n * kv_pages.pages_for(self.prompt_tokens + self.max_tokens, block_tokens)
