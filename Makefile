@@ -25,8 +25,8 @@ test-unit: setup ## the tests of single modules, which start no servers
 	@$(PYTEST) tests/unit
 
 soak: setup ## what takes long: statistics, real time, every kill, all examples of each property; alone what needs a quiet machine
-	@$(PYTEST) --suite soak -n 2 --no-loadscope-reorder -m 'not quiet and not e2e'; together=$$?; \
-	  $(PYTEST) --suite soak -m 'quiet or e2e' && exit $$together
+	@$(PYTEST) --suite soak -n 2 --no-loadscope-reorder -m 'not quiet and not timed and not e2e'; together=$$?; \
+	  $(PYTEST) --suite soak -m 'quiet or timed or e2e' && exit $$together
 
 coverage: setup ## the percentage of the source packages' lines that `make test` runs, programs that the tests start included
 	@rm -f .coverage .coverage.*; $(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --no-loadscope-reorder; tested=$$?; \

@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,14 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class BySharedServers(LoadFileScheduling):
-    """With ``pytest -n`` one worker runs a whole file, whose tests share servers, and all of tests/e2e, an engine."""
+    """With ``pytest -n`` one worker runs a whole file, whose tests share servers, or all files of a scope below."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+        shared = (scope for prefix, scope in ONE_SCOPE.items() if nodeid.startswith(prefix))
+        return next(shared, super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> BySharedServers:
     return BySharedServers(config, log)
+
+
+# Files that share something expensive run in one worker, by the beginning of their paths.
+ONE_SCOPE = {
+    "tests/e2e/": "a real engine",
+    # torch and vLLM, which take 15 s of processor time to import
+    "tests/unit/adapters/validation/": "torch",
+    "tests/unit/data_plane/engine/cpu_lora/": "torch",
+    "tests/unit/tenora/training/": "torch",
+    "tests/integration/adapters/test_vllm_resolver.py": "torch",
+}
 
 
 def _is_soak(item: pytest.Item) -> bool:
@@ -74,6 +86,12 @@ def _is_property(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("hypothesis")) or is_hypothesis_test(getattr(item, "obj", None))
 
 
+def _turn(item: pytest.Item) -> int:
+    """The order in which workers take files: the longest first, so that none is left over at the end."""
+    prefixes = (*ONE_SCOPE, "tests/chaos/", "tests/integration/")
+    return next((turn for turn, prefix in enumerate(prefixes) if item.nodeid.startswith(prefix)), len(prefixes))
+
+
 def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
     if item.get_closest_marker("gpu") and not _HAS_GPU:
         return "gpu"
@@ -82,13 +100,18 @@ def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
         return "clients"
     if suite == "functional" and _is_soak(item):
         return "soak"
-    if suite == "soak" and not (_is_soak(item) or _is_property(item)):
+    if suite == "soak" and not (_is_soak(item) or _is_property(item) or item.get_closest_marker("timed")):
         return "functional"
     return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the tests of the other suite, and those that need a GPU or a client that this machine does not have."""
+    for item in items:
+        if "promised_s" in getattr(item, "fixturenames", ()):
+            item.add_marker("timed")
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
     reasons = {item: _reason_to_leave_out(item, config.getoption("suite")) for item in items}
     config.stash[_left_out] = dict(Counter(reason for reason in reasons.values() if reason))
     if left_out := [item for item in items if reasons[item]]:
@@ -213,6 +236,15 @@ def redis(redis_settings) -> Iterator[redis_client.Redis]:
     """A synchronous client of an emptied Valkey."""
     with redis_client.Redis.from_url(redis_settings.redis_url) as client:
         yield client
+
+
+@pytest.fixture
+def promised_s(request: pytest.FixtureRequest) -> Callable[[float], float]:
+    """The seconds that something may take: as promised in `make soak`, which runs these tests alone, and four times as
+    many in `make test`, which has to pass while other processes keep the machine busy.
+    """
+    factor = 4 if request.config.getoption("suite") == "functional" else 1
+    return lambda seconds: factor * seconds
 
 
 def alembic_config(settings: PostgresSettings) -> Config:

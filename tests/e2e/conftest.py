@@ -96,7 +96,7 @@ class Platform:
             tenant = admin.post("/api/v1/admin/tenants", json={"name": plan, "plan": plan}).raise_for_status().json()
             path = f"/api/v1/admin/tenants/{tenant['id']}/api-keys"
             key = admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
-        wait_until(lambda: self.accepts(key), timeout_s=5, what="the gateway to know a new key")
+        wait_until(lambda: self.accepts(key), timeout_s=30, what="the gateway to know a new key")
         return tenant["id"], key
 
     def accepts(self, key: str) -> bool:

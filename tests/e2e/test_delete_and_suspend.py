@@ -161,7 +161,9 @@ def assert_healthy(platform) -> None:
     assert looked_at["gateways"]
 
 
-def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_tier(platform, customer, truths):
+def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_tier(
+    platform, customer, truths, promised_s
+):
     stream = Stream()
     reader = threading.Thread(target=stream.read, args=(customer,), daemon=True)
     reader.start()
@@ -170,7 +172,7 @@ def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_ti
     assert any(customer.engine_name in truth.in_slots for truth in truths().values())
     customer.control.delete(f"/api/v1/adapters/{NAME}")
     deleted_at = time.monotonic()
-    wait_until(lambda: customer.ask().status_code == 404, timeout_s=2, what="404 from the gateway")
+    wait_until(lambda: customer.ask().status_code == 404, timeout_s=promised_s(2), what="404 from the gateway")
     print(f"\nrefused {time.monotonic() - deleted_at:.2f} s after the DELETE was answered")
     assert customer.ask().status_code == 404
     assert stream.ended_at is None, "the stream was still running when new calls were refused"
@@ -209,13 +211,15 @@ def test_what_a_real_engine_said_of_tiers_is_in_the_usage_of_each_revision(custo
     assert sum(count for each in tiers for count in each.values()) == 3, "the engine said it of every request"
 
 
-def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_resumed(platform, customer, truths):
+def test_a_suspended_tenants_adapter_is_unloaded_and_served_again_when_it_is_resumed(
+    platform, customer, truths, promised_s
+):
     path = f"/api/v1/admin/tenants/{customer.id}"
     before, base = customer.first_step(), customer.first_step(MODEL_ID)
     assert distance(before, base) > ROUNDING_DISTANCE
     with platform.admin() as admin:
         admin.patch(path, json={"status": "suspended"}).raise_for_status()
-        wait_until(lambda: customer.ask().status_code == 403, timeout_s=2, what="403 from the gateway")
+        wait_until(lambda: customer.ask().status_code == 403, timeout_s=promised_s(2), what="403 from the gateway")
         assert customer.ask().json()["error"]["code"] == "tenant_suspended"
 
         def unloaded() -> dict | None:

@@ -261,12 +261,16 @@ async def test_status_tells_everything_a_client_needs(platform, model):
     assert {"id", "url"} <= replica.keys()
 
 
-async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers):
+async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers, promised_s):
     made = customers[6].control.post("/api/v1/api-keys", {"name": "short-lived"})
     sdk = openai.AsyncOpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=made["key"], max_retries=0)
-    await asyncio.to_thread(wait_until, lambda: platform.accepts(made["key"]), timeout_s=2, what="the new key")
+    await asyncio.to_thread(
+        wait_until, lambda: platform.accepts(made["key"]), timeout_s=promised_s(2), what="the new key"
+    )
     customers[6].control.delete(f"/api/v1/api-keys/{made['id']}")
-    await asyncio.to_thread(wait_until, lambda: not platform.accepts(made["key"]), timeout_s=2, what="the revocation")
+    await asyncio.to_thread(
+        wait_until, lambda: not platform.accepts(made["key"]), timeout_s=promised_s(2), what="the revocation"
+    )
     async with sdk:
         with pytest.raises(openai.AuthenticationError):
             await sdk.models.list()

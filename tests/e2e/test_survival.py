@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.e2e.conftest import lives, processes_of, wait_until_ready
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 NEVER_ENDS = {"0": -100, "2": -100}
@@ -55,7 +55,7 @@ KILLED_IN_SOAK = (
 
 
 @pytest.mark.parametrize("name", [*KILLED, *(pytest.param(name, marks=pytest.mark.soak) for name in KILLED_IN_SOAK)])
-def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model, name):
+def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model, name, promised_s):
     tenant_id, key = customer
 
     def answers():
@@ -64,13 +64,13 @@ def test_a_killed_process_comes_back_and_state_is_kept(platform, customer, model
         except openai.APIStatusError:
             return False  # the gateway has not seen the heartbeat of a replica that has just come back
 
-    wait_until(answers, timeout_s=20, what="an answer, whatever the test before has killed")
+    wait_until(answers, timeout_s=promised_s(20), what="an answer, whatever the test before has killed")
     victim = pid_of(platform, name)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not lives(victim), what=f"the end of {name}")
-    wait_until(lambda: _is_back(platform, name, victim), timeout_s=60, what=f"the return of {name}")
-    wait_until_ready(platform, timeout_s=60)
-    wait_until(answers, timeout_s=20, what="an answer")
+    wait_until(lambda: _is_back(platform, name, victim), timeout_s=promised_s(60), what=f"the return of {name}")
+    wait_until_ready(platform, timeout_s=promised_s(60))
+    wait_until(answers, timeout_s=promised_s(20), what="an answer")
     with platform.admin() as admin:
         assert admin.get(f"/api/v1/admin/tenants/{tenant_id}").json()["id"] == tenant_id
 

@@ -74,7 +74,7 @@ def test_a_bad_adapter_is_rejected_with_a_report_and_never_routed(api, base, set
     assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
 
 
-def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redis):
+def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redis, promised_s):
     tenant = api.tenant()
     with running_worker(settings):
         seconds = []
@@ -86,10 +86,10 @@ def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redi
             begun = time.monotonic()
             wait_until(lambda field=field: not redis.hexists(redis_keys.snapshot("keys"), field), what="revocation")
             seconds.append(time.monotonic() - begun)
-    assert max(seconds) < 2, seconds
+    assert max(seconds) < promised_s(2), seconds
 
 
-def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, tmp_path):
+def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, tmp_path, promised_s):
     """Two loops of one worker are independent: changes are published while S3 does not answer."""
     tenant = api.tenant()
     tenant.adapter("router", base)
@@ -99,7 +99,9 @@ def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, 
         field = hash_key(made["key"], PEPPER.encode())
         wait_until(lambda: redis.hexists(redis_keys.snapshot("keys"), field), what="key")
         tenant.http.delete(f"/api/v1/api-keys/{made['id']}").raise_for_status()
-        wait_until(lambda: not redis.hexists(redis_keys.snapshot("keys"), field), timeout_s=2, what="revocation")
+        wait_until(
+            lambda: not redis.hexists(redis_keys.snapshot("keys"), field), timeout_s=promised_s(2), what="revocation"
+        )
         assert tenant.http.get(path).json()["status"] == "validating", "an outage of S3 says nothing of the upload"
     with running_worker(settings):
         assert decided(tenant, path)["status"] == "ready"

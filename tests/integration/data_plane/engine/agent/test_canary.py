@@ -120,11 +120,13 @@ def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(room):
     assert room.canary(engine_name()).code is None
 
 
-def test_the_heartbeat_goes_on_while_a_canary_hangs(room):
+def test_the_heartbeat_goes_on_while_a_canary_hangs(room, promised_s):
     room.engine.faults(hang=True)
     job = room.post_canary(engine_name())
     wait_until(lambda: len(room.engine.received()) and room.engine.received()[-1]["body"].get("logprobs"))
     beats = {room.status().heartbeat_ms}
-    wait_until(lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=2, what="heartbeats")
+    wait_until(
+        lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=promised_s(2), what="heartbeats"
+    )
     room.engine.faults()
     room.canary_result(job)  # or it would come to the next test

@@ -157,14 +157,14 @@ def test_who_is_refused_and_comes_back_after_exactly_the_announced_time_is_serve
         list(stream)
 
 
-def test_who_hangs_up_while_waiting_leaves_the_queue(stack):
+def test_who_hangs_up_while_waiting_leaves_the_queue(stack, promised_s):
     tenant = stack.tenant()
     client = tenant.sdk()
     received = len(stack.witness.received())
     streams = fill(client)
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.2), max_tokens=TOKENS)
-    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=0.5, what="nobody to wait")
+    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=promised_s(0.5), what="nobody to wait")
     assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == PAGES, "the streams still run"
     for stream in streams:
         list(stream)

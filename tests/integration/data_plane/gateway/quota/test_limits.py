@@ -168,13 +168,13 @@ def test_a_new_month_begins_with_nothing_used(stack):
     )
 
 
-def test_a_limit_that_was_raised_counts_at_once(stack):
+def test_a_limit_that_was_raised_counts_at_once(stack, promised_s):
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
     chat(client, max_tokens=1)
     refusal(client)
     stack.publisher.tenant(tenant_id=tenant.id)
-    wait_until(lambda: _admitted(client), timeout_s=2, what="the new limit")
+    wait_until(lambda: _admitted(client), timeout_s=promised_s(2), what="the new limit")
 
 
 def _admitted(client: openai.OpenAI) -> bool:

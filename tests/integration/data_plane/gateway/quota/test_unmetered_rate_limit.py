@@ -44,7 +44,9 @@ def ask(stack, tenant):
     ],
     ids=["malformed", "unknown", "too long", "counted", "listed", "quota"],
 )
-def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(ask, stack, method, path, body, status):
+def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(
+    ask, stack, method, path, body, status, promised_s
+):
     other = stack.tenant().sdk()
     answers = [ask(method, path, **body) for _ in range(3 * BURST)]
     codes = [answer.status_code for answer in answers]
@@ -54,7 +56,7 @@ def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(a
     assert {answer.json()["error"]["code"] for answer in refused} == {"too_many_refusals"}
     assert all("retry-after" in answer.headers for answer in refused)
     assert chat(other, max_tokens=1).choices
-    wait_until(lambda: ask().status_code == 200, timeout_s=3, what="the tenant to be served again")
+    wait_until(lambda: ask().status_code == 200, timeout_s=promised_s(3), what="the tenant to be served again")
 
 
 def test_a_minute_that_is_used_up_is_asked_for_a_few_times_and_then_not_at_all(stack):

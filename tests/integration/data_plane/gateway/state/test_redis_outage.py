@@ -33,7 +33,7 @@ def status_of(client: openai.OpenAI) -> int:
     return 200
 
 
-def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(own):
+def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(own, promised_s):
     stack, valkey, program = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -49,7 +49,7 @@ def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(ow
         chat(client)
     assert (caught.value.status_code, caught.value.code) == (503, "quota_unavailable")
     assert "retry-after" in caught.value.response.headers
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < promised_s(2)
     assert client.models.list().data  # the last snapshot still serves
     thread.join()  # the stream that ran goes on to its end without Redis
     assert len(chunks) > 60
@@ -70,7 +70,7 @@ def _events(tenant):
     return []
 
 
-def test_a_redis_that_hangs_is_given_up_in_time(own):
+def test_a_redis_that_hangs_is_given_up_in_time(own, promised_s):
     stack, valkey, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -78,7 +78,7 @@ def test_a_redis_that_hangs_is_given_up_in_time(own):
     valkey.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     assert status_of(client) == 503
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < promised_s(1)
     valkey.send_signal(signal.SIGCONT)
     wait_until(lambda: status_of(client) == 200)
     wait_until(tenant.holds_nothing)
@@ -102,17 +102,17 @@ def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
     assert client.models.list().data  # an emptied Redis publishes nothing, so the last snapshot serves
 
 
-def test_a_revoked_key_is_refused_within_two_seconds(own):
+def test_a_revoked_key_is_refused_within_two_seconds(own, promised_s):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
     began = time.monotonic()
     stack.publisher.revoke(tenant.key)
     wait_until(lambda: status_of(client) == 401, timeout_s=2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_seconds(own):
+def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_seconds(own, promised_s):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -121,10 +121,10 @@ def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_secon
     stack.client.hset("tenora:snapshot", "generation", stack.publisher.generation)
     stack.publisher.revoke(tenant.key)
     wait_until(lambda: status_of(client) == 401, timeout_s=2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own):
+def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own, promised_s):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -134,7 +134,7 @@ def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own):
     began = time.monotonic()
     stack.publisher.rebuild()
     wait_until(lambda: status_of(client) == 401, timeout_s=2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < promised_s(2)
 
 
 def test_a_gateway_with_nothing_published_is_not_ready_and_says_so(tmp_path):

@@ -16,7 +16,7 @@ def gateway_settings():
     return {"client_tcp_timeout_s": SILENT_S}
 
 
-def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(stack, tenant):
+def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(stack, tenant, promised_s):
     stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
     tenant.sdk()
     asked = callers.request(tenant.key, stream=True, max_tokens=1000)
@@ -29,7 +29,7 @@ def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(
             lambda: len(tenant.events()) == 3 and tenant.events(), what="the bills of those who are gone"
         )
         gone_s = time.monotonic() - vanished_at
-    assert SILENT_S <= gone_s < SILENT_S + KERNEL_S + 1
+    assert SILENT_S <= gone_s < SILENT_S + KERNEL_S + promised_s(1)
     produced = stack.witness.journal()
     assert {event.request_id: event.outcome for event in events} == dict.fromkeys(names, "client_gone")
     assert all(event.output_tokens == produced[event.request_id].output_tokens for event in events)
