@@ -162,7 +162,7 @@ def _parts(file: FileUpload) -> list[Part]:
 
 def _not_uploaded(file: FileUpload, parts: list[int]) -> str:
     if not parts:
-        return f"{file.path}: not uploaded. PUT it to its URL, then complete the revision again."
+        return f"{file.path}: was not uploaded. PUT it to its URL, then complete the revision again."
     named = ", ".join(map(str, parts[:_PARTS_NAMED])) + (" …" if len(parts) > _PARTS_NAMED else "")
     return (
         f"{file.path}: of its {len(_parts(file))} parts, {len(parts)} were not uploaded ({named}). "
