@@ -1,4 +1,6 @@
-"""``python -m billing``: the worker, and the commands that repair: dead letters, and quotas that Redis lost."""
+"""``python -m billing``: the worker, and two repair commands for dead letters and for quotas that Redis lost.
+What these commands do is in ``billing.worker``, ``billing.stream`` and ``billing.quota_rebuild``.
+"""
 
 import argparse
 import sys
@@ -19,16 +21,20 @@ def _positive(text: str) -> int:
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
-    parser = argparse.ArgumentParser(prog="python -m billing", description="Tenora's billing: usage into the ledger.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("worker", help="meter the usage stream into the ledger until SIGTERM")
-    redrive = commands.add_parser("redrive", help="move dead letters back to the usage stream, oldest first")
-    redrive.add_argument("--count", type=_positive, default=1_000, help="at most this many (default: %(default)s)")
-    rebuild = commands.add_parser(
-        "rebuild-quotas", help="give Redis the month's tokens and the spending again, as the ledger has them"
+    """Parse the command line and run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m billing", description="Tenora's billing: records usage events in the ledger."
     )
-    rebuild.add_argument("--tenant", metavar="ID", help="only this one (default: all)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("worker", help="record the usage stream in the ledger until SIGTERM")
+    redrive = commands.add_parser("redrive", help="move dead letters back to the usage stream, oldest first")
+    redrive.add_argument(
+        "--count", type=_positive, default=1_000, help="move at most this many dead letters (default: %(default)s)"
+    )
+    rebuild = commands.add_parser(
+        "rebuild-quotas", help="rebuild the month's tokens and the spending in Redis from the ledger"
+    )
+    rebuild.add_argument("--tenant", metavar="ID", help="rebuild only this tenant (default: all tenants)")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
@@ -38,7 +44,7 @@ def main() -> None:
         settings = BillingSettings()
         with worker.connect_redis(RedisSettings(), settings) as redis:
             moved = UsageStream(redis, settings.billing_consumer).put_back(count=arguments.count)
-        sys.stdout.write(f"{moved} dead letters put back\n")
+        sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
 
 
 def _rebuild(tenant_id: str | None) -> None:

@@ -23,46 +23,71 @@ class BillingSettings(Fragment):
         default_factory=socket.gethostname,
         min_length=1,
         max_length=200,
-        description="Name in the consumer group. Stable across restarts; processes that share one do no harm.",
+        description="Name of this billing worker in the usage stream's consumer group. Keep it stable across restarts.",
     )
-    billing_batch_events_max: int = Field(default=500, ge=1, le=5_000, description="Events in one transaction.")
-    billing_block_ms: int = Field(default=500, ge=1, le=10_000, description="How long one read waits for new events.")
+    billing_batch_events_max: int = Field(
+        default=500, ge=1, le=5_000, description="Most usage events that the billing worker records in one transaction."
+    )
+    billing_block_ms: int = Field(
+        default=500, ge=1, le=10_000, description="How long the billing worker's read waits for new usage events."
+    )
     billing_reclaim_idle_ms: int = Field(
         default=5_000,
         ge=100,
         le=600_000,
-        description="Pause before an event that was refused, or whose worker died, is tried again.",
+        description="Pause before billing retries a usage event that was refused or whose worker died.",
     )
     billing_attempts_max: int = Field(
-        default=5, ge=1, le=1_000, description="Attempts before a poison event is moved to the dead letters."
+        default=5,
+        ge=1,
+        le=1_000,
+        description="Attempts to record a usage event before billing moves it to the dead letters.",
     )
     billing_unpriced_attempts_max: int = Field(
-        default=720, ge=1, le=100_000, description="Attempts for an event whose tenant has no price (720 are an hour)."
+        default=720,
+        ge=1,
+        le=100_000,
+        description="Attempts for a usage event whose tenant has no price (720 attempts take about an hour).",
     )
     billing_dead_letters_max: int = Field(
-        default=100_000, ge=1, le=10_000_000, description="Dead letters kept; when full, poison stays pending instead."
+        default=100_000,
+        ge=1,
+        le=10_000_000,
+        description="Most usage events in the dead letters. Above it, failing events stay pending.",
     )
     billing_quota_repair_s: int = Field(
         default=15,
         ge=1,
         le=3600,
-        description="After Redis lost its data, quotas are rebuilt this much later: once gateways have settled again.",
+        description="Delay between a data loss of Redis and the rebuild of quotas, so that gateways settle first.",
     )
     billing_quota_drift_s: int = Field(
         default=30,
         ge=1,
         le=3600,
-        description="How often quotas of tenants that used something are compared with the ledger, and mended.",
+        description="How often billing compares the quotas of active tenants with the ledger and corrects them.",
     )
     billing_quota_drift_tenants_max: int = Field(
-        default=50, ge=1, le=1_000, description="Tenants compared at a time; each month of theirs is added up."
+        default=50,
+        ge=1,
+        le=1_000,
+        description="Most tenants in one comparison of quotas with the ledger; each sums a month of usage.",
     )
     billing_clock_skew_s_max: int = Field(
-        default=300, ge=1, le=86_400, description="How far ahead of Postgres a gateway's clock may be."
+        default=300,
+        ge=1,
+        le=86_400,
+        description="How far a gateway's clock may be ahead of Postgres before billing refuses its usage events.",
     )
     billing_backoff_ms_max: int = Field(
-        default=5_000, ge=10, le=60_000, description="Longest pause between attempts while Redis or Postgres is down."
+        default=5_000,
+        ge=10,
+        le=60_000,
+        description="Longest pause between billing's attempts while Redis or Postgres is down.",
     )
     billing_housekeeping_ms: int = Field(
-        default=1_000, ge=100, le=60_000, description="Pause between looks at the lag and trims of acknowledged events."
+        default=1_000,
+        ge=100,
+        le=60_000,
+        description="How often billing measures the usage stream's lag and trims acknowledged events.",
     )

@@ -1,4 +1,4 @@
-"""Every Redis key and stream of the platform, as constants and functions. Nobody else spells one."""
+"""Every Redis key and stream of the platform, as constants and functions. No other module spells a key."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from core.contracts.snapshots import SnapshotKind
 SNAPSHOT_META: Final = "tenora:snapshot"  # hash: epoch, generation
 SNAPSHOT_CHANGES: Final = "tenora:snapshot:changes"  # stream of SnapshotChange in field "change"
 SNAPSHOT_CHANGES_MAX: Final = 10_000
-SNAPSHOT_UNSURE: Final = "tenora:snapshot:unsure"  # for a while after Redis lost data, and heartbeats with it
+SNAPSHOT_UNSURE: Final = "tenora:snapshot:unsure"  # set for some time after Redis lost data and heartbeats
 
 # Written by agents.
 REPLICAS: Final = "tenora:replicas"  # sorted set: replica id by heartbeat in Unix milliseconds
@@ -18,13 +18,13 @@ ENGINE_COUNTERS: Final = "tenora:engine_counters"  # hash: "<replica id>/<boot i
 USAGE_STREAM: Final = "tenora:usage"  # stream of UsageEvent in field "event"
 USAGE_GROUP: Final = "billing"
 USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
-# Set by billing: all of the stream before this entry is in the ledger, or among the dead letters.
+# Set by billing: every entry before this id is in the ledger or among the dead letters.
 USAGE_RECORDED: Final = "tenora:usage:recorded"
-QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # run id of the server to which billing gave all that was used
+QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # run id of the Redis server whose quotas billing has rebuilt
 
 # Between gateways.
 LEASED_TENANTS: Final = "tenora:leased"  # sorted set: tenant id by the Unix millisecond of its next expiry, or before
-PLATFORM_QUOTA: Final = "tenora:quota:platform"  # hash like a tenant's, of everything that is in flight
+PLATFORM_QUOTA: Final = "tenora:quota:platform"  # hash like a tenant's, for all requests in flight
 
 # Between the control plane's worker and the agents.
 CANARY_RESULTS: Final = "tenora:canary:results"  # list of CanaryResult
@@ -33,7 +33,7 @@ PREFETCH_HINTS_MAX: Final = 1_000
 
 # Written by gateways, read by the control plane.
 GATEWAYS: Final = "tenora:gateways"  # sorted set: gateway id by heartbeat in Unix milliseconds
-GATEWAYS_LEASE_S_MAX: Final = 60  # for no longer than this one may serve after its heartbeat
+GATEWAYS_LEASE_S_MAX: Final = 60  # a gateway serves for at most this long after its heartbeat
 
 
 def snapshot(kind: SnapshotKind) -> str:
@@ -42,7 +42,7 @@ def snapshot(kind: SnapshotKind) -> str:
 
 
 def snapshot_staging(kind: SnapshotKind, epoch: str) -> str:
-    """Where a rebuilt snapshot is written before it takes the place of the old one in one step."""
+    """Where a rebuilt snapshot is written before it replaces the old one atomically."""
     return f"tenora:snapshot:{kind}:{epoch}"
 
 
@@ -57,7 +57,7 @@ def replica(replica_id: str) -> str:
 
 
 def replica_drain(replica_id: str) -> str:
-    """Set while an admin wants the replica drained."""
+    """Set while an operator requests that the replica drains."""
     return f"tenora:replica:{replica_id}:drain"
 
 
@@ -72,12 +72,12 @@ def replica_held_pages(replica_id: str) -> str:
 
 
 def tenant_quota(tenant_id: str) -> str:
-    """Hash: theoretical arrival times, what requests in work hold, tokens and nanodollars of the month and in all."""
+    """Hash: theoretical arrival times, reservations of running requests, tokens and nanodollars (month and total)."""
     return f"tenora:quota:{{{tenant_id}}}"
 
 
 def key_quota(tenant_id: str, key_id: str) -> str:
-    """The same of one key that has limits of its own."""
+    """The same hash for one API key that has its own limits."""
     return f"tenora:quota:{{{tenant_id}}}:key:{key_id}"
 
 
@@ -97,17 +97,17 @@ def settled(tenant_id: str, request_id: str) -> str:
 
 
 def idempotent_request(tenant_id: str, digest: str) -> str:
-    """What became of the request with an Idempotency-Key; the digest is of API key and Idempotency-Key."""
+    """The outcome of a request with an Idempotency-Key. ``digest`` covers the API key and the Idempotency-Key."""
     return f"tenora:quota:{{{tenant_id}}}:idempotent:{digest}"
 
 
 def idempotent_answers(tenant_id: str) -> str:
-    """Sorted set: keys of a tenant's kept answers by the Unix millisecond at which each was kept."""
+    """Sorted set: keys of a tenant's stored answers by the Unix millisecond of their storage."""
     return f"tenora:quota:{{{tenant_id}}}:idempotent"
 
 
 def replica_residency(replica_id: str) -> str:
-    """Residency of a replica, rewritten whenever it changes; it expires with the status."""
+    """Residency of a replica, rewritten at each change. It expires with the status."""
     return f"tenora:replica:{replica_id}:residency"
 
 
@@ -117,12 +117,12 @@ def gateway(gateway_id: str) -> str:
 
 
 def gateway_backlog(gateway_id: str, base_model: str) -> str:
-    """Backlog of a gateway on the replicas of a base model, for the other gateways; it expires soon."""
+    """A gateway's backlog on the replicas of a base model, read by the other gateways. It expires after seconds."""
     return f"tenora:gateway:{gateway_id}:backlog:{base_model}"
 
 
 def gateway_mark(gateway_id: str) -> str:
-    """Set by a gateway that wants to know when Redis has lost its data."""
+    """Set by a gateway, which detects by its absence that Redis lost its data."""
     return f"tenora:gateway:{gateway_id}:mark"
 
 
@@ -132,12 +132,12 @@ def revocation_receipts(revocation_id: str) -> str:
 
 
 def canary_jobs(base_model: str, rank_class: int) -> str:
-    """List of CanaryJob for the replicas of one pool. A job that gets lost is put there again."""
+    """List of CanaryJob for the replicas of one pool. A lost job is added again."""
     return f"tenora:canary:{base_model}:{rank_class}:jobs"
 
 
 def canary_running(revision_id: str) -> str:
-    """CanaryRunning, from when a replica takes the revision's job until it has answered."""
+    """CanaryRunning, from the claim of the revision's job until its result."""
     return f"tenora:canary:running:{revision_id}"
 
 

@@ -1,6 +1,6 @@
-"""What the control plane and replicas tell each other of canary runs, encoded as JSON as in core.contracts.
+"""The messages of canary runs between the control plane's worker and the replicas: job, claim and result.
 
-When a run is asked for, and what its result means, is not here.
+When a run is requested and how its result is judged is not here. msgspec encodes these structs as JSON.
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ import msgspec
 
 
 class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated revision that some replica must run before it is ready."""
+    """A validated revision that one replica must run before the revision is ready."""
 
     revision_id: str
     base_model: str
@@ -19,7 +19,7 @@ class CanaryJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has taken a job; left standing by a replica that dies of it."""
+    """Which replica runs a job. The claim stays in Redis if the replica dies during the run."""
 
     attempt: int
     replica_id: str
@@ -27,10 +27,10 @@ class CanaryRunning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base, and
-    ``canary_later`` when the run gave no verdict, for reasons that say nothing of the adapter.
-    ``logprob_difference`` is the largest difference of a token's log-probability, in nats, None where one was not
-    finite (JSON has no other word for it); ``load_ms`` from the store to its first token.
+    """The result of a run. ``code`` is None when the adapter loaded, gave finite numbers and differs from the base
+    model. It is ``canary_later`` when the run ended without a verdict for a reason unrelated to the adapter.
+    ``logprob_difference`` is the largest difference of a token's log-probability, in nats; None if a value was not
+    finite, because JSON has no such number. ``load_ms`` is the time from the object store to the first token.
     """
 
     revision_id: str

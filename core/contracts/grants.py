@@ -1,7 +1,6 @@
-"""What a gateway knows of keys, tenants and their limits. The control plane publishes these values through Redis.
+"""API keys, tenants, limits and prices as the control plane publishes them to gateways. Routes of models are not here.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Literal
@@ -10,10 +9,11 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan allows a tenant. Every number is a ceiling, None is none. ``count_cached_tokens`` says whether prompt
-    tokens from a prefix cache count towards the minute and the month, once it is known that they were. Where requests
-    have to wait, tenants of a smaller ``tier`` go first, and within one each gets its ``weight`` of the tokens.
-    While Redis does not answer nobody is admitted (``closed``), or as many as a gateway took beforehand (``slice``).
+    """The limits of a tenant's plan. Each number is a maximum; None means no limit. ``count_cached_tokens``: whether
+    prompt tokens from the prefix cache count towards the minute and the month, once the engine has reported them.
+    While requests wait, tenants of a smaller ``tier`` go first, and tenants of one tier share the tokens by ``weight``.
+    While Redis does not answer, a gateway admits no requests (``closed``), or as many as its prefetched share allows
+    (``slice``).
     """
 
     requests_per_minute: int
@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key may take of what its tenant may. None is no limit of the key's own."""
+    """The limits of one API key, below those of its tenant. None means that the key has no limit of its own."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -52,7 +52,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanodollars per token, and per KV page and second."""
+    """Prices in nanodollars: per token, and per KV page and second."""
 
     input_nanos: int
     cached_input_nanos: int
@@ -61,7 +61,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway knows of an API key; published under the key's HMAC."""
+    """An API key as gateways see it, published under the HMAC of the key."""
 
     key_id: str
     tenant_id: str
@@ -70,9 +70,9 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway knows of a tenant; published under its id. ``charged_nanos`` was charged before the present month,
-    and ``spend_ceiling_nanos`` is what may have been charged in all by its end; None is no ceiling. ``prices`` are
-    those of ``price_version_id`` in billing's price book.
+    """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
+    current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
+    ``prices`` belong to ``price_version_id`` in billing's price book.
     """
 
     tenant_id: str

@@ -1,7 +1,6 @@
-"""What replicas publish about themselves: heartbeat, adapter residency and token counters.
+"""The state that replicas publish: heartbeat, adapter residency and token counters. Routing decisions are not here.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Literal
@@ -12,7 +11,7 @@ ReplicaState = Literal["starting", "ready", "draining", "unhealthy"]
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's heartbeat. ``url`` is the engine's own address, reachable by gateways only."""
+    """The heartbeat of a replica's agent. ``url`` is the engine's address, which only gateways can reach."""
 
     id: str
     url: str
@@ -32,12 +31,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tier = Literal["slot", "memory", "disk", "store"]
-"""Where an adapter lies, the fastest first."""
+"""Where an adapter is stored, the fastest tier first."""
 
 
 class Residency(msgspec.Struct, frozen=True, kw_only=True):
-    """Which adapters lie where on one replica, by the engine's own account. ``slots`` has one entry per slot; ``disk``
-    has digests, since engine names of several adapters may share one.
+    """Which adapters one replica holds in which tier, as its engine reports them. ``slots`` has one entry per slot.
+    ``disk`` has digests, because the engine names of several adapters may share a digest.
     """
 
     replica_id: str
@@ -49,7 +48,7 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens one engine process has counted since it started, and how many of them were the agent's own probes."""
+    """Tokens that one engine process counted since its start, and the part that belongs to the agent's probes."""
 
     prompt_tokens: int
     generation_tokens: int
@@ -58,5 +57,5 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tenant_tokens(self) -> int:
-        """Tokens that belong to tenants."""
+        """Tokens of tenants: all tokens minus those of probes."""
         return (self.prompt_tokens - self.probe_prompt_tokens) + (self.generation_tokens - self.probe_generation_tokens)

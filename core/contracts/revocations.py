@@ -1,7 +1,6 @@
-"""How adapters are revoked, and how each replica confirms that it has removed them.
+"""Revocations of adapters, and the receipts by which replicas confirm the removal. The order of the steps is not here.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Literal
@@ -10,8 +9,8 @@ import msgspec
 
 
 class Revocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What every replica must forget, in every tier; published under its own id until all have, and a while longer for
-    replicas that come back. The engine names are all revisions of one adapter.
+    """An adapter that every replica must remove from every tier. Published under the revocation's id until all replicas
+    have confirmed, and for some time after that for replicas that come back. ``engine_names`` are all its revisions.
     """
 
     id: str
@@ -21,8 +20,8 @@ class Revocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevocationReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica's word that it holds nothing of a revoked adapter any more, and what it looked at to say so.
-    ``aborted_requests`` were still running when the drain's time was up.
+    """One replica's confirmation that it holds nothing of a revoked adapter, with the tiers as it found them.
+    ``aborted_requests`` counts requests that were still running at the end of the drain timeout.
     """
 
     revocation_id: str

@@ -1,7 +1,6 @@
-"""What a gateway knows of models: adapters, their revisions and aliases, base models, pins and prefetch hints.
+"""Models as gateways and agents see them: adapters, revisions, aliases, base models, pins and prefetch hints.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Final, Literal
@@ -12,7 +11,7 @@ from core.adapter_names import engine_name
 
 
 class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One ready revision of an adapter. Replicas serve it whose largest rank is ``rank_class`` or more."""
+    """One ready revision of an adapter. Replicas whose largest rank is ``rank_class`` or more can serve it."""
 
     id: str
     digest: str
@@ -21,12 +20,12 @@ class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROD: Final = "prod"
-"""The alias that an adapter's bare name means, once it is set."""
+"""The alias that an adapter's name without a suffix refers to, if this alias is set."""
 
 
 class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter with all its ready revisions; published under ``<tenant_id>/<name>``. ``newest`` is one of them, and
-    each alias has weights by revision id.
+    """An adapter with its ready revisions, published under ``<tenant_id>/<name>``. ``newest`` is one of them. An alias
+    maps revision ids to weights.
     """
 
     adapter_id: str
@@ -39,12 +38,12 @@ class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, dict[str, int]]
 
     def engine_name(self, revision_id: str) -> str:
-        """The only name an engine ever sees for it: immutable, and never chosen by a tenant."""
+        """The name of a revision in engines: immutable, and never chosen by a tenant."""
         return engine_name(self.adapter_id, self.revisions[revision_id].digest)
 
 
 class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway needs to count and route for a base model; published under its id."""
+    """The data that a gateway needs to count tokens and route for a base model, published under its id."""
 
     id: str
     hub_name: str
@@ -58,8 +57,8 @@ class BaseModelRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that replicas of its pool keep in host memory, for a plan that includes that; published under
-    its engine name.
+    """A revision that the replicas of its pool keep in host memory, if the plan includes this. Published under its
+    engine name.
     """
 
     engine_name: str
@@ -69,7 +68,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefetchHint(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that is about to be asked for. Advice: whoever ignores it is only slower."""
+    """An adapter that requests will probably need soon. A replica that ignores the hint only answers more slowly."""
 
     engine_name: str
     tenant_id: str

@@ -1,7 +1,6 @@
-"""How the published snapshot changes, and which snapshot each gateway has applied.
+"""Changes of the published snapshot, and the heartbeat in which a gateway reports the snapshot that it applied.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Literal
@@ -12,9 +11,9 @@ SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocation
 
 
 class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the change stream. ``value`` is the encoded struct, or None where the field was removed.
+    """One entry of the change stream. ``value`` is the encoded struct, or None if the field was removed.
 
-    A gateway that sees another epoch, or a generation that does not follow its own, reads everything again.
+    A gateway that sees another epoch, or a generation that does not follow its own, reads the whole snapshot again.
     """
 
     epoch: str
@@ -25,8 +24,8 @@ class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway process's heartbeat: the snapshot by which it decides from now on. One that is cut off from Redis can
-    reserve nothing, so a gateway without a heartbeat serves nothing.
+    """The heartbeat of a gateway process: the snapshot that its decisions use from now on. A gateway that cannot reach
+    Redis can reserve nothing, so a gateway without a heartbeat serves nothing.
     """
 
     id: str

@@ -1,7 +1,6 @@
-"""The usage event: what a gateway tells billing about each request. The request id identifies the charge.
+"""The usage event that a gateway writes for billing about each request. How it is priced is not here.
 
-Values are encoded as JSON with msgspec. Readers ignore unknown fields, so that a new control plane can talk to an old
-gateway and the reverse.
+msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
 from typing import Final, Literal
@@ -13,17 +12,17 @@ from core.contracts.replicas import Tier
 Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
 
 REST: Final = ":rest"
-"""Ends the id of what a request used beyond the estimate that was billed of it: no request of its own."""
+"""Suffix of the id of usage beyond a billed estimate. Such an event is a remainder, not a separate request."""
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, by the engine's own counts. The same request id twice is one charge.
+    """The usage of one request, as the engine counted it. Two events with the same request id are one charge.
 
-    ``adapter_tier`` is where its adapter lay when it came (None for a base model), ``adapter_load_ms`` how long the
-    request waited for it, ``stall_ms`` for how long its loading held up the step that every running request shares.
-    An ``estimated`` event is the last checkpoint of a request whose gateway died: no more than it used, all its prompt
-    cached unless the engine had said otherwise, and never a contradiction of an exact one. ``price_version_id`` is by
-    which prices it was admitted, and so is charged.
+    ``adapter_tier`` is the tier of its adapter on arrival (None for a base model), ``adapter_load_ms`` how long the
+    request waited for the adapter, ``stall_ms`` how long the load delayed the step of all running requests.
+    An ``estimated`` event is the last checkpoint of a request whose gateway died: a lower bound of the usage, with the
+    whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
+    ``price_version_id`` names the prices at admission, which are the prices charged.
     """
 
     request_id: str
@@ -50,6 +49,6 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64
-"""Tokens of one request after which a gateway writes another checkpoint, and so what its death leaves uncharged, or a
-second's where an engine is faster than that.
+"""A gateway writes a checkpoint at least every so many tokens of a request, or every second if the engine is faster.
+This bounds the tokens that stay uncharged when the gateway dies.
 """

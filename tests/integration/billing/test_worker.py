@@ -201,7 +201,7 @@ def test_dead_letters_are_put_back_by_a_command(stage, env):
     assert len(stage.dead_letters()) == 1
     argv = [sys.executable, "-m", "billing", "redrive", "--count"]
     done = subprocess.run([*argv, "5"], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "1 dead letters put back\n"
+    assert done.stdout == "1 dead letters moved back to the stream\n"
     assert stage.dead_letters() == []
     assert stage.reconcile().unprocessed_events == 1
     refused = subprocess.run([*argv, "0"], env=env, capture_output=True, text=True, timeout=60, check=False)
