@@ -1,6 +1,6 @@
-"""What an agent does for adapters while it watches its engine, as one bundle of side tasks with a beginning and an end.
+"""The agent's background tasks for adapters: which tasks exist, how they are connected, and how often they run.
 
-What each task does is in the file named after it; here is only which of them there are, and how often they run.
+What each task does is in the module named after it.
 """
 
 import aiohttp
@@ -25,14 +25,14 @@ from data_plane.engine.settings import ReplicaSettings
 
 
 class AdapterTasks:
-    """Built once for an engine; ``honour_revocations`` before it serves, ``start`` once it does."""
+    """Built once for an engine. Call ``enforce_revocations`` before the engine serves, ``start`` once it serves."""
 
     def __init__(
         self,
         settings: ReplicaSettings,
         redis: Redis,
         session: aiohttp.ClientSession,
-        condition: EngineState,
+        engine_state: EngineState,
         probes: ProbeTokens,
         *,
         boot_id: str,
@@ -43,42 +43,42 @@ class AdapterTasks:
         )
         url = f"http://{settings.engine_host}:{settings.engine_port}"
         key = settings.engine_key.get_secret_value()
-        door = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
+        control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         uses = UsageHistory(names_max=settings.forecast_adapters_max, visit_gap_s=settings.forecast_visit_gap_s)
-        self._revocations = Revocations(settings, redis, door, boot_id)
+        self._revocations = Revocations(settings, redis, control, boot_id)
         self._canaries = CanaryJobs(
             settings,
             redis,
-            door,
+            control,
             CanaryRun(session, url, key, probes, answer_s=settings.canary_answer_timeout_s),
             boot_id=boot_id,
-            takes_jobs=lambda: condition.takes_jobs,
-            refused=self._revocations.refuses,
+            takes_jobs=lambda: engine_state.takes_jobs,
+            is_revoked=self._revocations.is_revoked,
         )
         self._prefetcher = Prefetcher(
             settings,
-            door,
+            control,
             residency=lambda: watch.table,
             last_use=uses.last_use,
-            is_busy=lambda: condition.is_busy,
-            refused=self._revocations.refuses,
+            is_busy=lambda: engine_state.is_busy,
+            is_revoked=self._revocations.is_revoked,
         )
         self._hints = PrefetchHints(settings, redis, pool, self._prefetcher, uses, residency=lambda: watch.table)
         self._pins = PinnedAdapters(
             settings,
             redis,
-            door,
+            control,
             pool,
             self._prefetcher,
             residency=lambda: watch.table,
-            refused=self._revocations.refuses,
+            is_revoked=self._revocations.is_revoked,
         )
         self._tasks = BackgroundTasks(backoff_max_s=settings.background_task_backoff_max_s)
 
     @property
     def residency(self) -> Residency | None:
-        """Where adapters lie, as last seen."""
+        """Where adapters are, as last scanned."""
         return self._watch.current
 
     @property
@@ -86,22 +86,22 @@ class AdapterTasks:
         """Whether no canary is running."""
         return not self._canaries.is_running
 
-    async def honour_revocations(self) -> None:
-        """What must be done before the replica may serve. Raises what ``Revocations.step`` raises."""
-        await self._revocations.honour_at_start()
+    async def enforce_revocations(self) -> None:
+        """Enforce the revocations before the replica serves. Raises what ``Revocations.run_once`` raises."""
+        await self._revocations.enforce_at_start()
 
     def start(self) -> None:
-        """Begin all tasks."""
+        """Start all tasks."""
         settings, tasks = self._settings, self._tasks
-        tasks.start("residency", self._watch.step, every_s=settings.residency_scan_interval_s)
-        tasks.start("revocations", self._revocations.step, every_s=settings.revocation_scan_interval_s)
-        tasks.start("canaries", self._canaries.step, every_s=0.1)
-        tasks.start("hints", self._hints.follow, every_s=0.1)
-        tasks.start("forecast", self._hints.forecast, every_s=settings.forecast_interval_s)
-        tasks.start("prefetch", self._prefetcher.step, every_s=settings.prefetch_pause_s)
-        tasks.start("pins", self._pins.step, every_s=settings.pins_scan_interval_s)
+        tasks.start("residency", self._watch.scan, interval_s=settings.residency_scan_interval_s)
+        tasks.start("revocations", self._revocations.run_once, interval_s=settings.revocation_scan_interval_s)
+        tasks.start("canaries", self._canaries.run_once, interval_s=0.1)
+        tasks.start("hints", self._hints.apply_hints, interval_s=0.1)
+        tasks.start("forecast", self._hints.apply_forecast, interval_s=settings.forecast_interval_s)
+        tasks.start("prefetch", self._prefetcher.run_once, interval_s=settings.prefetch_pause_s)
+        tasks.start("pins", self._pins.run_once, interval_s=settings.pins_scan_interval_s)
 
     async def close(self) -> None:
-        """End everything now; twice is once."""
+        """Stop all tasks. Idempotent."""
         await self._tasks.close()
         await self._revocations.close()

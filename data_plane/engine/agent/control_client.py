@@ -1,7 +1,7 @@
-"""The engine's door as its agent, and whoever compares the agent's word with the truth, asks it over HTTP.
+"""HTTP client of the middleware's control routes, ``/tenora/v1``, as the agent calls them.
 
-What the door does with an adapter is its own business; here are the questions and what their failure means. The shapes
-are in ``door_protocol``.
+The shapes are in ``control_protocol``, the routes in ``middleware.control_routes``. This module decides what a failed
+call means.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from data_plane.engine.control_protocol import (
 )
 
 _ANSWER_MAX_BYTES = 16 << 20
-_SAID_CHARS = 300
+_MESSAGE_CHARS_MAX = 300
 _ROOT = "/tenora/v1"
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ControlRequestFailed(BadGateway):
-    """The engine answered, and not with what was asked for. ``answered`` is its HTTP status."""
+    """The engine answered with an error or an unreadable body. ``answered`` is its HTTP status."""
 
     default_code = "engine_refused"
 
@@ -57,29 +57,29 @@ class ControlClient:
         self._headers = {"Authorization": f"Bearer {engine_key}", "Content-Type": "application/json"}
         self._timeout_s = timeout_s
 
-    async def residency(self) -> EngineInventory:
-        """The truth, asked of the engine's worker."""
-        return await self._ask("GET", "/residency", None, EngineInventory)
+    async def inventory(self) -> EngineInventory:
+        """The engine's inventory, which its worker takes between two steps."""
+        return await self._call("GET", "/residency", None, EngineInventory)
 
     async def prefetch(
         self, name: str, tier: Literal["disk", "memory"], *, tenant: str | None, timeout_s: float
     ) -> Prefetched:
-        """Bring an adapter to a tier, in turn with others of its tenant; returns when it is there."""
-        return await self._ask("POST", "/prefetch", PrefetchBody(name, tier, tenant), Prefetched, timeout_s)
+        """Load an adapter up to a tier, within the load limits of its tenant. Returns when it is there."""
+        return await self._call("POST", "/prefetch", PrefetchBody(name, tier, tenant), Prefetched, timeout_s)
 
     async def unload(self, name: str, *, drain_s: float, timeout_s: float) -> Unloaded:
-        """End an adapter in every tier, after its running requests or after ``drain_s``. It stays refused."""
-        return await self._ask("POST", "/unload", UnloadBody(name, drain_s), Unloaded, timeout_s)
+        """Remove an adapter from every tier, after its running requests or after ``drain_s``. It stays revoked."""
+        return await self._call("POST", "/unload", UnloadBody(name, drain_s), Unloaded, timeout_s)
 
-    async def refuse(self, adapters: Iterable[str]) -> None:
-        """The whole set of adapters to refuse from now on; others are served again."""
-        await self._ask("PUT", "/revoked", RevokedBody(tuple(adapters)), object)
+    async def set_revoked(self, adapters: Iterable[str]) -> None:
+        """Replace the set of revoked adapters. Adapters that are not in it are served again."""
+        await self._call("PUT", "/revoked", RevokedBody(tuple(adapters)), object)
 
     async def pin(self, names: list[str]) -> None:
-        """The whole set of names to keep in host memory once they are there."""
-        await self._ask("PUT", "/pins", PinsBody(tuple(names)), object)
+        """Replace the set of engine names to keep in host memory once they are there."""
+        await self._call("PUT", "/pins", PinsBody(tuple(names)), object)
 
-    async def _ask(self, method: str, path: str, body: object, shape: type[T], timeout_s: float | None = None) -> T:
+    async def _call(self, method: str, path: str, body: object, shape: type[T], timeout_s: float | None = None) -> T:
         async with self._session.request(
             method,
             self._url + path,
@@ -90,28 +90,30 @@ class ControlClient:
         ) as response:
             raw = await response.content.read(_ANSWER_MAX_BYTES)
             if response.status not in (200, 204):
-                raise _refused(f"{method} {_ROOT}{path}", response.status, raw, response.headers.get("Retry-After"))
+                raise _request_failed(
+                    f"{method} {_ROOT}{path}", response.status, raw, response.headers.get("Retry-After")
+                )
         if shape is object:
             return shape()
         try:
             return msgspec.json.decode(raw, type=shape)
         except msgspec.MsgspecError as error:
             raise ControlRequestFailed(
-                f"{method} {_ROOT}{path}: the engine's answer cannot be read: {error}",
+                f"{method} {_ROOT}{path}: invalid answer of the engine: {error}",
                 answered=200,
                 code=None,
                 retry_after_s=None,
             ) from error
 
 
-def _refused(what: str, status: int, raw: bytes, retry_after: str | None) -> ControlRequestFailed:
+def _request_failed(what: str, status: int, raw: bytes, retry_after: str | None) -> ControlRequestFailed:
     try:
         detail = msgspec.json.decode(raw, type=_ErrorBody).error
     except msgspec.MsgspecError:
-        detail = raw[:_SAID_CHARS].decode(errors="replace")
-    code, said = (None, detail) if isinstance(detail, str) else (detail.code, detail.message)
+        detail = raw[:_MESSAGE_CHARS_MAX].decode(errors="replace")
+    code, message = (None, detail) if isinstance(detail, str) else (detail.code, detail.message)
     return ControlRequestFailed(
-        f"{what}: the engine answered {status}: {said[:_SAID_CHARS]}",
+        f"{what}: the engine answered {status}: {message[:_MESSAGE_CHARS_MAX]}",
         answered=status,
         code=code if isinstance(code, str) else None,
         retry_after_s=float(retry_after) if retry_after and retry_after.isdecimal() else None,

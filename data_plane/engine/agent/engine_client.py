@@ -1,6 +1,6 @@
-"""What the agent asks of its engine over HTTP: a real one-token generation, its counters, and what it holds.
+"""HTTP client of the agent's own engine: a real one-token generation as a probe, and its metrics.
 
-A 200 from ``/health`` is not health: an engine can answer it while it generates nothing (CVE-2026-114051).
+A 200 from ``/health`` does not prove health: an engine can answer it while it generates nothing (CVE-2026-114051).
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from data_plane.engine.settings import ReplicaSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMetrics:
-    """The engine's own numbers, as of one scrape. ``blocks`` are those that requests may hold, ``kv_used`` is the share
-    of them, between 0 and 1, that they do.
+    """The engine's own numbers at one scrape. ``blocks`` is the number of KV cache blocks that requests can use,
+    ``kv_used`` the share of them in use, between 0 and 1.
     """
 
     prompt_tokens: int
@@ -27,20 +27,22 @@ class EngineMetrics:
 
 
 class ProbeTokens:
-    """Tokens that the agent's own requests cost: probes and canaries. They are nobody's, and billed to nobody."""
+    """Tokens of the agent's own requests: probes and canaries. They belong to no tenant and are not billed."""
 
     def __init__(self) -> None:
         self.prompt = 0
         self.generation = 0
 
     def add(self, prompt: int, generation: int) -> None:
-        """Count one answer."""
+        """Count the tokens of one answer."""
         self.prompt += prompt
         self.generation += generation
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Read vLLM's Prometheus page. A page without the KV cache's size raises KeyError: the engine is not up yet."""
+    """Read vLLM's Prometheus page. Raises KeyError for a page without the size of the KV cache: the engine is not
+    ready.
+    """
     values: dict[str, float] = {}
     cache: dict[str, str] = {}
     for family in text_string_to_metric_families(text):
@@ -55,13 +57,13 @@ def parse_metrics(text: str) -> EngineMetrics:
         running=int(values.get("vllm:num_requests_running", 0)),
         waiting=int(values.get("vllm:num_requests_waiting", 0)),
         kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),
-        blocks=int(cache["num_gpu_blocks"]) - 1,  # vLLM 0.32 keeps one for itself (block_pool.py, null_block)
+        blocks=int(cache["num_gpu_blocks"]) - 1,  # vLLM 0.32 reserves one (block_pool.py, null_block)
         block_tokens=int(cache["block_size"]),
     )
 
 
 class LocalEngine:
-    """One engine's HTTP API, as its agent uses it. Every call raises aiohttp.ClientError or TimeoutError on failure."""
+    """The HTTP API of this agent's engine. Every call raises aiohttp.ClientError or TimeoutError on failure."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: ReplicaSettings) -> None:
         self.url = f"http://{settings.engine_host}:{settings.engine_port}"
@@ -72,7 +74,7 @@ class LocalEngine:
         self._scrape_timeout = aiohttp.ClientTimeout(total=5)
 
     async def generate_one_token(self) -> tuple[int, int]:
-        """Generate a token and return (prompt tokens, generated tokens) that it cost."""
+        """Generate one token. Returns (prompt tokens, generated tokens)."""
         body = {"model": self._base_model, "prompt": "ok", "max_tokens": 1, "temperature": 0}
         async with self._session.post(
             f"{self.url}/v1/completions",

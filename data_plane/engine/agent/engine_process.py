@@ -1,4 +1,4 @@
-"""The engine as a child process of its agent: started, watched, stopped. What it is started with is ``launch``'s."""
+"""The engine as a child process of its agent: start, watch, stop. Its command line is in ``engine_command``."""
 
 import asyncio
 import ctypes
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
-_CPU_ENGINE_NICE: Final = 5  # it takes every core it gets, and a gateway beside it must be able to answer in between
+_CPU_ENGINE_NICE: Final = 5  # it uses every core it gets, and a gateway on the same machine must still answer
 _STOP_S: Final = 10
 
 
@@ -20,7 +20,7 @@ class EngineProcess:
         libc = ctypes.CDLL(None)
 
         def prepare() -> None:
-            # An agent that is killed takes its engine with it: an engine nobody watches must not serve.
+            # The kernel kills the engine with its agent: an engine that no agent watches must not serve.
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if device == "cpu":
                 os.nice(_CPU_ENGINE_NICE)
@@ -42,7 +42,7 @@ class EngineProcess:
         return self._process.poll()
 
     async def stop(self) -> None:
-        """End it, by force if it takes too long."""
+        """Terminate the process, and kill it if it does not end in time."""
         if not self.is_alive:
             return
         self._process.terminate()

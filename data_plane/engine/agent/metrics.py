@@ -8,64 +8,74 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 PROBES: Final = Counter(
     "tenora_replica_probes_total",
-    "One-token generations by the agent: ok, failed, or busy where only others' tokens came in time.",
+    "One-token probes by the agent: ok, failed, or busy (timed out while other requests' tokens were counted).",
     ["result"],
 )
-READY: Final = Gauge("tenora_replica_ready", "1 once the engine has generated a token, 0 when it drains or fails.")
-FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence holds.")
+READY: Final = Gauge(
+    "tenora_replica_ready", "1 when the engine serves requests, 0 while it starts, drains or has failed."
+)
+FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence uses.")
 TASK_FAILURES: Final = Counter(
     "tenora_replica_task_failures_total",
-    "Failed steps of the agent's side tasks, each repeated after a pause.",
+    "Failed runs of the agent's background tasks, each retried after a pause.",
     ["task"],
 )
 
-RESIDENT: Final = Gauge("tenora_replica_resident_adapters", "Adapters by the tier they lie in.", ["tier"])
-RESIDENCY_CHANGES: Final = Counter("tenora_replica_residency_changes_total", "Published changes of the residency map.")
+RESIDENT: Final = Gauge("tenora_replica_resident_adapters", "Resident adapters by tier.", ["tier"])
+RESIDENCY_CHANGES: Final = Counter("tenora_replica_residency_changes_total", "Published changes of the residency.")
 LOAD_SECONDS: Final = Histogram(
-    "tenora_replica_load_seconds", "Time to bring one adapter up, by the tier it came to.", ["to"], buckets=_SECONDS
+    "tenora_replica_load_seconds", "Time to load one adapter, by the tier it was loaded into.", ["to"], buckets=_SECONDS
 )
 STALL_SECONDS: Final = Histogram(
     "tenora_replica_stall_seconds",
-    "The part of loads for which every running request waited, by the tier the adapter came to.",
+    "Time of a load for which every running request waited, by the tier it was loaded into.",
     ["to"],
     buckets=_SECONDS,
 )
-LOADS_UNSEEN: Final = Counter("tenora_replica_loads_unseen_total", "Loads that came too fast for the agent to time.")
-EVICTIONS: Final = Counter("tenora_replica_evictions_total", "Adapters that left a tier for others.", ["tier"])
+LOADS_UNSEEN: Final = Counter(
+    "tenora_replica_loads_unseen_total",
+    "Loads that left the residency table before the agent could read their duration.",
+)
+EVICTIONS: Final = Counter(
+    "tenora_replica_evictions_total", "Adapters evicted from a tier to make room for others.", ["tier"]
+)
 
 PREFETCHES: Final = Counter(
     "tenora_replica_prefetches_total",
-    "Adapters brought before they were asked for, by what gave the reason and by where they lay.",
+    "Prefetched adapters, by the reason of the prefetch and the tier in which they were found.",
     ["reason", "tier"],
 )
 PREFETCHES_SKIPPED: Final = Counter(
     "tenora_replica_prefetches_skipped_total",
-    "Prefetches not done, by why.",
+    "Prefetches not done, by reason.",
     ["reason"],
 )
-PREFETCH_JUDGED: Final = Counter(
-    "tenora_replica_prefetch_outcomes_total", "Prefetched adapters that were used in time, and those that were not.",
-    ["verdict"],
+PREFETCH_OUTCOMES: Final = Counter(
+    "tenora_replica_prefetch_outcomes_total",
+    "Prefetched adapters that a request used in time (useful) or did not (wasted).",
+    ["outcome"],
 )  # fmt: skip
-PREFETCH_SECONDS: Final = Histogram(
-    "tenora_replica_prefetch_seconds", "Time that bringing an adapter ahead took.", buckets=_SECONDS
-)
-PINNED: Final = Gauge("tenora_replica_pinned_adapters", "Adapters that plans pin to host memory here.")
-PINS_DROPPED: Final = Gauge("tenora_replica_pins_dropped", "Pins beyond half of host memory, which are not kept here.")
+PREFETCH_SECONDS: Final = Histogram("tenora_replica_prefetch_seconds", "Duration of one prefetch.", buckets=_SECONDS)
+PINNED: Final = Gauge("tenora_replica_pinned_adapters", "Adapters that plans pin to host memory on this replica.")
+PINS_DROPPED: Final = Gauge("tenora_replica_pins_dropped", "Pins beyond half of host memory, which are ignored.")
 
-REVOKED: Final = Gauge("tenora_replica_revoked_adapters", "Adapters the engine has been told to refuse.")
+REVOKED: Final = Gauge("tenora_replica_revoked_adapters", "Revoked adapters that the engine refuses.")
 REVOKED_BEYOND: Final = Gauge(
     "tenora_replica_revoked_over_limit_adapters",
-    "Revoked adapters beyond TENORA_REVOKED_ADAPTERS_MAX, the oldest ones.",
+    "Revoked adapters beyond TENORA_REVOKED_ADAPTERS_MAX, which the engine does not refuse: the oldest ones.",
 )
 REVOCATIONS: Final = Counter(
-    "tenora_replica_revocations_total", "Revocations by what came of an attempt: removed, left, failed.", ["result"]
+    "tenora_replica_revocations_total",
+    "Attempts to remove a revoked adapter, by result: removed, left (copies remain), failed.",
+    ["result"],
 )
 REVOCATION_SECONDS: Final = Histogram(
-    "tenora_replica_revocation_seconds", "From a revocation's first sight to its last copy gone here.", buckets=_SECONDS
+    "tenora_replica_revocation_seconds",
+    "Time from a revocation's arrival to the removal of the last copy on this replica.",
+    buckets=_SECONDS,
 )
 
-CANARIES: Final = Counter("tenora_replica_canaries_total", "Canary runs by verdict; lost ones gave none.", ["verdict"])
+CANARIES: Final = Counter("tenora_replica_canaries_total", "Canary runs by verdict; a lost run gave none.", ["verdict"])
 CANARY_SECONDS: Final = Histogram(
-    "tenora_replica_canary_seconds", "From taking a canary's job to its verdict.", buckets=_SECONDS
+    "tenora_replica_canary_seconds", "Time from the start of a canary job to its verdict.", buckets=_SECONDS
 )

@@ -1,6 +1,7 @@
-"""Keeps in host memory what plans pin for this replica's pool: tells the engine's door, and has it brought.
+"""Keeps the adapters that plans pin for this replica's pool in host memory: sends the set to the engine and prefetches
+what is missing.
 
-Fails open: while Redis is away what was pinned stays pinned; an adapter that loses its pin is only slower.
+Fails open: while Redis is unavailable the pinned set does not change; an adapter that loses its pin is only slower.
 """
 
 from collections.abc import Callable
@@ -17,60 +18,60 @@ from data_plane.engine.agent.snapshot_reader import SnapshotReader
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
-_SHARE_OF_MEMORY: Final = 2  # one half: the other serves everybody else
+_SHARE_OF_MEMORY: Final = 2  # one half; the other half serves all other adapters
 
 
 class PinnedAdapters:
-    """``step`` is repeated. At most half of host memory is pinned; of more, those first by name are kept."""
+    """``run_once`` is repeated. At most half of host memory is pinned; beyond that, the first by name are kept."""
 
     def __init__(
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        door: ControlClient,
+        control: ControlClient,
         pool: ReplicaPool,
         prefetcher: Prefetcher,
         *,
         residency: Callable[[], EngineResidency | None],
-        refused: Callable[[str], bool],
+        is_revoked: Callable[[str], bool],
     ) -> None:
         self._settings = settings
-        self._door = door
+        self._control = control
         self._pool = pool
         self._prefetcher = prefetcher
         self._residency = residency
-        self._refused = refused
+        self._is_revoked = is_revoked
         self._published = SnapshotReader(redis, "pins", Pin)
         self._pins: dict[str, Pin] = {}
         self._acknowledged: list[str] = []
 
-    async def step(self) -> None:
-        """Learn the pins, tell the door what differs, ask for what is not in memory. Raises SnapshotMissing,
-        redis.RedisError, or what the door raises.
+    async def run_once(self) -> None:
+        """Read the pins, send a changed set to the engine, and queue prefetches of what is not in memory. Raises
+        SnapshotMissing, redis.RedisError, or what ControlClient raises.
         """
         published = await self._published.changed()
         if published is not None:
             self._pins = published
-        names = await self._mine()
+        names = await self._names_of_this_replica()
         if names != self._acknowledged:
-            await self._door.pin(names)
+            await self._control.pin(names)
             self._acknowledged = names
         table = self._residency()
         for name in names:
             if table is not None and name in self._pins and name not in table.in_memory:
-                self._prefetcher.ask(name, "pin", tenant=self._pins[name].tenant_id)
+                self._prefetcher.enqueue(name, "pin", tenant=self._pins[name].tenant_id)
 
-    async def _mine(self) -> list[str]:
+    async def _names_of_this_replica(self) -> list[str]:
         live = await self._pool.live()
         me = next((replica for replica in live if replica.id == self._settings.replica_id), None)
-        if me is None:  # draining, or not yet heard of: nothing is decided by that
+        if me is None:  # draining, or not published yet: keep the current set
             return self._acknowledged
         names = sorted(
             pin.engine_name
             for pin in self._pins.values()
             if pin.base_model == self._settings.base_model
             and in_pool_of(pin.rank_class, me, live)
-            and not self._refused(pin.engine_name)
+            and not self._is_revoked(pin.engine_name)
         )
         kept = names[: self._settings.memory_adapters // _SHARE_OF_MEMORY]
         metrics.PINNED.set(len(kept))

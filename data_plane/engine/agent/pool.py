@@ -1,5 +1,6 @@
-"""The replicas of one base model as one of them sees the others: which of them should have an adapter before anybody
-asks for it. Gateways place requests by ``data_plane.gateway.scheduling.placement``, which agrees on the cheapest class.
+"""The live replicas of one base model, as one of them sees the others, to decide which replica prefetches an adapter.
+
+Gateways place requests by ``data_plane.gateway.scheduling.placement``, which chooses the same rank class.
 """
 
 import time
@@ -19,13 +20,13 @@ _decoder = msgspec.json.Decoder(ReplicaStatus)
 
 
 def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
-    """Whether adapters of this class are placed on this replica, by the rank classes of the live ones."""
+    """Whether adapters of this class are placed on this replica, given the rank classes of the live replicas."""
     return class_for(rank_class, (replica.rank_max, *(other.rank_max for other in live))) == replica.rank_max
 
 
 class ReplicaPool:
-    """The live replicas of a base model as ``me`` sees them, read again once the last list is older than ``fresh_s``
-    or is from before this replica was in it.
+    """The live replicas of a base model, as ``me`` sees them. The list is read again when it is older than ``fresh_s``
+    or does not contain this replica yet.
     """
 
     def __init__(self, redis: Redis, base_model: str, *, me: str, fresh_s: float) -> None:
@@ -37,7 +38,7 @@ class ReplicaPool:
         self._live: list[ReplicaStatus] = []
 
     async def live(self) -> list[ReplicaStatus]:
-        """Those that are ready. Raises redis.RedisError."""
+        """The ready replicas. Raises redis.RedisError."""
         is_fresh = time.monotonic() - self._read_at < self._fresh_s
         if not is_fresh or all(each.id != self._me for each in self._live):
             names = [
@@ -55,5 +56,5 @@ def _status(value: bytes) -> ReplicaStatus | None:
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:
-        _log.error("a replica's status cannot be read", error=str(error))
+        _log.error("invalid replica status", error=str(error))
         return None

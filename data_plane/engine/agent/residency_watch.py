@@ -1,5 +1,7 @@
-"""Where adapters lie on this replica, put together from the engine's own table and the cache folder, with a version
-that counts its changes; and the metrics of what the engine says each load cost. Publishing it is ``publish``'s.
+"""Where adapters are on this replica, from the engine's residency table and the cache folder, with a version that
+counts the changes; and the metrics of what each load cost.
+
+``status_publisher`` publishes it.
 """
 
 import os
@@ -15,7 +17,7 @@ _TICK_NS = 100_000_000
 
 
 class ResidencyWatch:
-    """``step`` looks again; ``current`` is what the last look found, None before the engine has a table."""
+    """``scan`` reads again; ``current`` is the last result, None before the engine has a table."""
 
     def __init__(self, run_dir: Path, cache_dir: Path, *, replica_id: str, boot_id: str) -> None:
         self._reader = ResidencyReader(run_dir)
@@ -24,7 +26,7 @@ class ResidencyWatch:
         self._boot_id = boot_id
         self._loads_seen = 0
         self._evictions_seen = (0, 0)
-        self._engine_seen = 0  # when the engine whose loads were counted had started
+        self._engine_seen = 0  # start time of the engine whose loads were counted
         self.current: Residency | None = None
 
     @property
@@ -34,11 +36,11 @@ class ResidencyWatch:
 
     @property
     def version(self) -> int:
-        """Of ``current``; 0 while there is none."""
+        """The version of ``current``; 0 while there is none."""
         return 0 if self.current is None else self.current.version
 
-    async def step(self) -> None:
-        """Look, and count what has changed."""
+    async def scan(self) -> None:
+        """Read the table and the folder, and count changes."""
         table = self._reader.now()
         if table is None:
             return
@@ -85,8 +87,8 @@ class ResidencyWatch:
 
 
 class DigestsOnDisk:
-    """The digests that lie whole in the cache folder. Listed again only when the folder has changed: adapters come and
-    go there by renames, which its modification time shows.
+    """The digests with complete files in the cache folder. The folder is listed again only when it has changed:
+    adapters are added and removed there by renames, which change its modification time.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -95,13 +97,13 @@ class DigestsOnDisk:
         self._digests: tuple[str, ...] = ()
 
     def now(self) -> tuple[str, ...]:
-        """Sorted; empty where there is no folder."""
+        """The digests, sorted; empty when there is no folder."""
         try:
             changed_ns = self._cache_dir.stat().st_mtime_ns
             if changed_ns != self._seen_ns:
                 with os.scandir(self._cache_dir) as entries:
                     self._digests = tuple(sorted(entry.name for entry in entries if is_digest(entry.name)))
-                # A second change within the clock's tick leaves the time as it is, so a fresh one is not trusted yet.
+                # A second change within one clock tick does not change the time, so a recent time is not trusted yet.
                 self._seen_ns = changed_ns if time.time_ns() - changed_ns > _TICK_NS else -1
         except FileNotFoundError:
             self._seen_ns, self._digests = -1, ()

@@ -1,4 +1,4 @@
-"""Wiring of one replica's agent: builds its objects over one HTTP session and one Redis client, and runs it."""
+"""Wires one replica's agent: builds its objects with one HTTP session and one Redis client, and runs it."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from data_plane.engine.settings import ReplicaSettings
 
 
 async def run_replica(settings: ReplicaSettings) -> int:
-    """Run one replica until it is told to stop or its engine fails; returns the exit status."""
+    """Run one replica until it gets a stop signal or its engine fails. Returns the exit status."""
 
     def start_engine() -> EngineProcess:
         device, _ = installed_engine()
@@ -30,14 +30,16 @@ async def run_replica(settings: ReplicaSettings) -> int:
 
 
 async def run_with_engine(settings: ReplicaSettings, start: Callable[[], EngineProcess]) -> int:
-    """The same with an engine that ``start`` starts."""
-    boot_id, condition, probes = new_id("boot"), EngineState(), ProbeTokens()
+    """Run one replica with the engine that ``start`` starts. Returns the exit status."""
+    boot_id, engine_state, probes = new_id("boot"), EngineState(), ProbeTokens()
     async with aiohttp.ClientSession() as session:
         redis = Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=5)
         try:
             engine = LocalEngine(session, settings)
             publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id)
-            side_work = AdapterTasks(settings, redis, session, condition, probes, boot_id=boot_id)
-            return await Agent(settings, engine, publisher, side_work, condition, probes, start=start).run()
+            adapter_tasks = AdapterTasks(settings, redis, session, engine_state, probes, boot_id=boot_id)
+            return await Agent(
+                settings, engine, publisher, adapter_tasks, engine_state, probes, start=start
+            ).run_forever()
         finally:
             await redis.aclose()

@@ -1,6 +1,6 @@
-"""One kind of what the control plane publishes, as an agent reads it: the whole hash, whenever anything was published.
+"""Reads one kind of the control plane's published entities: the whole hash, whenever something was published.
 
-Agents do not follow the change stream as gateways do: what they need is small, and a second of delay is allowed.
+Agents do not read the change stream as gateways do: their data is small, and a delay of a second is acceptable.
 """
 
 from typing import Generic, TypeVar, cast
@@ -18,13 +18,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SnapshotMissing(Unavailable):
-    """Redis holds no snapshot: nothing was ever published, or it was lost and will soon be published again."""
+    """Redis has no snapshot: nothing was published yet, or it was lost and will soon be published again."""
 
     default_code = "nothing_published"
 
 
 class SnapshotReader(Generic[T]):
-    """Reads ``keys.snapshot(kind)``. While nothing is published anywhere, a look costs one small read."""
+    """Reads ``redis_keys.snapshot(kind)``. While nothing new is published, a call costs one small read."""
 
     def __init__(self, redis: Redis, kind: SnapshotKind, shape: type[T]) -> None:
         self._redis = redis
@@ -34,8 +34,8 @@ class SnapshotReader(Generic[T]):
         self.epoch = ""
 
     async def changed(self) -> dict[str, T] | None:
-        """Every entity by its field, or None where nothing was published since the last call. ``epoch`` changes when
-        Redis had lost something and all was published anew. Raises SnapshotMissing, redis.RedisError.
+        """Every entity by its field, or None when nothing was published since the last call. ``epoch`` changes when
+        everything was published again after Redis lost data. Raises SnapshotMissing, redis.RedisError.
         """
         if await self._read_position(self._redis) == self._position:
             return None
@@ -49,7 +49,7 @@ class SnapshotReader(Generic[T]):
             try:
                 found[field.decode()] = self._decoder.decode(value)
             except msgspec.MsgspecError as error:
-                _log.error("a published entity cannot be read", kind=self._kind, field=field.decode(), error=str(error))
+                _log.error("invalid published entity", kind=self._kind, field=field.decode(), error=str(error))
         self._position, self.epoch = position, cast("bytes", position[0]).decode()
         return found
 
@@ -60,5 +60,5 @@ class SnapshotReader(Generic[T]):
 def _position(meta: object) -> tuple[bytes | None, ...]:
     position = tuple(cast("list[bytes | None]", meta))
     if None in position:
-        raise SnapshotMissing("no snapshot is published")
+        raise SnapshotMissing("the control plane has published no snapshot yet")
     return position

@@ -1,6 +1,6 @@
-"""What a replica says of itself in Redis: its status, its tokens, and where adapters lie on it.
+"""Publishes a replica's status, its token counters and its residency to Redis.
 
-Fails open: without Redis, gateways only forget this replica. What is said is decided by the agent.
+The agent decides the content. Fails open: without Redis, gateways only stop using this replica.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 
 
 class StatusPublisher:
-    """Writes one replica's keys. ``url`` is the engine's address for gateways."""
+    """Writes the Redis keys of one replica. ``url`` is the engine's address for gateways."""
 
     def __init__(self, settings: ReplicaSettings, redis: Redis, *, url: str, boot_id: str) -> None:
         self._settings = settings
@@ -33,7 +33,7 @@ class StatusPublisher:
     async def publish(
         self, state: ReplicaState, engine: EngineMetrics, probes: ProbeTokens, residency: Residency | None
     ) -> bool | None:
-        """Write all of it in one transaction; whether an admin wants the replica drained, None without Redis."""
+        """Write everything in one transaction. Returns whether an admin requested a drain, None without Redis."""
         status = self._status(state, engine, residency)
         metrics.FREE_PAGES.set(status.pages_free)
         metrics.READY.set(status.state == "ready")
@@ -59,15 +59,15 @@ class StatusPublisher:
                 pipe.exists(redis_keys.replica_drain(status.id))
                 is_there, *_, drain_wanted = await pipe.execute()
         except (RedisError, OSError) as error:
-            _log.warning("publishing failed", error=repr(error))
+            _log.warning("status publish failed", error=repr(error))
             return None
-        # One that had expired meanwhile is written again the next time.
+        # A residency that has expired meanwhile is written again the next time.
         self._written_version = status.residency_version if is_there else 0
         return bool(drain_wanted)
 
     async def withdraw(self) -> None:
-        """Make gateways forget this replica now instead of when its status expires, and end a wish to drain it: a drain
-        lasts until the replica is restarted.
+        """Remove this replica's keys, so that gateways stop using it now instead of when its status expires. The
+        request to drain it is removed too: a drain lasts until the replica is restarted.
         """
         replica_id = self._settings.replica_id
         try:
@@ -78,7 +78,7 @@ class StatusPublisher:
             )
             await self._redis.zrem(redis_keys.REPLICAS, replica_id)
         except (RedisError, OSError) as error:
-            _log.warning("could not withdraw the status; it expires by itself", error=repr(error))
+            _log.warning("status withdrawal failed; it expires by itself", error=repr(error))
 
     def _status(self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None) -> ReplicaStatus:
         pages_total = engine.blocks * engine.block_tokens // PAGE_TOKENS

@@ -1,6 +1,6 @@
-"""When an adapter will be asked for again, guessed from when it was asked for before: pure bookkeeping over times.
+"""Forecasts the next use of an adapter from its past uses: pure bookkeeping over times.
 
-Nothing is fetched here; a wrong guess costs a useless load and nothing else.
+Nothing is loaded here. A wrong forecast only costs a useless load.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from typing import Final
 _VISITS_KEPT: Final = 9
 _GAPS_MIN: Final = 3
 _WEIGHT_OF_NEWEST: Final = 0.5
-_ERROR_SHARE_MAX: Final = 0.25  # a gap guessed wrong by more than a quarter of itself is no forecast
+_ERROR_SHARE_MAX: Final = 0.25  # a forecast whose mean error is above a quarter of the gap is discarded
 _TOLERANCE_SHARE: Final = 0.05
 
 
@@ -28,7 +28,7 @@ class Forecast:
 
 @dataclass(slots=True)
 class _Uses:
-    """Starts of the last visits, and the last use of all. ``next_gap`` is None while there is no forecast."""
+    """The starts of the last visits, and the last use. ``next_gap`` is None while there is no forecast."""
 
     last_s: float
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=_VISITS_KEPT))
@@ -36,11 +36,11 @@ class _Uses:
 
 
 def predict_gap(gaps: Sequence[float]) -> tuple[float, float] | None:
-    """The next gap and the mean error of such guesses, from the gaps so far in their order; None where there are too
-    few of them or they follow no rhythm.
+    """Predict the next gap from the past gaps, in their order. Returns (gap, mean error of such predictions), None when
+    there are too few gaps or no rhythm.
 
-    Two guesses compete: the median, which sees a period through a visit that was missed, and a moving average that
-    leans to the newest, which follows a rhythm that changes. The one that would have done better so far is taken.
+    Two predictors compete: the median, which finds a period despite a missed visit, and a moving average weighted to
+    the newest gap, which follows a changing rhythm. The predictor with the smaller past error wins.
     """
     if len(gaps) < _GAPS_MIN:
         return None
@@ -60,18 +60,19 @@ def _moving_average(gaps: Sequence[float]) -> float:
 
 
 class UsageHistory:
-    """Times at which adapters were used. At most ``names_max`` are known; the least recently used is forgotten first.
+    """Times at which adapters were used. At most ``names_max`` adapters are kept; the least recently used is evicted
+    first.
 
-    Uses less than ``visit_gap_s`` apart are one visit: what is asked for all the time needs no forecast.
+    Uses less than ``visit_gap_s`` apart are one visit: an adapter in constant use needs no forecast.
     """
 
     def __init__(self, *, names_max: int, visit_gap_s: float) -> None:
         self._names_max = names_max
         self._visit_gap_s = visit_gap_s
-        self._uses: OrderedDict[str, _Uses] = OrderedDict()  # the least recently noted first
+        self._uses: OrderedDict[str, _Uses] = OrderedDict()  # the least recently recorded first
 
-    def note(self, name: str, at_s: float) -> None:
-        """One use. Times of one name that do not go forward are ignored, so noting twice changes nothing."""
+    def record(self, name: str, at_s: float) -> None:
+        """Record one use. A time that is not later than the last one is ignored, so recording twice changes nothing."""
         uses = self._uses.get(name)
         if uses is None:
             self._uses[name] = uses = _Uses(at_s)
@@ -89,13 +90,13 @@ class UsageHistory:
         self._uses.move_to_end(name)
 
     def last_use(self, name: str) -> float | None:
-        """When it was used last; None where that is not known."""
+        """The time of the last use; None when it is unknown."""
         uses = self._uses.get(name)
         return None if uses is None else uses.last_s
 
     def due(self, now_s: float, *, horizon_s: float) -> list[Forecast]:
-        """What should be used within the next ``horizon_s``, the soonest first. What is overdue by more than its
-        tolerance is left out: its rhythm has broken.
+        """Adapters whose next use is expected within ``horizon_s``, the soonest first. An adapter that is overdue by
+        more than its tolerance is left out: its rhythm has changed.
         """
         found = []
         for name, uses in self._uses.items():

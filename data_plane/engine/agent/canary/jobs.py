@@ -1,8 +1,9 @@
-"""Takes canary jobs of this replica's pool, one at a time, runs each adapter beside its base, and reports the verdict.
+"""Takes canary jobs of this replica's pool, one at a time, runs each adapter and its base model, and reports the
+verdict.
 
-A verdict is given only where the adapter is to blame. Whatever else goes wrong (a store that is away, an engine that
-is busy) is answered with "later", once the engine is seen to answer its base again. One that never does ends this
-process, and what says that the job was taken then stands in Redis: that is how a run which costs a replica is known.
+The verdict is about the adapter alone. Any other failure (an unavailable store, a busy engine) is answered with
+"later", after the engine has answered for its base model again. If the engine never does, its agent ends, and the
+record that the job was taken stays in Redis: it shows that the run cost a replica.
 """
 
 import asyncio
@@ -31,10 +32,10 @@ from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
 _BLOCK_S: Final = 2  # below the client's own timeout
-_SHOWN_CHARS: Final = 200
-_AGAIN_S: Final = 1.0
+_SAMPLE_CHARS_MAX: Final = 200
+_BASE_RETRY_S: Final = 1.0
 _RUNNING_EXPIRES_S: Final = 3600  # longer than it takes to start another replica
-_LATER: Final = (429, 502, 503, 504)  # the door's way to say that the adapter is not to blame
+_LATER: Final = (429, 502, 503, 504)  # the engine's statuses that do not blame the adapter
 
 _NO_VERDICT: Final = (
     ControlRequestFailed,
@@ -42,50 +43,50 @@ _NO_VERDICT: Final = (
     aiohttp.ClientError,
     TimeoutError,
     msgspec.MsgspecError,
-    ValueError,  # an event too long to be one
+    ValueError,  # an event that is too long
     LookupError,
-    TypeError,  # or of another shape
+    TypeError,  # an event of another shape
 )
 
 Code = Literal["canary_failed_to_load", "canary_not_finite", "canary_no_effect", "canary_later"]
 
 
 class CanaryJobs:
-    """``step`` waits for a job for a moment and does it. ``takes_jobs`` says whether the engine should have more work,
-    ``refused`` whether it must not run a name.
+    """``run_once`` waits a moment for a job and runs it. ``takes_jobs`` returns whether the engine should get more
+    work, ``is_revoked`` whether an engine name must not run.
     """
 
     def __init__(
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        door: ControlClient,
+        control: ControlClient,
         run: CanaryRun,
         *,
         boot_id: str,
         takes_jobs: Callable[[], bool],
-        refused: Callable[[str], bool],
+        is_revoked: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._redis = redis
-        self._door = door
+        self._control = control
         self._run = run
         self._boot_id = boot_id
         self._takes_jobs = takes_jobs
-        self._refused = refused
+        self._is_revoked = is_revoked
         self._is_busy = False
         self._unsent: CanaryResult | None = None
         self._jobs = redis_keys.canary_jobs(settings.base_model, settings.engine_rank_max)
 
     @property
     def is_running(self) -> bool:
-        """Whether a job is taken and not answered."""
+        """Whether a job was taken and is not answered yet."""
         return self._is_busy or self._unsent is not None
 
-    async def step(self) -> None:
-        """Do the next job, if there is one. Raises redis.RedisError; an answer that could not be sent is sent next."""
+    async def run_once(self) -> None:
+        """Run the next job, if there is one. Raises redis.RedisError; an unsent result is sent by the next call."""
         if self._unsent is None:
-            job = await self._take()
+            job = await self._take_job()
             if job is None:
                 return
             began = time.monotonic()
@@ -104,28 +105,28 @@ class CanaryJobs:
         self._unsent = None
 
     async def _outcome(self, job: CanaryJob) -> CanaryResult:
-        """The verdict, or "later". An engine that the run may have harmed must answer first."""
-        if self._refused(job.engine_name):
+        """The verdict, or "later". After a failed run the engine must answer for its base model first."""
+        if self._is_revoked(job.engine_name):
             return self._result(job, None, None, "canary_later", "the adapter is revoked")
         try:
-            return await self.judge(job)
+            return await self.verdict(job)
         except _NO_VERDICT as error:
-            _log.warning("canary gave no verdict; it will be asked again", revision=job.revision_id, error=repr(error))
+            _log.warning("canary gave no verdict; it is retried later", revision=job.revision_id, error=repr(error))
             await self._until_base_answers()
-            return self._result(job, None, None, "canary_later", repr(error)[:_SHOWN_CHARS])
+            return self._result(job, None, None, "canary_later", repr(error)[:_SAMPLE_CHARS_MAX])
 
     async def _until_base_answers(self) -> None:
-        """Wait for as long as it takes: whether the engine is lost is decided by its probes."""
+        """Wait without a limit: the agent's probes decide whether the engine is lost."""
         while True:
             try:
-                await self._ask_base()
+                await self._run_base()
             except _NO_VERDICT:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_BASE_RETRY_S)
             else:
                 return
 
-    async def _take(self) -> CanaryJob | None:
-        """Wait a moment for a job, and say that it is taken. One that is lost in between is asked for again."""
+    async def _take_job(self) -> CanaryJob | None:
+        """Wait a moment for a job and record that it is taken. A job lost in between is requested again."""
         if not self._takes_jobs():
             return None
         popped = await self._redis.brpop([self._jobs], timeout=_BLOCK_S)
@@ -134,7 +135,7 @@ class CanaryJobs:
         try:
             job = msgspec.json.decode(popped[1], type=CanaryJob)
         except msgspec.MsgspecError as error:
-            _log.error("a canary job cannot be read", error=str(error))
+            _log.error("invalid canary job", error=str(error))
             return None
         running = CanaryRunning(attempt=job.attempt, replica_id=self._settings.replica_id, boot_id=self._boot_id)
         await self._redis.set(
@@ -142,14 +143,14 @@ class CanaryJobs:
         )
         return job
 
-    async def judge(self, job: CanaryJob) -> CanaryResult:
-        """Run the base, then the adapter. Raises what gives no verdict."""
-        base = await self._ask_base()
+    async def verdict(self, job: CanaryJob) -> CanaryResult:
+        """Run the base model, then the adapter. Raises an error of ``_NO_VERDICT`` when there is no verdict."""
+        base = await self._run_base()
         if not all(answer.is_finite for answer in base):
-            raise AnswerFailed(200, "the base model itself gives no finite numbers")
+            raise AnswerFailed(200, "the base model itself returns numbers that are not finite")
         began = time.monotonic()
         try:
-            await self._door.prefetch(
+            await self._control.prefetch(
                 job.engine_name, "memory", tenant=None, timeout_s=self._settings.canary_load_timeout_s
             )
         except ControlRequestFailed as error:
@@ -160,20 +161,20 @@ class CanaryJobs:
             )
         load_ms = round((time.monotonic() - began) * 1000)
         try:
-            adapter = await self._ask_adapter(job)
+            adapter = await self._run_adapter(job)
         except AnswerFailed as error:
             if error.status in _LATER:
                 raise
-            await self._ask_base()  # raises when the engine is to blame
+            await self._run_base()  # raises when the engine fails without the adapter as well
             code: Code = "canary_failed_to_load" if error.status in (400, 404) else "canary_not_finite"
             return self._result(
-                job, base, None, code, "The engine fails with this adapter and not with its base model."
+                job, base, None, code, "The engine fails with this adapter, but not with its base model."
             )
         load_ms += self._run.first_token_ms
         if not all(answer.is_finite for answer in adapter):
             return self._result(
                 job, base, adapter, "canary_not_finite",
-                "The adapter makes probabilities infinite or not a number; check the training for overflow.",
+                "The adapter makes log-probabilities infinite or NaN; check the training for overflow.",
                 load_ms=load_ms,
             )  # fmt: skip
         return await self._compare(job, base, adapter, load_ms)
@@ -181,30 +182,30 @@ class CanaryJobs:
     async def _compare(
         self, job: CanaryJob, base: list[CanaryAnswer], adapter: list[CanaryAnswer], load_ms: int
     ) -> CanaryResult:
-        """Tell a difference from noise. The base is asked once more only where the difference is not beyond doubt, and
-        all three again while other requests' noise could hide it.
+        """Compare the difference with the noise. The base model runs once more only when the difference is not certain.
+        All three run again while noise from other requests could hide the difference.
         """
         found = difference(base, adapter)
         for attempt in range(1, self._settings.canary_rounds_max + 1):
-            noise = 0.0 if found >= DIFFERENCE_CERTAIN else difference(base, await self._ask_base())
+            noise = 0.0 if found >= DIFFERENCE_CERTAIN else difference(base, await self._run_base())
             if is_significant(found, noise):
                 return self._result(job, base, adapter, None, "", found=found, load_ms=load_ms)
             if is_negligible(found) or attempt == self._settings.canary_rounds_max:
                 break
-            base, adapter = await self._ask_base(), await self._ask_adapter(job)
+            base, adapter = await self._run_base(), await self._run_adapter(job)
             found = difference(base, adapter)
         message = (
-            f"The adapter changes nothing: its probabilities differ from the base model's by {found:.4f} nats, the "
-            f"base's from its own by {noise:.4f}. Check that training ran and that the trained weights were saved."
+            f"The adapter has no effect: its log-probabilities differ from the base model's by {found:.4f} nats; two "
+            f"runs of the base model differ by {noise:.4f}. Check that training ran and that its weights were saved."
         )
         return self._result(job, base, adapter, "canary_no_effect", message, found=found, load_ms=load_ms)
 
-    async def _ask_base(self) -> list[CanaryAnswer]:
+    async def _run_base(self) -> list[CanaryAnswer]:
         return await self._run.answers(
             self._settings.base_model, adapter=False, answer_tokens=self._settings.canary_answer_tokens
         )
 
-    async def _ask_adapter(self, job: CanaryJob) -> list[CanaryAnswer]:
+    async def _run_adapter(self, job: CanaryJob) -> list[CanaryAnswer]:
         return await self._run.answers(job.engine_name, adapter=True, answer_tokens=self._settings.canary_answer_tokens)
 
     def _result(
@@ -225,8 +226,8 @@ class CanaryJobs:
             code=code,
             message=message,
             prompt=PROMPTS[0],
-            base_answer="" if base is None else base[0].text[:_SHOWN_CHARS],
-            adapter_answer="" if adapter is None else adapter[0].text[:_SHOWN_CHARS],
+            base_answer="" if base is None else base[0].text[:_SAMPLE_CHARS_MAX],
+            adapter_answer="" if adapter is None else adapter[0].text[:_SAMPLE_CHARS_MAX],
             logprob_difference=found,
             load_ms=load_ms,
         )

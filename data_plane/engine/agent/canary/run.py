@@ -1,6 +1,6 @@
-"""Asks the agent's own engine for a canary's answers, and counts every token that they cost, also when one fails.
+"""Generates a canary's answers on the agent's own engine and counts all their tokens, also those of failed answers.
 
-Which answers pass is ``canary_verdict``'s question, where the jobs come from is ``canary``'s.
+``canary.verdict`` decides which answers pass; ``canary.jobs`` takes the jobs.
 """
 
 import contextlib
@@ -22,29 +22,29 @@ PROMPTS: Final = (
     "My card was declined at the till. What should I do?",
     "Write one sentence about rain.",
 )
-_SHORT_TOKENS: Final = 4  # of every prompt but the first, whose answer is shown
+_SHORT_TOKENS: Final = 4  # for every prompt except the first, whose answer is shown
 _TOP: Final = 5
 _DATA: Final = b"data: "
 
 
 class AnswerFailed(Exception):
-    """The engine gave an error instead of an answer. ``status`` is 200 where it came after the first byte."""
+    """The engine returned an error instead of an answer. ``status`` is 200 when the error came after the first byte."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status}: {said}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
         self.status = status
 
 
 @dataclass(slots=True)
 class _Running:
-    """What has come of one answer. ``usage`` is the engine's running count."""
+    """One answer so far. ``usage`` is the engine's running token count."""
 
     text: str = ""
     usage: tuple[int, int] = (0, 0)
 
 
 class CanaryRun:
-    """One engine, asked over its OpenAI API. ``first_token_ms`` is the wait for the first token of the last run."""
+    """One engine, called through its OpenAI API. ``first_token_ms`` is the last run's wait for its first token."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, engine_key: str, tokens: ProbeTokens, *, answer_s: float
@@ -57,9 +57,9 @@ class CanaryRun:
         self.first_token_ms = 0
 
     async def answers(self, model: str, *, adapter: bool, answer_tokens: int) -> list[CanaryAnswer]:
-        """The greedy answers to PROMPTS, one after the other so that both models are asked under the same conditions,
-        and under a salt of their own so that neither finds a cached prefix. Raises AnswerFailed, aiohttp.ClientError,
-        TimeoutError.
+        """The greedy answers to PROMPTS, generated one after the other, so that both models run under the same
+        conditions, and with a cache salt of their own, so that neither uses a cached prefix. Raises AnswerFailed,
+        aiohttp.ClientError, TimeoutError.
         """
         salt, found, began = secrets.token_hex(16), [], time.monotonic()
         self.first_token_ms = 0
@@ -102,7 +102,7 @@ class CanaryRun:
                     steps += _read(event, running)
                     if began is not None and steps and not self.first_token_ms:
                         self.first_token_ms = round((time.monotonic() - began) * 1000)
-        finally:  # hanging up ends the request on the engine; what had come by then was counted there
+        finally:  # closing the connection ends the request on the engine, which has counted the tokens so far
             prompt_tokens, output_tokens = running.usage
             if output_tokens:
                 self._tokens.add(prompt_tokens, output_tokens)
@@ -110,7 +110,7 @@ class CanaryRun:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The stream's events until its end; comments are skipped. Raises AnswerFailed for an error event."""
+    """The events of a stream, without comments. Raises AnswerFailed for an error event."""
     async for line in response.content:
         if not line.startswith(_DATA) or line.strip() == b"data: [DONE]":
             continue
@@ -121,7 +121,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
 
 
 def _read(event: dict[str, Any], running: _Running) -> list[TokenLogprobs]:
-    """Take over one chunk. A number that JSON cannot carry comes as null and is read as not a number."""
+    """Read one chunk. JSON has no NaN or infinity: such a number arrives as null and is read as NaN."""
     if usage := event.get("usage"):
         running.usage = (int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
     steps = []
@@ -135,5 +135,5 @@ def _read(event: dict[str, Any], running: _Running) -> list[TokenLogprobs]:
 
 def _number(value: object) -> float:
     with contextlib.suppress(TypeError, ValueError):
-        return float(value)  # type: ignore[arg-type] # whatever it is, what is no number is nan
+        return float(value)  # type: ignore[arg-type] # any value that is not a number becomes NaN
     return float("nan")

@@ -1,8 +1,9 @@
-"""What a canary run says of an adapter: a pure judgement over what base and adapter answered to the same prompts.
+"""The verdict of a canary run: a pure comparison of the answers of base model and adapter to the same prompts.
 
-An adapter passes when all its numbers are finite and its log-probabilities differ from the base's by more than the
-engine's own noise. An adapter that changes nothing (B = 0) differs by exactly 0 on an idle engine; requests in the same
-batch change the order of bfloat16 sums and move log-probabilities by about 0.01, also of the base against itself.
+An adapter passes when all its numbers are finite and its log-probabilities differ from the base model's by more than
+the engine's own noise. An adapter without effect (B = 0) differs by exactly 0 on an idle engine. Other requests in the
+same batch change the order of bfloat16 sums and move log-probabilities by about 0.01, also between two runs of the base
+model.
 """
 
 import math
@@ -11,20 +12,20 @@ from dataclasses import dataclass
 from typing import Final
 
 DIFFERENCE_MIN: Final = 1e-3
-"""In nats. Below this, two answers are the same; fine-tunes that were trained at all move far more than 0.1."""
+"""In nats. Below this, two answers count as equal. Any trained fine-tune differs by far more than 0.1."""
 
 NOISE_FACTOR: Final = 3.0
-"""An adapter's difference must be so many times that of the base against itself."""
+"""An adapter's difference must exceed the base model's difference between two runs by this factor."""
 
 DIFFERENCE_CERTAIN: Final = 0.5
-"""In nats. No noise comes near it, so the base need not be asked again to know how loud the noise is."""
+"""In nats. Noise never comes near it, so the base model does not have to run again to measure the noise."""
 
 _NO_LOGPROB: Final = -9999.0  # vLLM's stand-in for minus infinity (vllm/entrypoints/openai/chat_completion, 0.32)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One generated token, and the log-probabilities of the likeliest ones, itself among them."""
+    """One generated token and the log-probabilities of the most likely tokens, including itself."""
 
     token: str
     logprobs: dict[str, float]
@@ -32,14 +33,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
-    """What one model said to one prompt."""
+    """One model's answer to one prompt."""
 
     text: str
     steps: tuple[TokenLogprobs, ...]
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number is one, and none stands for minus infinity."""
+        """Whether every log-probability is finite and none stands for minus infinity."""
         return bool(self.steps) and all(
             math.isfinite(logprob) and logprob > _NO_LOGPROB
             for step in self.steps
@@ -48,8 +49,9 @@ class CanaryAnswer:
 
 
 def difference(one: Sequence[CanaryAnswer], other: Sequence[CanaryAnswer]) -> float:
-    """The largest difference of a token's log-probability, in nats, while the answers to a prompt agree and at the
-    token where they part. A token that only one side ranks counts by how far it is above the other's last rank.
+    """The largest difference of a token's log-probability, in nats, up to and including the first token in which the
+    answers to a prompt differ. A token that only one side ranks counts by how far it is above the other side's lowest
+    rank.
     """
     largest = 0.0
     for first, second in zip(one, other, strict=True):
@@ -71,10 +73,10 @@ def _step_difference(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def is_significant(found: float, noise: float) -> bool:
-    """Whether a difference is more than the noise, so that the adapter certainly does something."""
+    """Whether a difference exceeds the noise, so that the adapter certainly has an effect."""
     return found > max(DIFFERENCE_MIN, NOISE_FACTOR * noise)
 
 
 def is_negligible(found: float) -> bool:
-    """Whether a difference is so small that no noise can have hidden a real one."""
+    """Whether a difference is so small that noise cannot have hidden a real one."""
     return found <= DIFFERENCE_MIN

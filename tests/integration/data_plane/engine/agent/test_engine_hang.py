@@ -91,7 +91,7 @@ def test_an_engine_that_goes_on_hanging_is_replaced(redis_server, tmp_path):
         assert room.client.zscore(redis_keys.REPLICAS, REPLICA) is None
         with pytest.raises(urllib.error.URLError):
             is_well(room)
-        assert "engine generates nothing; replacing it" in room.agent.log.read_text()
+        assert "engine hangs; replacing it" in room.agent.log.read_text()
 
 
 def test_a_slow_probe_holds_up_no_heartbeat(redis_server, tmp_path):

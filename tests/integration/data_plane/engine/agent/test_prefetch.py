@@ -35,12 +35,12 @@ def room(module_room):
     assert "Traceback" not in module_room.agent.log.read_text()
 
 
-def skipped(room, why: str) -> float:
-    return room.agent.metric("tenora_replica_prefetches_skipped_total", f'{{reason="{why}"}}')
+def skipped(room, reason: str) -> float:
+    return room.agent.metric("tenora_replica_prefetches_skipped_total", f'{{reason="{reason}"}}')
 
 
-def judged(room, verdict: str) -> float:
-    return room.agent.metric("tenora_replica_prefetch_outcomes_total", f'{{verdict="{verdict}"}}')
+def outcomes(room, outcome: str) -> float:
+    return room.agent.metric("tenora_replica_prefetch_outcomes_total", f'{{outcome="{outcome}"}}')
 
 
 def used(room, name: str, at_s: float | None = None) -> None:
@@ -66,16 +66,16 @@ def another(room):
 
 
 def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_used(room):
-    name, before = engine_name(), judged(room, "useful")
+    name, before = engine_name(), outcomes(room, "useful")
     room.hint(name)
     wait_until(lambda: room.in_memory(name), what="the hinted adapter")
     assert room.agent.metric("tenora_replica_prefetches_total", '{reason="flip",tier="store"}') >= 1
     assert not any(line.get("model") == name for line in room.engine.lines())  # nobody asked
     used(room, name)
-    wait_until(lambda: judged(room, "useful") == before + 1, what="the verdict")
-    wasted = judged(room, "wasted")
+    wait_until(lambda: outcomes(room, "useful") == before + 1, what="the verdict")
+    wasted = outcomes(room, "wasted")
     room.hint(engine_name(), reason="listing")
-    wait_until(lambda: judged(room, "wasted") == wasted + 1, what="the verdict on one that nobody used")
+    wait_until(lambda: outcomes(room, "wasted") == wasted + 1, what="the verdict on one that nobody used")
 
 
 def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here(room, another):

@@ -30,7 +30,9 @@ def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk
     left_by_the_last = tmp_path / f"{REPLICA}-cache" / name.partition("@")[2]
     left_by_the_last.mkdir(parents=True)
     with processes.agent(tmp_path, redis_server, REPLICA) as agent:
-        wait_until(lambda: "what is revoked is not known yet" in agent.log.read_text(), what="the agent to wait")
+        wait_until(
+            lambda: "waiting for revocations before becoming ready" in agent.log.read_text(), what="the agent to wait"
+        )
         wait_for_commands(client, f"HMGET {redis_keys.SNAPSHOT_META}")
         assert client.get(redis_keys.replica(REPLICA)) is None  # nothing is published: it cannot know
         room = Room(client, None, agent)

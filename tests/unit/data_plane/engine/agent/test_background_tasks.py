@@ -27,8 +27,8 @@ async def test_a_step_that_fails_is_repeated_and_harms_no_other(tasks):
     async def whole() -> None:
         calls["whole"] += 1
 
-    tasks.start("broken", broken, every_s=0.01)
-    tasks.start("whole", whole, every_s=0.01)
+    tasks.start("broken", broken, interval_s=0.01)
+    tasks.start("whole", whole, interval_s=0.01)
     await asyncio.wait_for(recovered.wait(), 10)
     assert calls["whole"] >= 3
 
@@ -45,7 +45,7 @@ async def test_closing_ends_them_also_when_a_cancellation_is_swallowed(tasks):
             if len(swallowed) > 1:
                 raise
 
-    tasks.start("stubborn", stubborn, every_s=60)
+    tasks.start("stubborn", stubborn, interval_s=60)
     await begun.wait()
     await asyncio.wait_for(tasks.close(), 10)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "stubborn"]

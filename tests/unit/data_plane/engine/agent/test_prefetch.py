@@ -7,7 +7,7 @@ from core.contracts.replicas import ReplicaStatus
 from core.rendezvous_hash import winner
 from data_plane.engine.agent.pool import in_pool_of
 from data_plane.engine.agent.prefetch import has_room
-from data_plane.engine.agent.prefetch_hints import is_mine
+from data_plane.engine.agent.prefetch_hints import should_prefetch
 from data_plane.engine.residency import EngineResidency
 
 NAME = "ad_1@new"
@@ -34,7 +34,7 @@ def test_a_replica_that_goes_moves_only_its_own_names(replica_ids, names):
 @given(ids, st.sampled_from([8, 16, 32]), st.lists(st.sampled_from([8, 16, 64]), min_size=8, max_size=8))
 def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank_class, ranks):
     live = [replica(name, rank) for name, rank in zip(replica_ids, ranks, strict=False)]
-    acting = [each for each in live if is_mine(NAME, rank_class, me=each.id, live=live, held=frozenset())]
+    acting = [each for each in live if should_prefetch(NAME, rank_class, me=each.id, live=live, resident=frozenset())]
     fitting = [each.rank_max for each in live if each.rank_max >= rank_class]
     assert [each.rank_max for each in acting] == ([min(fitting)] if fitting else [])
     assert all(in_pool_of(rank_class, each, live) for each in acting)
@@ -43,13 +43,15 @@ def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank
 def test_whoever_holds_another_revision_acts_too_but_never_beyond_its_rank():
     live = [replica("rep_1"), replica("rep_2")]
     for me in ("rep_1", "rep_2"):
-        assert is_mine(NAME, 16, me=me, live=live, held=frozenset({"ad_1@old"}))
-        assert not is_mine(NAME, 32, me=me, live=live, held=frozenset({"ad_1@old"}))
+        assert should_prefetch(NAME, 16, me=me, live=live, resident=frozenset({"ad_1@old"}))
+        assert not should_prefetch(NAME, 32, me=me, live=live, resident=frozenset({"ad_1@old"}))
     acting = [
-        me for me in ("rep_1", "rep_2") if is_mine(NAME, 16, me=me, live=live, held=frozenset({"ad_10@old", NAME}))
+        me
+        for me in ("rep_1", "rep_2")
+        if should_prefetch(NAME, 16, me=me, live=live, resident=frozenset({"ad_10@old", NAME}))
     ]
     assert len(acting) == 1
-    assert not is_mine(NAME, 16, me="rep_3", live=live, held=frozenset())
+    assert not should_prefetch(NAME, 16, me="rep_3", live=live, resident=frozenset())
 
 
 def table(memory: tuple[str, ...], **changes) -> EngineResidency:

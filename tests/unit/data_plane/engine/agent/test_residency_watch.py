@@ -34,17 +34,17 @@ def sample(name: str, **labels: str) -> float:
 
 
 async def test_the_version_counts_changes_and_nothing_else(watch, tmp_path):
-    await watch.step()
+    await watch.scan()
     assert (watch.current, watch.version) == (None, 0)
     write(tmp_path, table())
-    await watch.step()
+    await watch.scan()
     assert (watch.current.slots, watch.current.memory) == (("ad_1@a", None), ("ad_1@a", "ad_2@b"))
     assert watch.version == 1
     write(tmp_path, table(version=2))  # the engine's own version moved, what lies where did not
-    await watch.step()
+    await watch.scan()
     assert watch.version == 1
     (tmp_path / "cache" / DIGESTS[0]).mkdir()
-    await watch.step()
+    await watch.scan()
     assert (watch.version, watch.current.disk) == (2, (DIGESTS[0],))
 
 
@@ -58,10 +58,10 @@ async def test_loads_are_counted_once_and_those_that_left_the_table_as_unseen(wa
         sample("tenora_replica_evictions_total", tier="slot"),
     )
     write(tmp_path, table(loads=(load(1, in_step=True), load(2, in_step=False)), slot_evictions=3))
-    await watch.step()
-    await watch.step()
+    await watch.scan()
+    await watch.scan()
     write(tmp_path, table(loads=(load(5, in_step=True),), slot_evictions=4))  # 3 and 4 came and went in between
-    await watch.step()
+    await watch.scan()
     assert sample("tenora_replica_load_seconds_count", to="slot") == loads + 3
     assert sample("tenora_replica_stall_seconds_count", to="slot") == stalls + 2
     assert sample("tenora_replica_loads_unseen_total") == unseen + 2

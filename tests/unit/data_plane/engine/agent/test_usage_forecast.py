@@ -20,7 +20,7 @@ def history(**changes) -> UsageHistory:
 def test_a_strict_period_is_predicted(period, visits, start):
     uses = history()
     for visit in range(visits):
-        uses.note("ad", start + visit * period)
+        uses.record("ad", start + visit * period)
     last = start + (visits - 1) * period
     assert uses.due(last + period / 2, horizon_s=0.1 * period) == []
     (forecast,) = uses.due(last + 0.95 * period, horizon_s=0.1 * period)
@@ -69,10 +69,10 @@ def test_noise_without_rhythm_gives_no_forecast():
 def test_the_number_of_names_is_bounded_and_old_times_change_nothing(uses):
     known = history(names_max=3)
     for name, at_s in uses:
-        known.note(name, at_s)
+        known.record(name, at_s)
         before = known.last_use(name)
-        known.note(name, at_s)
-        known.note(name, at_s - 1)
+        known.record(name, at_s)
+        known.record(name, at_s - 1)
         assert known.last_use(name) == before >= at_s
     assert sum(known.last_use(name) is not None for name in "abcdef") <= 3
 
@@ -81,7 +81,7 @@ def test_a_burst_is_one_visit():
     uses = history()
     for visit in range(6):
         for second in range(5):
-            uses.note("ad", visit * 300 + second)
+            uses.record("ad", visit * 300 + second)
     (forecast,) = uses.due(5 * 300 + 290, horizon_s=30)
     assert forecast.due_s == pytest.approx(1800)
 
@@ -110,7 +110,7 @@ def hit_rate(*, prefetching: bool, seed: int = 11, adapters: int = 60, memory: i
                 hits += name in resident
             resident[name] = True
             resident.move_to_end(name)
-            uses.note(name, at)
+            uses.record(name, at)
             at, name = next(waiting, (end_s + 1, ""))
         while len(resident) > memory:
             resident.popitem(last=False)
