@@ -1,10 +1,10 @@
-"""The native half of LoRA on the CPU: ``y += (x @ A.T) @ B.T`` in bfloat16 for tokens grouped by adapter, compiled by
-numba, which vLLM brings along. What a slot is and when it changes is ``cpu_lora``'s business.
+"""The compiled part of LoRA on the CPU: ``y += (x @ A.T) @ B.T`` in bfloat16 for tokens grouped by adapter. numba, a
+dependency of vLLM, compiles it. ``punica_wrapper`` manages slots and their changes.
 
-A call costs two or three microseconds before it multiplies, weights are read where vLLM keeps them, nothing is copied,
-and products are summed in float32. Tokens are shared out to the OpenMP threads that PyTorch already has, so a call of
-a few tokens starts no thread. Blocks of four tokens and four ranks keep the sums in registers: see "Anatomy of
-High-Performance Matrix Multiplication" (Goto and van de Geijn, 2008).
+A call has two or three microseconds of overhead. It reads weights where vLLM keeps them, copies nothing, and sums
+products in float32. Tokens are divided among the OpenMP threads that PyTorch already has, so a call of a few tokens
+starts no thread. Blocks of four tokens and four ranks keep the sums in registers: see "Anatomy of High-Performance
+Matrix Multiplication" (Goto and van de Geijn, 2008).
 """
 
 import ctypes
@@ -52,18 +52,18 @@ from data_plane.engine.cpu_lora.tables import (
     Layer,
 )
 
-_TILE: Final = 256  # outputs summed in float32 before they are rounded: they stay in the L1 cache
-_SHARING_TOKENS: Final = 3  # so many tokens of one adapter make it worth widening its weights once for all
-_LINE: Final = 32  # outputs in a cache line, which no two threads should write
-_TEAM_MACS: Final = 1 << 16  # below this much work, waking a second thread costs more than it saves
+_TILE: Final = 256  # outputs that are summed in float32 before rounding; they fit in the L1 cache
+_SHARING_TOKENS: Final = 3  # from this many tokens of one adapter on, its weights are widened once for all of them
+_LINE: Final = 32  # outputs in one cache line; two threads must not write the same line
+_TEAM_MACS: Final = 1 << 16  # with fewer multiply-adds, waking a second thread costs more than it saves
 # One call, as a table of int64: x, y and their rows in bytes; the layer and the groups; h as [slice][token][rank] with
-# its rows and slices in bytes; each thread's tile; grouped tokens; what the code that ran was compiled from.
+# its rows and slices in bytes; each thread's tile; grouped tokens; checksum of the sources of the code that ran.
 _X, _Y, _X_ROW, _Y_ROW, _LAYER, _GROUPS, _H, _H_ROW, _H_SLICE, _TILES, _TOKENS, _SIGNATURE, _CALL_FIELDS = range(13)
 
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def _shrink(call: int, first: int, last: int) -> None:
-    """``h = x @ A.T`` of the tokens ``[first, last)`` in the groups' order, for every slice."""
+    """``h = x @ A.T`` for the tokens ``[first, last)`` in the groups' order, for each slice."""
     c = longs(call)
     layer, groups = longs(c[_LAYER]), longs(c[_GROUPS])
     starts, slots, order = ints(groups[GROUPS_STARTS]), ints(groups[GROUPS_SLOTS]), groups[GROUPS_ORDER]
@@ -86,7 +86,7 @@ def _shrink(call: int, first: int, last: int) -> None:
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def _expand(call: int, first: int, last: int, tile: int) -> None:
-    """``y += h @ B.T`` of every grouped token, for the outputs ``[first, last)`` of all slices side by side."""
+    """``y += h @ B.T`` for each grouped token and the outputs ``[first, last)`` of all slices side by side."""
     c = longs(call)
     layer, groups = longs(c[_LAYER]), longs(c[_GROUPS])
     starts, slots, order = ints(groups[GROUPS_STARTS]), ints(groups[GROUPS_SLOTS]), ints(groups[GROUPS_ORDER])
@@ -116,7 +116,7 @@ def _expand(call: int, first: int, last: int, tile: int) -> None:
 
 @njit(types.int64(types.int64, types.int64, types.int64, types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
 def _rank_of(a: int, a_row: int, rows: int, inputs: int) -> int:
-    """How many of A's rows are in use: those beyond it are zero, as is ``-0.0``."""
+    """The number of A's rows in use: the rows after them are zero (``-0.0`` counts as zero)."""
     for rank in range(rows, 0, -1):
         row = halves(a + a_row * (rank - 1))
         for i in range(inputs):
@@ -131,8 +131,8 @@ _wait_for_team = types.ExternalFunction("GOMP_barrier", types.void())
 
 
 def _entries(sources: int) -> tuple[Any, Any]:
-    """The two entry points. numba keeps compiled code by what this file says and what functions close over, and not by
-    the files that they call into; so ``sources`` stands for those, and each call is signed with it.
+    """The two entry points. numba's cache key covers this file and the closures of its functions, but not the files
+    whose functions they call. ``sources`` is a checksum of those files; each call writes it as a signature.
     """
 
     @cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
@@ -144,8 +144,8 @@ def _entries(sources: int) -> tuple[Any, Any]:
 
     @cfunc(types.void(types.int64), cache=True)  # type: ignore[untyped-decorator] # numba ships no types
     def in_team(call: int) -> None:
-        # Tokens are shared out for h, outputs for y: the base layer's product was shared out by outputs too, and what
-        # another core has just written of y costs more to fetch than to compute.
+        # Threads divide the tokens for h and the outputs for y. The base layer's product was divided by outputs too,
+        # and fetching outputs that another core has just written costs more than computing them.
         c, thread, threads = longs(call), _thread(), _threads()
         c[_SIGNATURE] = sources
         tokens, outputs = c[_TOKENS], longs(c[_LAYER])[LAYER_OUTPUTS]
@@ -159,7 +159,7 @@ def _entries(sources: int) -> tuple[Any, Any]:
 
 
 class Kernel:
-    """The compiled code with its scratch memory. Called by one thread at a time, vLLM's worker."""
+    """The compiled code with its scratch memory. Only one thread may call it at a time: vLLM's worker."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -178,16 +178,18 @@ class Kernel:
         self._call[_LAYER], self._call[_GROUPS] = no_layer.ctypes.data, nothing.address
         self._alone(self._call_address)
         if self._call[_SIGNATURE] != sources:
-            raise RuntimeError("numba kept LoRA code that was compiled from other sources; empty NUMBA_CACHE_DIR")
+            raise RuntimeError("numba cached LoRA code of other sources; delete the files in NUMBA_CACHE_DIR")
 
     def measure(self, layer: Layer, slot: int) -> None:
-        """Look at what was put into a slot: rows of A beyond its rank are zero, and are not multiplied from now on."""
+        """Measure the rank of a slot's weights: rows of A beyond it are zero and are skipped from now on."""
         for index, a in enumerate(layer.weights[0]):
             rank = _rank_of(a[slot].data_ptr(), 2 * a.stride(2), layer.rank_max, layer.inputs)
             layer.ranks[index, slot] = -(-rank // RANK_BLOCK) * RANK_BLOCK
 
     def add(self, layer: Layer, groups: Groups, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add the layer's LoRA product of x (tokens, in) to y (tokens, out), both bfloat16 with adjacent columns."""
+        """Add the layer's LoRA product of x (tokens, in) to y (tokens, out), both bfloat16 with contiguous columns.
+        Raises ValueError for shapes that do not fit.
+        """
         tokens = len(groups.order)
         if groups.tokens > x.shape[0] or x.shape[0] != y.shape[0]:
             raise ValueError(f"{groups.tokens} tokens are mapped; x has {x.shape[0]} rows and y {y.shape[0]}")
@@ -208,14 +210,14 @@ class Kernel:
 
 
 def _sources() -> int:
-    """A checksum of the files that compiled code is made of beside this one."""
+    """A checksum of the other files whose functions are compiled into this file's."""
     here = Path(__file__).parent
     return zlib.crc32(b"".join((here / name).read_bytes() for name in ("loops.py", "tables.py")))
 
 
 def _team_of_pytorch() -> Callable[[int, int, int, int], None] | None:
-    """Run a function on the threads of the OpenMP that PyTorch has loaded, by GNU's entry point, which Intel's library
-    has too; None where there is neither.
+    """GNU's OpenMP entry point, which runs a function on the threads of PyTorch's OpenMP; Intel's library has it too.
+    None when neither library is loaded.
     """
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if function is not None:

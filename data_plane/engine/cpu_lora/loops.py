@@ -1,5 +1,6 @@
-"""The inner loops of ``cpu_lora_kernel``: one block of tokens, one tile of outputs. Arithmetic on addresses, compiled
-by numba; what lies where is in ``cpu_lora_tables``.
+"""The inner loops of ``kernel``: one block of tokens, one tile of outputs. Arithmetic on addresses, compiled by numba.
+
+``tables`` defines the memory layout.
 """
 
 from typing import Any, Final
@@ -12,7 +13,7 @@ from numba.extending import intrinsic
 from data_plane.engine.cpu_lora.tables import RANK_BLOCK, SLICE_A, SLICE_A_ROW, SLICE_A_SLOT, SLICE_RANKS
 
 FAST: Final = {"reassoc", "contract", "nsz"}
-"""Sums may be reordered; NaN and infinity stay what they are."""
+"""The compiler may reorder sums; NaN and infinity are preserved."""
 
 
 def _pointer(item: Any, llvm_type: ir.Type) -> Any:
@@ -34,7 +35,7 @@ longs = _pointer(types.int64, ir.IntType(64))
 
 @intrinsic  # type: ignore[untyped-decorator] # numba ships no types
 def widen(_typing: Any, _bits: Any) -> Any:
-    """The float32 of a bfloat16's bits."""
+    """Convert the bits of a bfloat16 to float32."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         wide = builder.zext(arguments[0], ir.IntType(32))
@@ -45,8 +46,8 @@ def widen(_typing: Any, _bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator] # numba ships no types
 def narrow(_typing: Any, _value: Any) -> Any:
-    """The bits of the nearest bfloat16, ties to even, as PyTorch rounds. NaN stays NaN: every one here comes from a
-    bfloat16 or from an operation, and has no low bits that could carry.
+    """The bits of the nearest bfloat16, ties to even, as PyTorch rounds. NaN stays NaN: every NaN here comes from a
+    bfloat16 or from an operation and has no low bits that could carry.
     """
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -61,7 +62,7 @@ def narrow(_typing: Any, _value: Any) -> Any:
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def shrink_four(x: int, x_row: int, order: int, inputs: int, part: int, slot: int, h: int, h_row: int) -> None:
-    """``h[token, r] = x[token] . A[r]`` for the four tokens whose numbers are at ``order``."""
+    """``h[token, r] = x[token] . A[r]`` for the four tokens whose indices are at ``order``."""
     token, weights = ints(order), longs(part)
     rank, a, a_row = (
         ints(weights[SLICE_RANKS])[slot],
@@ -106,7 +107,7 @@ def shrink_one(x: int, a: int, a_row: int, inputs: int, rank: int, h: int) -> No
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def expand_eight(y: int, b: int, b_row: int, count: int, h: int) -> None:
-    """``y[k] += sum of h[r] * B[r, k]`` for one token and eight ranks, the most common, rounded once."""
+    """``y[k] += sum of h[r] * B[r, k]`` for one token and rank 8, the most common rank, rounded once."""
     row, v = halves(y), floats(h)
     b0, b1, b2, b3 = halves(b), halves(b + b_row), halves(b + 2 * b_row), halves(b + 3 * b_row)
     b4, b5, b6, b7 = halves(b + 4 * b_row), halves(b + 5 * b_row), halves(b + 6 * b_row), halves(b + 7 * b_row)
@@ -119,7 +120,9 @@ def expand_eight(y: int, b: int, b_row: int, count: int, h: int) -> None:
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def widen_eight(b: int, b_row: int, count: int, wide: int) -> None:
-    """Eight ranks of a tile of B as float32 in ``wide`` (8, count), for groups in which several tokens share it."""
+    """Convert eight ranks of a tile of B to float32 in ``wide`` (8, count), for groups in which several tokens share
+    it.
+    """
     for r in range(8):
         row, out = halves(b + b_row * r), floats(wide + 4 * count * r)
         for k in range(count):
@@ -128,7 +131,7 @@ def widen_eight(b: int, b_row: int, count: int, wide: int) -> None:
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def expand_eight_wide(y: int, wide: int, count: int, h: int) -> None:
-    """``expand_eight`` with what ``widen_eight`` made."""
+    """``expand_eight`` on the output of ``widen_eight``."""
     row, v, line = halves(y), floats(h), 4 * count
     b0, b1, b2, b3 = floats(wide), floats(wide + line), floats(wide + 2 * line), floats(wide + 3 * line)
     b4, b5, b6, b7 = floats(wide + 4 * line), floats(wide + 5 * line), floats(wide + 6 * line), floats(wide + 7 * line)
@@ -141,7 +144,7 @@ def expand_eight_wide(y: int, wide: int, count: int, h: int) -> None:
 
 @njit(fastmath=FAST)  # type: ignore[untyped-decorator] # numba ships no types
 def expand_tile(y: int, b: int, b_row: int, count: int, rank: int, h: int, tile: int) -> None:
-    """The same for any rank: summed in float32 in a tile that stays in the L1 cache, and rounded once."""
+    """The same for any rank: sums in float32 in a tile that fits in the L1 cache, and rounds once."""
     row, weights, total = halves(y), floats(h), floats(tile)
     for k in range(count):
         total[k] = widen(row[k])

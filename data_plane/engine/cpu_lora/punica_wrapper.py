@@ -1,10 +1,11 @@
-"""LoRA arithmetic for vLLM's CPU backend that keeps tenants apart: tokens are grouped by adapter once a step, and each
-group is multiplied by its own adapter's weights, where they lie.
+"""LoRA arithmetic for vLLM's CPU backend that isolates tenants: tokens are grouped by adapter once per step, and each
+group is multiplied by its own adapter's weights, which are read in place.
 
-The stock operations (vLLM 0.32, ``vllm/lora/ops/torch_ops/lora_ops.py``) gather a copy of the adapter's weights for
-every token and index it with -1 for tokens without LoRA, which selects the *last* slot: with all slots filled, a plain
-request is answered in another tenant's voice (vLLM pull requests 48421 and 49656). Here -1 falls in no group. Linear
-layers in bfloat16 run in ``cpu_lora_kernel``; every other operation and type in plain PyTorch, group by group.
+vLLM's own operations (0.32, ``vllm/lora/ops/torch_ops/lora_ops.py``) gather a copy of the adapter's weights for each
+token and index it with -1 for tokens without LoRA, which selects the *last* slot: when all slots are filled, a request
+without an adapter is answered by another tenant's adapter (vLLM pull requests 48421 and 49656). Here a token with -1 is
+in no group. Linear layers in bfloat16 run in ``kernel``; all other operations and types run in plain PyTorch, group by
+group.
 """
 
 from typing import Any
@@ -14,13 +15,13 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
-from data_plane.engine.cpu_lora.tables import Groups, Layer, suits, with_ranks_apart
+from data_plane.engine.cpu_lora.tables import Groups, Layer, is_supported, to_rank_major
 
 Group = tuple[int, slice | torch.Tensor]
 
 
 def group_by_slot(slot_of_token: list[int]) -> list[Group]:
-    """(slot, tokens) for each slot >= 0 that occurs: a slice where tokens are adjacent, an index tensor otherwise."""
+    """(slot, tokens) for each slot >= 0: a slice when the tokens are adjacent, an index tensor otherwise."""
     tokens_of_slot: dict[int, list[int]] = {}
     for token, slot in enumerate(slot_of_token):
         if slot >= 0:
@@ -45,7 +46,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
-        # Imported late: a worker of vLLM 0.32 looks into every loaded module when it starts, and stumbles over numba's.
+        # Late import: a worker of vLLM 0.32 inspects every loaded module at its start and fails on numba's.
         from data_plane.engine.cpu_lora.kernel import Kernel
 
         self._kernel = Kernel(torch.get_num_threads())
@@ -53,15 +54,16 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
         self._layers: dict[int, Layer] = {}
         self._unmeasured: set[tuple[Layer, int]] = set()
 
-    def adopt(self, layer: BaseLinearLayerWithLoRA) -> None:
-        """Take a layer's weights into the kernel's care, and hear of every change of a slot.
+    def register_layer(self, layer: BaseLinearLayerWithLoRA) -> None:
+        """Make the kernel multiply this layer's weights, and track every change of its slots.
 
-        vLLM calls ``reset_lora`` before it writes to a slot and when it empties one. What is then put there tells its
-        ranks by its shape; a slot that was emptied, or filled in another way, is measured before it is next multiplied.
+        vLLM calls ``reset_lora`` before it writes to a slot and when it empties one. The shape of the weights that
+        ``set_lora`` writes gives their ranks. A slot that was emptied, or filled in another way, is measured before its
+        next multiplication.
         """
-        if not suits(layer.lora_a_stacked):
+        if not is_supported(layer.lora_a_stacked):
             return
-        layer.lora_b_stacked = tuple(with_ranks_apart(b) for b in layer.lora_b_stacked)
+        layer.lora_b_stacked = tuple(to_rank_major(b) for b in layer.lora_b_stacked)
         kept = self._layers[id(layer.lora_a_stacked)] = Layer(layer.lora_a_stacked, layer.lora_b_stacked)
         reset, fill = layer.reset_lora, layer.set_lora
 
@@ -71,7 +73,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
 
         def set_lora(index: int, lora_a: Any, lora_b: Any) -> None:
             fill(index, lora_a, lora_b)
-            if kept.note_ranks(index, lora_a if isinstance(lora_a, list) else [lora_a]):
+            if kept.record_ranks(index, lora_a if isinstance(lora_a, list) else [lora_a]):
                 self._unmeasured.discard((kept, index))
 
         layer.reset_lora, layer.set_lora = reset_lora, set_lora
@@ -79,7 +81,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
     ) -> None:
-        """Called by vLLM before a step whose tokens or slots are not those of the step before."""
+        """VLLM calls this before a step whose tokens or slots differ from the previous step's."""
         super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
         groups = Groups(self.token_lora_indices.numpy())
         self._groups = groups if len(groups.order) else None
@@ -150,7 +152,7 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
         scale: float,
         **_kwargs: Any,
     ) -> None:
-        """The same as for a linear layer, for the rows that are sampled: x (samples, in), y (samples, vocabulary)."""
+        """The same as for a linear layer, for the sampled rows: x (samples, in), y (samples, vocabulary)."""
         groups = group_by_slot(self.sampler_indices.tolist())
         y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
         hidden = torch.zeros(len(x), lora_b_stacked.shape[-1], dtype=torch.float32)
@@ -162,14 +164,14 @@ class SegmentedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc] # vLLM shi
 
 
 def install() -> None:
-    """Make vLLM's CPU platform choose this wrapper, and hand it each linear layer."""
+    """Make vLLM's CPU platform use this wrapper, and register each linear layer with it."""
     name = f"{SegmentedPunicaWrapper.__module__}.{SegmentedPunicaWrapper.__qualname__}"
     type(current_platform).get_punica_wrapper = classmethod(lambda _cls: name)
     set_mapping = BaseLinearLayerWithLoRA.set_mapping
 
-    def set_mapping_and_adopt(layer: Any, punica_wrapper: Any) -> None:
+    def set_mapping_and_register(layer: Any, punica_wrapper: Any) -> None:
         set_mapping(layer, punica_wrapper)
         if isinstance(punica_wrapper, SegmentedPunicaWrapper):
-            punica_wrapper.adopt(layer)
+            punica_wrapper.register_layer(layer)
 
-    BaseLinearLayerWithLoRA.set_mapping = set_mapping_and_adopt
+    BaseLinearLayerWithLoRA.set_mapping = set_mapping_and_register

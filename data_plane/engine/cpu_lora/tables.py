@@ -1,5 +1,6 @@
-"""What ``cpu_lora_kernel`` reads by address: a layer's weights and a step's groups of tokens, each as a table of int64.
-The names in capitals are indices into those tables. Nothing is compiled or multiplied here.
+"""The int64 tables that ``kernel`` reads by address: a layer's weights, and a step's groups of tokens.
+
+The constants are indices into those tables. Nothing is compiled or multiplied here.
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,19 @@ import numpy as np
 import torch
 
 RANK_BLOCK: Final = 4
-"""Ranks are multiplied in blocks of this many, so slots must have a multiple of it."""
-# A layer: how many output slices, inputs, outputs of all slices; then for each slice A, its bytes per slot and row, B,
-# the same, outputs, and the ranks in use by slot.
+"""Ranks are multiplied in blocks of this size, so the rank of a slot must be a multiple of it."""
+# A layer: number of output slices, inputs, outputs of all slices. Then for each slice: A, its bytes per slot and row,
+# B, its bytes per slot and row, outputs, and the ranks in use by slot.
 LAYER_SLICES, LAYER_INPUTS, LAYER_OUTPUTS, LAYER_FIELDS = range(4)
 SLICE_A, SLICE_A_SLOT, SLICE_A_ROW, SLICE_B, SLICE_B_SLOT, SLICE_B_ROW, SLICE_OUTPUTS, SLICE_RANKS = range(8)
 SLICE_FIELDS: Final = 8
-# A step's groups: how many, token numbers group by group, where each group begins among them, each group's slot.
+# A step's groups: their number, the token indices group by group, the start of each group among them, its slot.
 GROUPS_COUNT, GROUPS_ORDER, GROUPS_STARTS, GROUPS_SLOTS = range(4)
 
 
 class Groups:
-    """The tokens of one step by slot: ``order`` (tokens,), ``starts`` (groups + 1,), ``slots`` (groups,). Tokens of
-    slot -1 are in no group.
+    """The tokens of one step grouped by slot: ``order`` (tokens,), ``starts`` (groups + 1,), ``slots`` (groups,).
+    Tokens of slot -1 are in no group.
     """
 
     def __init__(self, slot_of_token: np.ndarray[Any, np.dtype[np.int64]]) -> None:
@@ -40,10 +41,10 @@ class Groups:
 
 class Layer:
     """One LoRA layer's stacked weights: A (slots, 1, rank, in) and B (slots, 1, out, rank) for each output slice, in
-    bfloat16, with B's memory rank by rank as ``with_ranks_apart`` makes it. Keeps the tensors alive.
+    bfloat16, with B's memory in rank-major order (``to_rank_major``). Keeps the tensors alive.
 
-    ``ranks`` (slices, slots) is how many ranks are multiplied, in whole blocks; whoever changes a slot says so or
-    measures it.
+    ``ranks`` (slices, slots) is the number of ranks to multiply, in whole blocks. Code that changes a slot must record
+    its ranks or measure them.
     """
 
     def __init__(self, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
@@ -59,9 +60,9 @@ class Layer:
         self._table = np.array(table, dtype=np.int64)
         self.address = self._table.ctypes.data
 
-    def note_ranks(self, slot: int, a: Sequence[torch.Tensor | None]) -> bool:
-        """Take a slot's ranks from the weights (rank, in) that were put there, None for a slice without any. False
-        where there is not one for each slice.
+    def record_ranks(self, slot: int, a: Sequence[torch.Tensor | None]) -> bool:
+        """Record a slot's ranks from the weights A (rank, in) that were written to it, None for a slice without
+        weights. False when there is not one entry for each slice.
         """
         if len(a) != len(self.ranks):
             return False
@@ -70,11 +71,11 @@ class Layer:
         return True
 
 
-def with_ranks_apart(b: torch.Tensor) -> torch.Tensor:
-    """A copy of B (…, out, rank) whose memory has all outputs of one rank side by side."""
+def to_rank_major(b: torch.Tensor) -> torch.Tensor:
+    """A copy of B (…, out, rank) in rank-major memory order: all outputs of one rank are contiguous."""
     return b.transpose(-2, -1).clone(memory_format=torch.contiguous_format).transpose(-2, -1)
 
 
-def suits(a: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernel can take weights of this type and rank."""
+def is_supported(a: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernel supports weights of this type and rank."""
     return all(each.dtype == torch.bfloat16 and each.shape[2] % RANK_BLOCK == 0 for each in a)

@@ -134,7 +134,7 @@ class AdapterRequests:
             await front_end.abort(self.in_flight.ids(name))
             idle = await self.in_flight.wait_idle(name, self.settings.unload_abort_timeout_s)
             await self.evict(name, front_end, idle=idle)
-        except Exception:  # noqa: BLE001 - vLLM raises errors of its own; the next request still finds the failure
+        except Exception:  # noqa: BLE001 - vLLM has its own error types; the next request still finds the failure
             _log.exception("failed adapter could not be evicted", adapter=name)
 
 

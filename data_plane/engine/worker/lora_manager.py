@@ -22,7 +22,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.worker import lora_model_runner_mixin
 
 from core.adapter_names import digest_of
-from data_plane.engine.cpu_lora.tables import with_ranks_apart
+from data_plane.engine.cpu_lora.tables import to_rank_major
 from data_plane.engine.settings import SharedEngineSettings
 from data_plane.engine.worker.loader_server import LoaderServer
 from data_plane.engine.worker.private_copy import private_copy
@@ -76,7 +76,7 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
                 for (
                     weights
                 ) in lora.loras.values():  # copied out of the file's memory map, so that no step waits for a page
-                    weights.lora_a, weights.lora_b = weights.lora_a.clone(), with_ranks_apart(weights.lora_b)
+                    weights.lora_a, weights.lora_b = weights.lora_a.clone(), to_rank_major(weights.lora_b)
         self._adapter_manager.merge(lora)
         return lora
 

@@ -62,7 +62,7 @@ class LoraLayer:
 def wrapper_for(*layers):
     wrapper = punica_wrapper.SegmentedPunicaWrapper(2048, 64, "cpu")
     for layer in layers:
-        wrapper.adopt(layer)
+        wrapper.register_layer(layer)
     return wrapper
 
 
