@@ -17,13 +17,13 @@ from tenora.settings import StackSettings
 from tenora.stack.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.engine.agent_harness import engine_name, room_of
+from tests.fixtures.engine.agent_harness import engine_name, running_agent
 
 
 @pytest.fixture
 def room(redis_server, engine, tmp_path):
     """An agent and a gateway over what Postgres has, published by the control plane's own relay."""
-    with room_of(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
+    with running_agent(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
         OutboxRelay(engine, room.client, projections()).rebuild("first")
         yield room
 

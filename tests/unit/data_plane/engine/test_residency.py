@@ -1,4 +1,4 @@
-"""The residency table is read when it changes, and its absence or damage is no exception."""
+"""The residency table is read when it changes; a missing or damaged table is not an error."""
 
 import os
 
@@ -24,7 +24,7 @@ def test_no_table_is_none(tmp_path, content):
     assert ResidencyReader(tmp_path).now() is None
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_table_is_read_back(tmp_path):
     tiers: ResidencyTable[str] = ResidencyTable(slots=2)
     tiers.record_tables(slots=("a", None), memory=("b", "a"))
     tiers.acquire("c")
@@ -52,13 +52,13 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
     assert reader.now() is None
 
 
-def test_a_table_is_noticed_whose_times_size_and_inode_could_be_those_of_the_last_one(tmp_path):
-    """File systems give a freed inode to the next file, and write times come in ticks of some milliseconds."""
+def test_a_new_table_is_read_even_if_its_times_size_and_inode_match_the_last_one(tmp_path):
+    """File systems give a freed inode to the next file, and modification times have a resolution of milliseconds."""
     reader = ResidencyReader(tmp_path)
     for turn in range(50):
         tiers: ResidencyTable[str] = ResidencyTable(slots=1)
         tiers.record_tables(slots=(f"ad_{turn:02}",), memory=())
-        for _ in range(2):  # the second replaces the first, whose inode is free then
+        for _ in range(2):  # the second file replaces the first, whose inode is then free
             write(tmp_path, tiers)
             os.utime(tmp_path / RESIDENCY_FILE, ns=(1, 1))
         assert reader.now().slots == (f"ad_{turn:02}",)

@@ -1,4 +1,4 @@
-"""What the shipped settings promise together."""
+"""Guarantees of the default settings in combination."""
 
 from data_plane.engine.settings import ReplicaSettings
 
@@ -8,7 +8,9 @@ def shipped(name: str) -> float:
 
 
 def test_an_engine_that_hangs_is_out_of_placement_within_twenty_seconds():
-    """Its last token is seen a heartbeat late, the probe begins a heartbeat late, and so is what it finds published."""
+    """The last token is seen one heartbeat late, the probe starts one heartbeat late, and its result is published one
+    heartbeat late.
+    """
     gateways_read_s = 0.25
     found_s = shipped("probe_every_s") + shipped("probe_timeout_s") + 3 * shipped("heartbeat_s") + gateways_read_s
     assert found_s <= 20

@@ -6,46 +6,46 @@ import pytest
 from core import redis_keys
 from core.contracts.canary import CanaryRunning
 from tests.conftest import wait_until
-from tests.fixtures.engine.agent_harness import engine_name, room_of
+from tests.fixtures.engine.agent_harness import engine_name, running_agent
 
 
 @pytest.fixture(scope="module")
-def module_room(redis_server, tmp_path_factory):
-    with room_of(
+def module_harness(redis_server, tmp_path_factory):
+    with running_agent(
         redis_server, tmp_path_factory.mktemp("agent"), canary_load_timeout_s=2, canary_answer_timeout_s=1.5
-    ) as room:
-        yield room
+    ) as harness:
+        yield harness
 
 
 @pytest.fixture
-def room(module_room):
-    module_room.engine.faults()
-    module_room.engine.tiers(absent=[])
-    yield module_room
-    assert module_room.agent.process.poll() is None
-    assert "Traceback" not in module_room.agent.log.read_text()
+def harness(module_harness):
+    module_harness.engine.faults()
+    module_harness.engine.tiers(absent=[])
+    yield module_harness
+    assert module_harness.agent.process.poll() is None
+    assert "Traceback" not in module_harness.agent.log.read_text()
 
 
-def gave_no_verdict(room, job) -> bool:
+def gave_no_verdict(harness, job) -> bool:
     """Whether the agent has said that this job's run ended without one."""
-    lines = room.agent.log.read_text().splitlines()
+    lines = harness.agent.log.read_text().splitlines()
     return any("gave no verdict" in line and job.revision_id in line for line in lines)
 
 
-def test_an_adapter_that_answers_otherwise_than_its_base_passes_and_costs_no_tenant_anything(room):
+def test_an_adapter_that_answers_otherwise_than_its_base_passes_and_costs_no_tenant_anything(harness):
     name = engine_name()
-    result = room.canary(name)
+    result = harness.canary(name)
     assert (result.code, result.message) == (None, "")
     assert result.prompt
     assert result.base_answer != result.adapter_answer
     assert 0 < len(result.base_answer) <= 200
     assert result.logprob_difference >= 0.5
     counted = wait_until(
-        lambda: (found := room.counters()) and found.generation_tokens == room.engine.counters()[1] and found
+        lambda: (found := harness.counters()) and found.generation_tokens == harness.engine.counters()[1] and found
     )
     assert counted.tenant_tokens == 0
     assert counted.probe_generation_tokens > 10
-    models = [line["body"]["model"] for line in room.engine.received() if "cache_salt" in line["body"]]
+    models = [line["body"]["model"] for line in harness.engine.received() if "cache_salt" in line["body"]]
     assert {"tiny-chat", name} <= set(models)
 
 
@@ -62,18 +62,18 @@ def test_an_adapter_that_answers_otherwise_than_its_base_passes_and_costs_no_ten
     ],
     ids=str,
 )
-def test_each_way_to_fail_has_its_code_and_says_what_to_do(room, faults, code):
-    room.engine.faults(**faults)
-    result = room.canary(engine_name())
+def test_each_way_to_fail_has_its_code_and_says_what_to_do(harness, faults, code):
+    harness.engine.faults(**faults)
+    result = harness.canary(engine_name())
     assert result.code == code
     assert len(result.message) > 20
     assert "secret" not in result.message
 
 
-def test_an_adapter_that_the_engine_will_not_take_failed_to_load(room):
+def test_an_adapter_that_the_engine_will_not_take_failed_to_load(harness):
     name = engine_name()
-    room.engine.tiers(absent=[name])
-    result = room.canary(name)
+    harness.engine.tiers(absent=[name])
+    result = harness.canary(name)
     assert result.code == "canary_failed_to_load"
     assert result.adapter_answer == ""
 
@@ -83,50 +83,50 @@ def test_an_adapter_that_the_engine_will_not_take_failed_to_load(room):
     [{"status": 500}, {"loading": "2", "adapters_only": True}, {"hang": True}, {"logprob": None}],
     ids=str,
 )
-def test_what_is_not_the_adapters_fault_is_answered_later_and_the_next_attempt_gets_a_verdict(room, faults):
+def test_what_is_not_the_adapters_fault_is_answered_later_and_the_next_attempt_gets_a_verdict(harness, faults):
     name = engine_name()
-    lost = room.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}')
-    room.engine.faults(**faults)
-    job = room.post_canary(name)
-    wait_until(lambda: gave_no_verdict(room, job), what="the end of the run")
-    room.engine.faults()
-    assert room.canary_result(job).code == "canary_later"
-    assert not room.client.exists(redis_keys.canary_running(job.revision_id))
-    assert room.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}') == lost + 1
-    assert room.canary(name, attempt=2).code is None
+    lost = harness.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}')
+    harness.engine.faults(**faults)
+    job = harness.post_canary(name)
+    wait_until(lambda: gave_no_verdict(harness, job), what="the end of the run")
+    harness.engine.faults()
+    assert harness.canary_result(job).code == "canary_later"
+    assert not harness.client.exists(redis_keys.canary_running(job.revision_id))
+    assert harness.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}') == lost + 1
+    assert harness.canary(name, attempt=2).code is None
 
 
-def test_a_run_that_harms_the_engine_is_answered_only_once_the_base_is(room):
+def test_a_run_that_harms_the_engine_is_answered_only_once_the_base_is(harness):
     """Or never, when the engine is lost: what says that the job was taken then stays."""
-    room.engine.faults(hang=True)
-    job = room.post_canary(engine_name())
-    wait_until(lambda: gave_no_verdict(room, job), what="the end of the run")
-    asked = len(room.engine.received())
-    wait_until(lambda: len(room.engine.received()) >= asked + 2, what="the base to be asked again")
-    assert room.client.llen(redis_keys.CANARY_RESULTS) == 0
-    taken = msgspec.json.decode(room.client.get(redis_keys.canary_running(job.revision_id)), type=CanaryRunning)
-    assert (taken.attempt, taken.boot_id) == (1, room.status().boot_id)
-    room.engine.faults()
-    assert room.canary_result(job).code == "canary_later"
+    harness.engine.faults(hang=True)
+    job = harness.post_canary(engine_name())
+    wait_until(lambda: gave_no_verdict(harness, job), what="the end of the run")
+    asked = len(harness.engine.received())
+    wait_until(lambda: len(harness.engine.received()) >= asked + 2, what="the base to be asked again")
+    assert harness.client.llen(redis_keys.CANARY_RESULTS) == 0
+    taken = msgspec.json.decode(harness.client.get(redis_keys.canary_running(job.revision_id)), type=CanaryRunning)
+    assert (taken.attempt, taken.boot_id) == (1, harness.status().boot_id)
+    harness.engine.faults()
+    assert harness.canary_result(job).code == "canary_later"
 
 
-def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(room):
-    room.client.lpush(redis_keys.canary_jobs("tiny-chat", 16), b"no job")
+def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(harness):
+    harness.client.lpush(redis_keys.canary_jobs("tiny-chat", 16), b"no job")
     revoked = engine_name()
-    revocation = room.revoke(revoked)
-    wait_until(lambda: room.removed(revocation))
-    job = room.post_canary(revoked)
-    assert room.canary_result(job).code == "canary_later"
-    assert room.canary(engine_name()).code is None
+    revocation = harness.revoke(revoked)
+    wait_until(lambda: harness.removed(revocation))
+    job = harness.post_canary(revoked)
+    assert harness.canary_result(job).code == "canary_later"
+    assert harness.canary(engine_name()).code is None
 
 
-def test_the_heartbeat_goes_on_while_a_canary_hangs(room, promised_s):
-    room.engine.faults(hang=True)
-    job = room.post_canary(engine_name())
-    wait_until(lambda: len(room.engine.received()) and room.engine.received()[-1]["body"].get("logprobs"))
-    beats = {room.status().heartbeat_ms}
+def test_the_heartbeat_goes_on_while_a_canary_hangs(harness, promised_s):
+    harness.engine.faults(hang=True)
+    job = harness.post_canary(engine_name())
+    wait_until(lambda: len(harness.engine.received()) and harness.engine.received()[-1]["body"].get("logprobs"))
+    beats = {harness.status().heartbeat_ms}
     wait_until(
-        lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=promised_s(2), what="heartbeats"
+        lambda: beats.add(harness.status().heartbeat_ms) or len(beats) >= 4, timeout_s=promised_s(2), what="heartbeats"
     )
-    room.engine.faults()
-    room.canary_result(job)  # or it would come to the next test
+    harness.engine.faults()
+    harness.canary_result(job)  # or it would come to the next test

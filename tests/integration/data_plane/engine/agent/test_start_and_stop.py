@@ -11,7 +11,7 @@ import redis
 from core import redis_keys
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.engine.agent_harness import REPLICA, Room, engine_name
+from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, engine_name
 from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.quota.redis_commands import wait_for_commands
 
@@ -35,14 +35,14 @@ def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk
         )
         wait_for_commands(client, f"HMGET {redis_keys.SNAPSHOT_META}")
         assert client.get(redis_keys.replica(REPLICA)) is None  # nothing is published: it cannot know
-        room = Room(client, None, agent)
-        revocation = room.revocation(name)
+        harness = AgentHarness(client, None, agent)
+        revocation = harness.revocation(name)
         client.hset(redis_keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
-        room.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
-        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
-        assert name.partition("@")[0] in room.truth()["revoked"]
+        harness.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
+        assert name.partition("@")[0] in harness.truth()["revoked"]
         assert not left_by_the_last.exists()
-        assert wait_until(lambda: room.removed(revocation)).boot_id == room.status().boot_id
+        assert wait_until(lambda: harness.removed(revocation)).boot_id == harness.status().boot_id
         assert "Traceback" not in agent.log.read_text()
 
 
@@ -51,35 +51,35 @@ def test_more_revocations_than_an_engine_can_refuse_stop_neither_the_replica_nor
 ):
     names = [engine_name() for _ in range(4)]
     with processes.agent(tmp_path, redis_server, REPLICA, revoked_adapters_max=2) as agent:
-        room = Room(client, Publisher(client, processes.PEPPER), agent)
+        harness = AgentHarness(client, Publisher(client, processes.PEPPER), agent)
         made = []
         for name in names[:3]:
-            made.append(room.revoke(name))
+            made.append(harness.revoke(name))
             time.sleep(0.01)  # ids sort by the millisecond
-        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
-        wait_until(lambda: all(room.removed(each) for each in made), what="every receipt")
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
+        wait_until(lambda: all(harness.removed(each) for each in made), what="every receipt")
         assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 1
-        assert {made[1].adapter_id, made[2].adapter_id} <= set(room.truth()["revoked"])
-        last = room.revoke(names[3])
-        wait_until(lambda: room.removed(last), what="the last one's receipt")
-        assert {made[2].adapter_id, last.adapter_id} <= set(room.truth()["revoked"])
+        assert {made[1].adapter_id, made[2].adapter_id} <= set(harness.truth()["revoked"])
+        last = harness.revoke(names[3])
+        wait_until(lambda: harness.removed(last), what="the last one's receipt")
+        assert {made[2].adapter_id, last.adapter_id} <= set(harness.truth()["revoked"])
         assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 2
 
 
 def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_counted(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     with processes.agent(tmp_path, redis_server, REPLICA, engine={"token-interval-s": 0.05}) as agent:
-        room = Room(client, publisher, agent)
-        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
-        boot_id = room.status().boot_id
-        room.post_canary(engine_name())
+        harness = AgentHarness(client, publisher, agent)
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
+        boot_id = harness.status().boot_id
+        harness.post_canary(engine_name())
         wait_until(lambda: any("logprobs" in line["body"] for line in agent.engine.received()), what="the canary")
         agent.process.send_signal(signal.SIGTERM)
         agent.process.wait(20)
         assert agent.process.returncode == 0
         assert client.llen(redis_keys.CANARY_RESULTS) == 1
         emitted = sum(journal.output_tokens for journal in agent.engine.journal().values())
-        counters = room.counters(boot_id)
+        counters = harness.counters(boot_id)
         assert counters.generation_tokens == emitted
         assert counters.tenant_tokens == 0
         assert [client.exists(key(REPLICA)) for key in (redis_keys.replica, redis_keys.replica_residency)] == [0, 0]
@@ -88,8 +88,8 @@ def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_cou
 def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     with processes.agent(tmp_path, redis_server, REPLICA) as agent:
-        room = Room(client, publisher, agent)
-        wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+        harness = AgentHarness(client, publisher, agent)
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
         for key in (
             redis_keys.canary_jobs("tiny-chat", 16), redis_keys.PREFETCH_HINTS,
             redis_keys.adapter_heat("tiny-chat", 16),
@@ -99,34 +99,34 @@ def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
             client.set(key, "of the wrong type: whoever reads it fails")
         publisher.tenant()  # something is published, so that all is read again
         for task in ("canaries", "hints", "forecast", "pins", "revocations"):
-            wait_until(lambda task=task: room.agent.metric(FAILURES, f'{{task="{task}"}}') >= 2, what=task)
-        beats = {room.status().heartbeat_ms}
-        wait_until(lambda: beats.add(room.status().heartbeat_ms) or len(beats) >= 4, timeout_s=5, what="heartbeats")
-        assert room.status().state == "ready"
+            wait_until(lambda task=task: harness.agent.metric(FAILURES, f'{{task="{task}"}}') >= 2, what=task)
+        beats = {harness.status().heartbeat_ms}
+        wait_until(lambda: beats.add(harness.status().heartbeat_ms) or len(beats) >= 4, timeout_s=5, what="heartbeats")
+        assert harness.status().state == "ready"
         revoked = engine_name()
         client.delete(redis_keys.snapshot("revocations"))
-        revocation = room.revoke(revoked)
-        wait_until(lambda: room.removed(revocation), what="the receipt after it recovered")
+        revocation = harness.revoke(revoked)
+        wait_until(lambda: harness.removed(revocation), what="the receipt after it recovered")
 
 
 def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
     with processes.valkey(tmp_path) as valkey:
         publisher = Publisher(valkey.client, processes.PEPPER)
         with processes.agent(tmp_path, valkey.url, REPLICA) as agent:
-            room = Room(valkey.client, publisher, agent)
-            wait_until(lambda: (status := room.status()) and status.state == "ready", what="a ready replica")
+            harness = AgentHarness(valkey.client, publisher, agent)
+            wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
             name = engine_name()
-            room.engine.faults(token_interval_s=0.1, output_tokens=30, times=1)
-            asking = threading.Thread(target=lambda: room.ask(name, tokens=30), daemon=True)
+            harness.engine.faults(token_interval_s=0.1, output_tokens=30, times=1)
+            asking = threading.Thread(target=lambda: harness.ask(name, tokens=30), daemon=True)
             asking.start()
-            wait_until(lambda: any(name == line.get("model") for line in room.engine.lines()), what="the request")
-            room.revoke(name)
-            wait_until(lambda: name.partition("@")[0] in room.truth()["revoked"], what="the refusal")
+            wait_until(lambda: any(name == line.get("model") for line in harness.engine.lines()), what="the request")
+            harness.revoke(name)
+            wait_until(lambda: name.partition("@")[0] in harness.truth()["revoked"], what="the refusal")
             valkey.process.kill()
             valkey.process.wait()
             asking.join()
-            wait_until(lambda: not room.in_memory(name), what="the unloading without Redis")
+            wait_until(lambda: not harness.in_memory(name), what="the unloading without Redis")
             before = agent.metric(FAILURES, '{task="revocations"}')
             wait_until(lambda: agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="more vain attempts")
-            assert name.partition("@")[0] in room.truth()["revoked"]
+            assert name.partition("@")[0] in harness.truth()["revoked"]
             assert agent.process.poll() is None

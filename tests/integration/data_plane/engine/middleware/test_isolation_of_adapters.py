@@ -1,5 +1,5 @@
-"""What the door promises while the store hangs, while an adapter is revoked and while a request will not end: others
-serve on, and what is revoked does not come back by another way.
+"""The middleware while the store hangs, while an adapter is revoked and while a request does not end: other adapters
+are served, and a revoked adapter does not come back in another way.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def names() -> list[str]:
 
 
 @pytest.fixture
-async def make_door(faulty, tmp_path, monkeypatch):
+async def make_harness(faulty, tmp_path, monkeypatch):
     monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
     made = []
 
@@ -40,14 +40,14 @@ async def make_door(faulty, tmp_path, monkeypatch):
         chosen = {
             "engine_slots": 1, "engine_memory_adapters": 4, "base_model": "tiny-instruct", "adapter_load_deadline_s": 3,
         }  # fmt: skip
-        door = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run", **chosen | settings), cache)
-        made.append((door, cache))
-        return door
+        harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run", **chosen | settings), cache)
+        made.append((harness, cache))
+        return harness
 
     yield make
     faulty.silent.set()
-    for door, cache in made:
-        await door.close()
+    for harness, cache in made:
+        await harness.close()
         cache.close()
 
 
@@ -61,44 +61,44 @@ async def until(condition, what):
     await asyncio.to_thread(wait_until, condition, what=what)
 
 
-async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(make_door, faulty, names):
-    door = make_door(adapter_loads_max=5, adapter_loads_per_tenant_max=3)
+async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(make_harness, faulty, names):
+    harness = make_harness(adapter_loads_max=5, adapter_loads_per_tenant_max=3)
     resident, cold, greedy = names[0], names[1], names[2:]
-    assert (await door.chat(resident, x_tenora_tenant="tn_b")).status == 200
+    assert (await harness.chat(resident, x_tenora_tenant="tn_b")).status == 200
     stall(faulty, greedy)
-    asking = [asyncio.create_task(door.chat(name, x_tenora_tenant="tn_a")) for name in greedy[:3]]
+    asking = [asyncio.create_task(harness.chat(name, x_tenora_tenant="tn_a")) for name in greedy[:3]]
     await until(lambda: len({key.split("/")[1] for key, *_ in faulty.requests}) >= 4, "downloads of all three")
-    refused = await asyncio.wait_for(door.chat(greedy[3], x_tenora_tenant="tn_a"), 2)
+    refused = await asyncio.wait_for(harness.chat(greedy[3], x_tenora_tenant="tn_a"), 2)
     assert (refused.status, refused.code) == (503, "adapter_loading")
     for name, tenant in ((resident, "tn_b"), (resident, "tn_a"), (cold, "tn_b")):
-        assert (await asyncio.wait_for(door.chat(name, x_tenora_tenant=tenant), 3)).status == 200
-    asking += [asyncio.create_task(door.chat(name, x_tenora_tenant="tn_c")) for name in greedy[4:6]]
+        assert (await asyncio.wait_for(harness.chat(name, x_tenora_tenant=tenant), 3)).status == 200
+    asking += [asyncio.create_task(harness.chat(name, x_tenora_tenant="tn_c")) for name in greedy[4:6]]
     await asyncio.sleep(0.2)
-    full = await asyncio.wait_for(door.chat(greedy[6], x_tenora_tenant="tn_d"), 2)
+    full = await asyncio.wait_for(harness.chat(greedy[6], x_tenora_tenant="tn_d"), 2)
     assert (full.status, full.code) == (503, "adapter_loading")
-    assert (await asyncio.wait_for(door.chat(resident, x_tenora_tenant="tn_d"), 3)).status == 200
+    assert (await asyncio.wait_for(harness.chat(resident, x_tenora_tenant="tn_d"), 3)).status == 200
     assert {answer.code for answer in await asyncio.gather(*asking)} == {"adapter_loading"}
     faulty.faults.clear()
     faulty.silent.set()
-    assert (await door.chat(greedy[3], x_tenora_tenant="tn_a")).status == 200, "every place was given back"
+    assert (await harness.chat(greedy[3], x_tenora_tenant="tn_a")).status == 200, "every load permit was released"
 
 
-async def test_what_nobody_waits_for_any_more_is_not_loaded(make_door, names):
-    door = make_door(adapter_load_deadline_s=2)
-    door.worker.gate.clear()
-    answers = await asyncio.gather(*(door.chat(name) for name in names[:3]))
+async def test_an_adapter_without_waiting_requests_is_not_loaded(make_harness, names):
+    harness = make_harness(adapter_load_deadline_s=2)
+    harness.worker.gate.clear()
+    answers = await asyncio.gather(*(harness.chat(name) for name in names[:3]))
     assert {answer.code for answer in answers} == {"adapter_loading"}
-    door.worker.gate.set()
-    assert (await door.chat_until_loaded(names[3])).status == 200
-    assert len(door.worker.loads) == 2, "beside it only what had begun already"
+    harness.worker.gate.set()
+    assert (await harness.chat_until_loaded(names[3])).status == 200
+    assert len(harness.worker.loads) == 2, "beside it only the load that had started already"
 
 
-async def test_prefetches_take_turns_by_tenant(make_door, faulty, names):
-    door = make_door(adapter_loads_per_tenant_max=1)
+async def test_prefetches_of_one_tenant_are_limited(make_harness, faulty, names):
+    harness = make_harness(adapter_loads_per_tenant_max=1)
     stall(faulty, names[:1])
 
     async def prefetch(name, tenant):
-        return await door.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": "memory", "tenant": tenant})
+        return await harness.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": "memory", "tenant": tenant})
 
     first = asyncio.create_task(prefetch(names[0], "tn_a"))
     await until(lambda: faulty.requests, "the first download")
@@ -108,89 +108,93 @@ async def test_prefetches_take_turns_by_tenant(make_door, faulty, names):
 
 
 @pytest.mark.parametrize("tier", ["disk", "memory"])
-async def test_a_prefetch_brings_nothing_back_that_is_revoked_meanwhile(make_door, faulty, names, tmp_path, tier):
-    door, name = make_door(unload_abort_timeout_s=0.2), names[0]
+async def test_a_prefetch_does_not_restore_an_adapter_that_is_revoked_meanwhile(
+    make_harness, faulty, names, tmp_path, tier
+):
+    harness, name = make_harness(unload_abort_timeout_s=0.2), names[0]
     stall(faulty, [name])
-    prefetch = asyncio.create_task(door.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": tier}))
+    prefetch = asyncio.create_task(harness.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": tier}))
     await until(lambda: faulty.requests, "the download")
-    answer = await door.ask("POST", "/tenora/v1/unload", {"name": name, "drain_s": 0.1})
+    answer = await harness.ask("POST", "/tenora/v1/unload", {"name": name, "drain_s": 0.1})
     assert (answer.json["drained"], answer.json["aborted"], answer.json["on_disk"]) == (0, 0, [])
     faulty.faults.clear()
     faulty.silent.set()
     assert (await prefetch).status in (404, 503)
     await asyncio.sleep(0.3)
     assert not (tmp_path / "cache" / digest_of(name)).exists()
-    assert door.adapters.disk.names == set()
+    assert harness.adapters.disk.names == set()
 
 
-async def test_an_adapter_that_cannot_be_loaded_because_it_was_revoked_is_not_fetched_again(make_door, faulty, names):
-    door, name = make_door(), names[0]
-    door.worker.gate.clear()
-    prefetch = asyncio.create_task(door.ask("POST", "/tenora/v1/prefetch", {"name": name}))
+async def test_an_adapter_that_cannot_be_loaded_because_it_was_revoked_is_not_fetched_again(
+    make_harness, faulty, names
+):
+    harness, name = make_harness(), names[0]
+    harness.worker.gate.clear()
+    prefetch = asyncio.create_task(harness.ask("POST", "/tenora/v1/prefetch", {"name": name}))
     await until(lambda: len(faulty.requests) >= 3, "the download")
     await asyncio.sleep(0.3)
-    await door.ask("PUT", "/tenora/v1/revoked", {"adapters": [adapter_of(name)]})
+    await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": [adapter_of(name)]})
     asked = len(faulty.requests)
-    door.worker.gate.set()
+    harness.worker.gate.set()
     answer = await prefetch
     assert (answer.status, answer.code) == (404, "adapter_revoked")
     assert len(faulty.requests) == asked
 
 
-async def test_a_revocation_refuses_every_revision_of_its_adapter(make_door, names):
-    door, name = make_door(), names[0]
+async def test_a_revocation_refuses_every_revision_of_its_adapter(make_harness, names):
+    harness, name = make_harness(), names[0]
     sister, other = f"{adapter_of(name)}@{digest_of(names[1])}", names[2]
-    await door.ask("PUT", "/tenora/v1/revoked", {"adapters": [adapter_of(name)]})
+    await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": [adapter_of(name)]})
     for each, status in ((name, 404), (sister, 404), (other, 200)):
-        assert (await door.chat(each)).status == status
-    assert door.worker.table.is_revoked(sister)
-    assert not door.worker.table.is_revoked(other)
+        assert (await harness.chat(each)).status == status
+    assert harness.worker.table.is_revoked(sister)
+    assert not harness.worker.table.is_revoked(other)
 
 
-async def test_more_revoked_adapters_than_there_may_be_are_413_and_as_many_are_taken(make_door):
-    door = make_door(revoked_adapters_max=20_000)
+async def test_more_revoked_adapters_than_the_limit_are_413_and_the_limit_itself_is_accepted(make_harness):
+    harness = make_harness(revoked_adapters_max=20_000)
     adapters = [new_id("ad") for _ in range(20_001)]
-    assert (await door.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters})).status == 413
-    assert (await door.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters[1:]})).json == {"adapters": 20_000}
+    assert (await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters})).status == 413
+    assert (await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": adapters[1:]})).json == {"adapters": 20_000}
 
 
-async def test_a_revocation_that_is_lifted_during_its_drain_ends_no_request(make_door, names):
-    door, name = make_door(), names[0]
-    door.generation.hold = True
-    running = asyncio.create_task(door.chat(name, x_request_id="r1"))
-    await door.generation.until_started(1)
-    unloading = asyncio.create_task(door.ask("POST", "/tenora/v1/unload", {"name": name, "drain_s": 0.5}))
+async def test_a_revocation_that_is_lifted_during_its_drain_aborts_no_request(make_harness, names):
+    harness, name = make_harness(), names[0]
+    harness.generation.hold = True
+    running = asyncio.create_task(harness.chat(name, x_request_id="r1"))
+    await harness.generation.until_started(1)
+    unloading = asyncio.create_task(harness.ask("POST", "/tenora/v1/unload", {"name": name, "drain_s": 0.5}))
     await asyncio.sleep(0.2)
-    await door.ask("PUT", "/tenora/v1/revoked", {"adapters": []})
+    await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": []})
     answer = await unloading
     assert (answer.status, answer.code) == (409, "revocation_lifted")
-    assert door.client.aborted == []
-    assert name in door.worker.in_memory
-    await door.client.abort(["chatcmpl-r1"])
+    assert harness.client.aborted == []
+    assert name in harness.worker.in_memory
+    await harness.client.abort(["chatcmpl-r1"])
     assert (await running).status == 200
 
 
 @pytest.mark.parametrize("by", ["an unload", "a failure"])
-async def test_a_name_keeps_its_number_while_a_request_of_it_will_not_end(make_door, names, by):
-    """Two numbers for one name in one step would end the engine."""
-    door, name = make_door(unload_abort_timeout_s=0.2), names[0]
-    door.generation.hold, door.client.deaf = True, True
-    stuck = asyncio.create_task(door.chat(name, x_request_id="stuck"))
-    await door.generation.until_started(1)
-    before = door.models.lora_requests[name]
+async def test_a_name_keeps_its_number_while_a_request_of_it_will_not_end(make_harness, names, by):
+    """Two numbers for one name in one step would crash the engine."""
+    harness, name = make_harness(unload_abort_timeout_s=0.2), names[0]
+    harness.generation.hold, harness.client.deaf = True, True
+    stuck = asyncio.create_task(harness.chat(name, x_request_id="stuck"))
+    await harness.generation.until_started(1)
+    before = harness.models.lora_requests[name]
     if by == "an unload":
-        await door.ask("POST", "/tenora/v1/unload", {"name": name})
-        await door.ask("PUT", "/tenora/v1/revoked", {"adapters": []})
+        await harness.ask("POST", "/tenora/v1/unload", {"name": name})
+        await harness.ask("PUT", "/tenora/v1/revoked", {"adapters": []})
     else:
-        door.generation.hold, door.generation.fail = False, True
-        assert (await door.chat(name)).code == "adapter_failed"
-        door.generation.fail = False
-        assert (await door.chat(name)).status == 200, "after the attempt to end the others"
-    assert door.models.lora_requests[name] is before
-    assert door.client.prefix_cache_drops == 1
-    door.client.deaf = False
-    await door.client.abort(["chatcmpl-stuck"])
+        harness.generation.hold, harness.generation.fail = False, True
+        assert (await harness.chat(name)).code == "adapter_failed"
+        harness.generation.fail = False
+        assert (await harness.chat(name)).status == 200, "after the attempt to abort the other requests"
+    assert harness.models.lora_requests[name] is before
+    assert harness.client.prefix_cache_drops == 1
+    harness.client.deaf = False
+    await harness.client.abort(["chatcmpl-stuck"])
     await stuck
-    door.generation.hold = False
-    assert (await door.ask("POST", "/tenora/v1/unload", {"name": name})).json["in_memory"] == []
-    assert name not in door.models.lora_requests
+    harness.generation.hold = False
+    assert (await harness.ask("POST", "/tenora/v1/unload", {"name": name})).json["in_memory"] == []
+    assert name not in harness.models.lora_requests

@@ -60,7 +60,7 @@ def test_an_adapter_is_served_where_it_lies_also_where_others_are_freer(stack, p
     route = stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     known(client, "bot")
-    pools[1][elsewhere].door("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
+    pools[1][elsewhere].control("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
     wait_until(lambda: newest_name(route).encode() in stack.client.get(redis_keys.replica_residency(elsewhere)))
     wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it then
     assert served_by(tenant, client, "bot") == (elsewhere, "memory")

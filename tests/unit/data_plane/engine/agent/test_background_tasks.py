@@ -1,4 +1,4 @@
-"""Side tasks of an agent: one that fails is repeated, harms no other, and all of them end when told to."""
+"""Background tasks of an agent: a failing task is repeated and harms no other, and all end on ``close``."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ async def tasks():
     await tasks.close()
 
 
-async def test_a_step_that_fails_is_repeated_and_harms_no_other(tasks):
+async def test_a_failing_task_is_repeated_and_harms_no_other(tasks):
     calls = {"broken": 0, "whole": 0}
     recovered = asyncio.Event()
 

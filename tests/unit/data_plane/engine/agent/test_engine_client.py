@@ -1,4 +1,4 @@
-"""vLLM's metrics page is read by name, and a page of an engine that is not up yet is refused."""
+"""vLLM's metrics page is read by metric name; the page of an engine that is not ready is refused."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_numbers_are_read():
     metrics = parse_metrics(PAGE)
     assert (metrics.prompt_tokens, metrics.generation_tokens) == (49, 29)
     assert (metrics.running, metrics.waiting, metrics.kv_used) == (3, 2, 0.25)
-    assert (metrics.blocks, metrics.block_tokens) == (1455, 32), "vLLM's null block is nobody's"
+    assert (metrics.blocks, metrics.block_tokens) == (1455, 32), "vLLM reserves one null block"
 
 
 def test_a_page_without_the_cache_size_means_not_up_yet():

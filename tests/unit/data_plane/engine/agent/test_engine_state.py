@@ -1,4 +1,4 @@
-"""Tokens are progress, and so is a prompt that fills the cache; pages that come and go without a token are not."""
+"""Tokens are progress, and so is a prompt that fills the cache; pages allocated and freed without a token are not."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from data_plane.engine.agent.engine_client import EngineMetrics
 
 
 class Engine:
-    """The counters of an engine and their judge, a second and a scrape at a time."""
+    """The counters of an engine and its ``EngineProgress``, one scrape per second."""
 
     def __init__(self, monkeypatch) -> None:
         self.now_s = 100.0
@@ -17,7 +17,7 @@ class Engine:
         self.quiet_s()
 
     def quiet_s(self, **changes: float) -> float:
-        """For how long it has shown nothing, after another second with these changes."""
+        """Seconds without progress, after another second with these changes."""
         self.now_s += 1
         self.counters |= changes
         self.progress.record_scrape(EngineMetrics(**self.counters, running=1, waiting=0, blocks=100, block_tokens=32))
@@ -29,7 +29,7 @@ def engine(monkeypatch) -> Engine:
     return Engine(monkeypatch)
 
 
-def test_an_engine_whose_counters_stand_still_shows_nothing(engine):
+def test_constant_counters_are_no_progress(engine):
     assert [engine.quiet_s() for _ in range(3)] == [1, 2, 3]
 
 
@@ -50,7 +50,7 @@ def test_pages_that_come_and_go_without_a_token_are_no_progress(engine):
     assert [engine.quiet_s(kv_used=used) for used in (0.0, 0.1, 0.0, 0.1)] == [1, 2, 3, 4]
 
 
-def test_after_a_token_the_cache_is_looked_at_anew(engine):
+def test_a_token_resets_the_cache_level(engine):
     engine.quiet_s(kv_used=0.8)
     engine.quiet_s(generation_tokens=11, kv_used=0.1)
     assert engine.quiet_s(kv_used=0.2) == 0

@@ -1,4 +1,4 @@
-"""Which replica brings an adapter ahead, and when a replica has room for it."""
+"""Which replica prefetches an adapter, and when a replica has room for it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank
     assert all(in_pool_of(rank_class, each, live) for each in acting)
 
 
-def test_whoever_holds_another_revision_acts_too_but_never_beyond_its_rank():
+def test_a_replica_with_another_revision_acts_too_but_never_beyond_its_rank():
     live = [replica("rep_1"), replica("rep_2")]
     for me in ("rep_1", "rep_2"):
         assert should_prefetch(NAME, 16, me=me, live=live, resident=frozenset({"ad_1@old"}))
@@ -62,7 +62,7 @@ def table(memory: tuple[str, ...], **changes) -> EngineResidency:
     return EngineResidency(**fields)
 
 
-def test_a_prefetch_takes_only_free_room_or_the_place_of_what_nobody_used_lately():
+def test_a_prefetch_uses_only_free_memory_or_replaces_an_adapter_that_was_not_used_recently():
     idle = {"a"}
 
     def room(found: EngineResidency, memory_adapters: int = 2) -> bool:

@@ -1,4 +1,4 @@
-"""The residency an agent publishes: put together from the engine's table and the cache folder, versioned by change."""
+"""The residency that an agent publishes: from the engine's table and the cache folder; each change gets a version."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ async def test_the_version_counts_changes_and_nothing_else(watch, tmp_path):
     await watch.scan()
     assert (watch.current.slots, watch.current.memory) == (("ad_1@a", None), ("ad_1@a", "ad_2@b"))
     assert watch.version == 1
-    write(tmp_path, table(version=2))  # the engine's own version moved, what lies where did not
+    write(tmp_path, table(version=2))  # the engine's own version changed, the residency did not
     await watch.scan()
     assert watch.version == 1
     (tmp_path / "cache" / DIGESTS[0]).mkdir()
@@ -60,7 +60,7 @@ async def test_loads_are_counted_once_and_those_that_left_the_table_as_unseen(wa
     write(tmp_path, table(loads=(load(1, in_step=True), load(2, in_step=False)), slot_evictions=3))
     await watch.scan()
     await watch.scan()
-    write(tmp_path, table(loads=(load(5, in_step=True),), slot_evictions=4))  # 3 and 4 came and went in between
+    write(tmp_path, table(loads=(load(5, in_step=True),), slot_evictions=4))  # 3 and 4 left the table in between
     await watch.scan()
     assert sample("tenora_replica_load_seconds_count", to="slot") == loads + 3
     assert sample("tenora_replica_stall_seconds_count", to="slot") == stalls + 2

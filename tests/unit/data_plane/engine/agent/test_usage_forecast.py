@@ -1,4 +1,4 @@
-"""The forecast of an adapter's next use: it sees a rhythm, admits when there is none, and is worth its loads."""
+"""The forecast of an adapter's next use: it finds a rhythm, returns nothing without one, and pays for its loads."""
 
 import random
 from collections import OrderedDict
@@ -56,7 +56,7 @@ def test_a_rhythm_that_changes_is_followed(seed):
         gap *= draw.uniform(1.10, 1.15)
     predicted = predict_gap(gaps)
     assert predicted is not None
-    assert predicted[0] > gaps[-3]  # the median would be far behind
+    assert predicted[0] > gaps[-3]  # the median lags far behind
 
 
 def test_noise_without_rhythm_gives_no_forecast():
@@ -87,7 +87,7 @@ def test_a_burst_is_one_visit():
 
 
 def hit_rate(*, prefetching: bool, seed: int = 11, adapters: int = 60, memory: int = 12, end_s: int = 20_000) -> float:
-    """First hits of visits in memory, on a trace where most tenants come back at a rhythm and some at random."""
+    """Share of visits whose first use hits memory, on a trace with mostly periodic and some random tenants."""
     draw = random.Random(seed)
     trace = []
     for number in range(adapters):
@@ -105,7 +105,7 @@ def hit_rate(*, prefetching: bool, seed: int = 11, adapters: int = 60, memory: i
                 resident[forecast.name] = True
                 resident.move_to_end(forecast.name)
         while at <= now:
-            if now > end_s / 4:  # by then a rhythm can have shown
+            if now > end_s / 4:  # a rhythm is visible from then on
                 asked += 1
                 hits += name in resident
             resident[name] = True

@@ -20,14 +20,14 @@ async def test_an_adapter_is_idle_once_its_last_request_has_ended():
     assert not requests.names
 
 
-async def test_waiting_ends_after_its_time_and_says_so():
+async def test_waiting_ends_after_its_timeout_and_returns_false():
     requests = InFlightRequests()
     with requests.track("a", "one"):
         assert not await requests.wait_idle("a", 0.01)
     assert await requests.wait_idle("a", 0)
 
 
-async def test_a_request_that_fails_counts_no_more():
+async def test_a_failed_request_no_longer_counts():
     requests = InFlightRequests()
     with pytest.raises(ValueError, match="lost"), requests.track("a", "one"):
         raise ValueError("lost")

@@ -1,4 +1,4 @@
-"""The engine's door lets through only known routes, and only with the engine's key."""
+"""The middleware passes only known routes, and only with the engine's key."""
 
 import pytest
 
@@ -10,22 +10,22 @@ NAME = f"ad_{'0' * 26}@{'a' * 64}"
 
 
 @pytest.fixture
-async def door(tmp_path, monkeypatch):
+async def harness(tmp_path, monkeypatch):
     monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
     cache = disk_cache(tmp_path / "cache")
-    door = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
-    yield door
-    await door.close()
+    harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
+    yield harness
+    await harness.close()
     cache.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_generation_needs_the_key(door, path):
-    assert (await door.ask("POST", path, {"model": ""}, key=None)).status == 401
-    assert (await door.ask("POST", path, {"model": ""}, key="wrong")).status == 401
-    assert door.generation.started == []
-    assert (await door.ask("POST", path, {"model": ""})).status == 200
-    assert door.generation.started == [path]
+async def test_generation_needs_the_key(harness, path):
+    assert (await harness.ask("POST", path, {"model": ""}, key=None)).status == 401
+    assert (await harness.ask("POST", path, {"model": ""}, key="wrong")).status == 401
+    assert harness.generation.started == []
+    assert (await harness.ask("POST", path, {"model": ""})).status == 200
+    assert harness.generation.started == [path]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ async def test_generation_needs_the_key(door, path):
         ("PUT", "/tenora/v1/pins"),
     ],
 )
-async def test_the_adapters_routes_need_the_key(door, method, path):
-    assert (await door.ask(method, path, key=None)).status == 401
+async def test_the_adapters_routes_need_the_key(harness, method, path):
+    assert (await harness.ask(method, path, key=None)).status == 401
 
 
 @pytest.mark.parametrize(
@@ -60,37 +60,37 @@ async def test_the_adapters_routes_need_the_key(door, method, path):
         ("GET", "/tenora/v1/unload"),
     ],
 )
-async def test_every_other_route_is_closed_even_with_the_key(door, method, path):
-    assert (await door.ask(method, path)).status == 404
-    assert door.generation.started == []
+async def test_every_other_route_is_closed_even_with_the_key(harness, method, path):
+    assert (await harness.ask(method, path)).status == 404
+    assert harness.generation.started == []
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
-async def test_health_and_metrics_are_open(door, path):
-    assert (await door.ask("GET", path, key=None)).status == 200
+async def test_health_and_metrics_are_open(harness, path):
+    assert (await harness.ask("GET", path, key=None)).status == 200
 
 
-async def test_abort_reaches_the_engine(door):
-    assert (await door.ask("POST", ABORT_PATH, {"request_ids": ["chatcmpl-req_1"]})).status == 200
-    assert door.client.aborted == ["chatcmpl-req_1"]
+async def test_abort_reaches_the_engine(harness):
+    assert (await harness.ask("POST", ABORT_PATH, {"request_ids": ["chatcmpl-req_1"]})).status == 200
+    assert harness.client.aborted == ["chatcmpl-req_1"]
 
 
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{}", b'{"request_ids": "all"}', b'{"request_ids": []}', b'{"request_ids": [1]}', b"x" * 20_000],
 )
-async def test_a_malformed_abort_is_refused(door, body):
-    assert (await door.ask("POST", ABORT_PATH, body)).status == 400
-    assert door.client.aborted == []
+async def test_a_malformed_abort_is_refused(harness, body):
+    assert (await harness.ask("POST", ABORT_PATH, body)).status == 400
+    assert harness.client.aborted == []
 
 
-async def test_websockets_are_closed(door):
+async def test_websockets_are_closed(harness):
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    await door.door({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    await harness.middleware({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
     assert sent[0]["status"] == 404
 
 
@@ -109,24 +109,24 @@ async def test_websockets_are_closed(door):
         ("PUT", "/tenora/v1/pins", {"names": [NAME], "more": 1}),
     ],
 )
-async def test_a_malformed_question_is_400_and_changes_nothing(door, method, path, body):
-    answer = await door.ask(method, path, body)
+async def test_a_malformed_body_is_400_and_changes_nothing(harness, method, path, body):
+    answer = await harness.ask(method, path, body)
     assert (answer.status, answer.code) == (400, "invalid_value")
-    assert door.adapters.revoked.adapters == frozenset()
+    assert harness.adapters.revoked.adapters == frozenset()
 
 
-async def test_a_name_in_the_header_of_another_shape_is_refused(door):
-    answer = await door.ask("POST", "/v1/completions", {"model": "x"}, x_tenora_adapter="../../etc/passwd")
+async def test_a_name_in_the_header_of_another_shape_is_refused(harness):
+    answer = await harness.ask("POST", "/v1/completions", {"model": "x"}, x_tenora_adapter="../../etc/passwd")
     assert answer.status == 400
-    assert door.generation.started == []
+    assert harness.generation.started == []
 
 
-async def test_a_body_without_a_header_is_bounded(tmp_path, door):
-    body = b"x" * (door.settings.engine_body_bytes_max + 1)
-    assert (await door.ask("POST", "/v1/completions", body)).status == 413
+async def test_a_body_without_a_header_is_bounded(tmp_path, harness):
+    body = b"x" * (harness.settings.engine_body_bytes_max + 1)
+    assert (await harness.ask("POST", "/v1/completions", body)).status == 413
 
 
-async def test_more_pins_than_half_of_host_memory_are_refused(door):
-    names = [f"ad_{'0' * 26}@{number:064x}" for number in range(door.settings.memory_adapters // 2 + 1)]
-    assert (await door.ask("PUT", "/tenora/v1/pins", {"names": names})).status == 422
-    assert (await door.ask("PUT", "/tenora/v1/pins", {"names": names[1:]})).json == {"missing": names[1:]}
+async def test_more_pins_than_half_of_host_memory_are_refused(harness):
+    names = [f"ad_{'0' * 26}@{number:064x}" for number in range(harness.settings.memory_adapters // 2 + 1)]
+    assert (await harness.ask("PUT", "/tenora/v1/pins", {"names": names})).status == 422
+    assert (await harness.ask("PUT", "/tenora/v1/pins", {"names": names[1:]})).json == {"missing": names[1:]}

@@ -1,4 +1,4 @@
-"""A load sees exactly the bytes of its digest or none, and leaves nothing behind."""
+"""A load reads exactly the bytes of its digest or none, and leaves no files behind."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def revision(tmp_path):
     return manifest, folder
 
 
-def test_the_copy_is_whole_apart_and_gone_afterwards(revision, tmp_path):
+def test_the_copy_is_complete_independent_and_deleted_afterwards(revision, tmp_path):
     manifest, folder = revision
     with private_copy(folder, manifest.digest, tmp_path / "run") as copy:
         original = (folder / WEIGHTS_FILE).read_bytes()

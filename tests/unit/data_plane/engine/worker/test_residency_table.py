@@ -1,4 +1,4 @@
-"""What leaves host memory, what is kept for whom, and what a reader of the table learns of it."""
+"""Which adapters are evicted from host memory, which are protected, and what a reader of the table sees."""
 
 import threading
 
@@ -17,14 +17,14 @@ def table() -> ResidencyTable[str]:
 
 
 @given(st.lists(NAMES, unique=True), SETS, SETS, SETS, st.booleans())
-def test_the_victim_is_the_oldest_of_those_that_matter_least(memory, used_now, held, pinned, must):
+def test_the_victim_is_the_oldest_of_the_least_protected(memory, used_now, held, pinned, must):
     worth = {name: 2 if name in held else int(name in pinned) for name in memory if name not in used_now}
     allowed = [name for name in worth if must or worth[name] == 0]
     expected = min(allowed, key=lambda name: (worth[name], memory.index(name)), default=None)
     assert choose_victim(memory, used_now=used_now, acquired=held, pinned=pinned, must=must) == expected
 
 
-def test_what_is_held_is_told_where_it_lies():
+def test_acquiring_an_adapter_returns_its_tier():
     tiers = table()
     tiers.record_tables(slots=("a", None), memory=("a", "b"))
     assert (tiers.acquire("a"), tiers.acquire("b"), tiers.acquire("c")) == ("slot", "memory", None)
@@ -32,7 +32,7 @@ def test_what_is_held_is_told_where_it_lies():
     assert tiers.acquire("c") == "memory"
 
 
-def test_an_adapter_that_comes_into_a_slot_is_the_last_to_leave_memory_and_nothing_else_moves():
+def test_an_adapter_put_into_a_slot_becomes_the_most_recently_used_and_the_rest_keeps_its_order():
     tiers = table()
     tiers.record_tables(slots=(None, None), memory=("a", "b", "c"))
     tiers.record_tables(slots=("a", None), used="a")
@@ -40,9 +40,9 @@ def test_an_adapter_that_comes_into_a_slot_is_the_last_to_leave_memory_and_nothi
     assert tiers.snapshot().memory == ("b", "c", "a")
 
 
-def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
+def test_staged_weights_are_taken_once_and_kept_only_while_needed():
     tiers = table()
-    assert not tiers.stage("a", "weights"), "nobody asked for it"
+    assert not tiers.stage("a", "weights"), "no request needs it"
     tiers.acquire("a")
     assert tiers.stage("a", "weights")
     assert (tiers.take_staged("a"), tiers.take_staged("a")) == ("weights", None)
@@ -52,7 +52,7 @@ def test_staged_weights_are_taken_once_and_only_kept_while_wanted():
     assert tiers.staged() == ()
 
 
-def test_what_a_caller_gave_up_stays_for_the_step_that_may_have_it_still():
+def test_a_released_adapter_stays_for_the_step_that_may_still_use_it():
     tiers = table()
     for name in ("a", "b"):
         tiers.acquire(name)
@@ -66,7 +66,7 @@ def test_what_a_caller_gave_up_stays_for_the_step_that_may_have_it_still():
     assert tiers.staged() == ()
 
 
-def test_without_a_step_what_was_given_up_leaves_for_what_is_wanted():
+def test_without_a_step_a_released_adapter_makes_room_for_a_needed_one():
     tiers = table()
     for name in ("a", "b"):
         tiers.acquire(name)
@@ -77,7 +77,7 @@ def test_without_a_step_what_was_given_up_leaves_for_what_is_wanted():
     assert tiers.staged() == ("b", "c")
 
 
-def test_a_door_that_was_cut_off_says_what_it_still_holds():
+def test_after_an_interrupted_connection_the_set_of_acquired_adapters_is_replaced():
     tiers = table()
     for name in ("a", "b"):
         tiers.acquire(name)
@@ -96,7 +96,7 @@ def test_a_pinned_adapter_stays_staged_without_requests():
     assert tiers.pin(["a", "b"]) == ["b"]
 
 
-def test_a_refused_adapter_is_not_staged_even_for_a_request_that_is_in():
+def test_a_revoked_adapter_is_not_staged_even_for_a_running_request():
     tiers = table()
     tiers.acquire("a")
     tiers.set_revoked(["a"])
@@ -106,7 +106,7 @@ def test_a_refused_adapter_is_not_staged_even_for_a_request_that_is_in():
     assert tiers.stage("a", "weights")
 
 
-def test_a_failed_adapter_counts_as_nowhere_until_it_is_forgotten():
+def test_a_failed_adapter_is_in_no_tier_until_it_is_evicted():
     tiers = table()
     tiers.record_tables(slots=("a", None), memory=("a",))
     tiers.record_failure("a")

@@ -1,4 +1,4 @@
-"""The canary's judgement: what counts as a difference, and what as the engine's own noise."""
+"""The canary's verdict: which difference is an effect, and which is the engine's own noise."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_nothing_differs_from_itself(found):
 
 
 @given(answers, answers)
-def test_the_difference_has_no_side(one, other):
+def test_the_difference_is_symmetric(one, other):
     assert difference(one, other) == difference(other, one) >= 0
 
 
@@ -51,7 +51,7 @@ def test_a_shift_is_found_as_large_as_it_is(found, by):
     assert difference(found, [shifted(answer, by) for answer in found]) == pytest.approx(by)
 
 
-def test_what_comes_after_the_answers_part_is_not_compared():
+def test_tokens_after_the_first_different_one_are_not_compared():
     same = TokenLogprobs("a", {"a": -0.1, "b": -3.0})
     parting = (TokenLogprobs("a", {"a": -0.1, "b": -0.2}), TokenLogprobs("b", {"a": -0.2, "b": -0.1}))
     after = (TokenLogprobs("c", {"c": -1.0}), TokenLogprobs("c", {"c": -9.0}))
@@ -67,7 +67,7 @@ def test_a_token_that_only_one_side_ranks_counts_by_how_far_it_is_above_the_othe
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -9999.0])
-def test_a_number_that_is_none_is_seen_wherever_it_stands(value):
+def test_a_number_that_is_not_finite_is_found_anywhere(value):
     fine = TokenLogprobs("a", {"a": -0.1, "b": -2.0})
     assert CanaryAnswer("", (fine,)).is_finite
     assert not CanaryAnswer("", (fine, TokenLogprobs("a", {"a": -0.1, "b": value}))).is_finite
@@ -79,7 +79,7 @@ def test_a_number_that_is_none_is_seen_wherever_it_stands(value):
     [
         (0.0, 0.0, False, True),  # B = 0 on an idle engine
         (0.0, 0.02, False, True),
-        (0.015, 0.01, False, False),  # B = 0 beside other requests: measured again
+        (0.015, 0.01, False, False),  # B = 0 beside other requests: runs again
         (0.2, 0.01, True, False),
         (2 * DIFFERENCE_MIN, 0.0, True, False),
     ],
