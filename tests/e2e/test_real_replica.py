@@ -100,7 +100,7 @@ def test_a_revoked_adapter_leaves_slots_memory_and_disk_of_the_real_engine(room,
     revocation = room.revoke(name)
     receipt = wait_until(lambda: room.removed(revocation), timeout_s=60, what="the receipt")
     assert (receipt.in_slots, receipt.in_memory, receipt.on_disk) == ((), (), ())
-    truth = room.truth()
+    truth = room.inventory()
     assert name not in str({field: value for field, value in truth.items() if field != "revoked"})
     assert all(slot["zeroed"] for slot in truth["slots"] if slot["name"] is None)
     assert name.partition("@")[2] not in truth["disk"]

@@ -1,4 +1,4 @@
-"""Canaries on a replica: each way an adapter can fail has its code, and what is not its fault gives no verdict."""
+"""Canaries on a replica: each failure of an adapter has its code; failures of anything else give no verdict."""
 
 import msgspec
 import pytest
@@ -27,12 +27,12 @@ def harness(module_harness):
 
 
 def gave_no_verdict(harness, job) -> bool:
-    """Whether the agent has said that this job's run ended without one."""
+    """Whether the agent logged that this job's run gave no verdict."""
     lines = harness.agent.log.read_text().splitlines()
     return any("gave no verdict" in line and job.revision_id in line for line in lines)
 
 
-def test_an_adapter_that_answers_otherwise_than_its_base_passes_and_costs_no_tenant_anything(harness):
+def test_an_adapter_that_differs_from_its_base_passes_and_no_tenant_is_billed(harness):
     name = engine_name()
     result = harness.canary(name)
     assert (result.code, result.message) == (None, "")
@@ -62,7 +62,7 @@ def test_an_adapter_that_answers_otherwise_than_its_base_passes_and_costs_no_ten
     ],
     ids=str,
 )
-def test_each_way_to_fail_has_its_code_and_says_what_to_do(harness, faults, code):
+def test_each_failure_has_its_code_and_a_message_with_the_fix(harness, faults, code):
     harness.engine.faults(**faults)
     result = harness.canary(engine_name())
     assert result.code == code
@@ -70,7 +70,7 @@ def test_each_way_to_fail_has_its_code_and_says_what_to_do(harness, faults, code
     assert "secret" not in result.message
 
 
-def test_an_adapter_that_the_engine_will_not_take_failed_to_load(harness):
+def test_an_adapter_that_the_engine_refuses_failed_to_load(harness):
     name = engine_name()
     harness.engine.tiers(absent=[name])
     result = harness.canary(name)
@@ -83,7 +83,7 @@ def test_an_adapter_that_the_engine_will_not_take_failed_to_load(harness):
     [{"status": 500}, {"loading": "2", "adapters_only": True}, {"hang": True}, {"logprob": None}],
     ids=str,
 )
-def test_what_is_not_the_adapters_fault_is_answered_later_and_the_next_attempt_gets_a_verdict(harness, faults):
+def test_a_failure_that_is_not_the_adapters_is_retried_later_and_then_gets_a_verdict(harness, faults):
     name = engine_name()
     lost = harness.agent.metric("tenora_replica_canaries_total", '{verdict="lost"}')
     harness.engine.faults(**faults)
@@ -96,13 +96,13 @@ def test_what_is_not_the_adapters_fault_is_answered_later_and_the_next_attempt_g
     assert harness.canary(name, attempt=2).code is None
 
 
-def test_a_run_that_harms_the_engine_is_answered_only_once_the_base_is(harness):
-    """Or never, when the engine is lost: what says that the job was taken then stays."""
+def test_after_a_harmful_run_the_job_is_answered_only_once_the_base_model_answers(harness):
+    """If the engine is lost, the job is never answered, and the record that it was taken stays."""
     harness.engine.faults(hang=True)
     job = harness.post_canary(engine_name())
     wait_until(lambda: gave_no_verdict(harness, job), what="the end of the run")
     asked = len(harness.engine.received())
-    wait_until(lambda: len(harness.engine.received()) >= asked + 2, what="the base to be asked again")
+    wait_until(lambda: len(harness.engine.received()) >= asked + 2, what="another run of the base model")
     assert harness.client.llen(redis_keys.CANARY_RESULTS) == 0
     taken = msgspec.json.decode(harness.client.get(redis_keys.canary_running(job.revision_id)), type=CanaryRunning)
     assert (taken.attempt, taken.boot_id) == (1, harness.status().boot_id)
@@ -110,7 +110,7 @@ def test_a_run_that_harms_the_engine_is_answered_only_once_the_base_is(harness):
     assert harness.canary_result(job).code == "canary_later"
 
 
-def test_what_is_no_job_and_a_revoked_adapter_are_passed_over(harness):
+def test_an_invalid_job_and_a_revoked_adapter_are_skipped(harness):
     harness.client.lpush(redis_keys.canary_jobs("tiny-chat", 16), b"no job")
     revoked = engine_name()
     revocation = harness.revoke(revoked)
@@ -129,4 +129,4 @@ def test_the_heartbeat_goes_on_while_a_canary_hangs(harness, promised_s):
         lambda: beats.add(harness.status().heartbeat_ms) or len(beats) >= 4, timeout_s=promised_s(2), what="heartbeats"
     )
     harness.engine.faults()
-    harness.canary_result(job)  # or it would come to the next test
+    harness.canary_result(job)  # otherwise the next test would receive it

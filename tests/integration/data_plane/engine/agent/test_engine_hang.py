@@ -1,5 +1,5 @@
-"""An engine whose /health is well and that generates nothing: its agent notices, nobody is sent there, and either it
-recovers or it is replaced. One that is only busy is left alone.
+"""An engine whose /health is fine and that generates nothing: its agent detects it, gateways send it no requests, and
+it either recovers or is replaced. An engine that is only busy stays ready.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, running_a
 from tests.integration.data_plane.conftest import BRISK, chat
 
 BRISK_PROBES = {"probe_every_s": 0.5, "probe_timeout_s": 1.0, "probe_failures_max": 20}
-FOUND_S = 0.5 + 1.0 + 3 * 0.1  # and three heartbeats of the harness's agent
-MARGIN_S = 8.0  # of a machine that does other things as well
+FOUND_S = 0.5 + 1.0 + 3 * 0.1  # plus three heartbeats of the harness's agent
+MARGIN_S = 8.0  # for a machine that is busy with other work
 PROBES = "tenora_replica_probes_total"
 
 
@@ -32,7 +32,7 @@ def running_agent_with_fast_probes(redis_url, folder, **settings) -> Iterator[Ag
 
 @contextlib.contextmanager
 def sdk_of(harness, folder, redis_url) -> Iterator[openai.OpenAI]:
-    """A tenant's client of a gateway before the harness's replica; it has been served once."""
+    """A tenant's client of a gateway in front of the harness's replica; it has been served once."""
     key = harness.publisher.key(harness.publisher.tenant())
     with (
         processes.gateway(folder, redis_url, **BRISK) as gateway,
@@ -43,7 +43,7 @@ def sdk_of(harness, folder, redis_url) -> Iterator[openai.OpenAI]:
 
 
 def outcome(client: openai.OpenAI) -> str:
-    """What comes of one stream, which a gateway soon gives up where it never begins: "served", or a refusal's code."""
+    """The outcome of one stream: "served", or the error code. A gateway soon gives up a stream that never starts."""
     try:
         assert list(chat(client, stream=True))
     except openai.APIStatusError as refusal:
@@ -75,7 +75,7 @@ def test_an_engine_that_hangs_gets_no_requests_until_it_generates_again(redis_se
         harness.engine.faults(hang=True)
         becomes(harness, "unhealthy", timeout_s=FOUND_S + MARGIN_S)
         assert is_well(harness)
-        wait_until(lambda: outcome(client) == "no_replica", what="the gateway to read the heartbeat")
+        wait_until(lambda: outcome(client) == "no_replica", what="the gateway to read the status")
         before = asked_by_tenants(harness)
         assert [outcome(client) for _ in range(3)] == ["no_replica"] * 3
         assert asked_by_tenants(harness) == before
@@ -83,13 +83,13 @@ def test_an_engine_that_hangs_gets_no_requests_until_it_generates_again(redis_se
         harness.engine.faults()
         becomes(harness, "ready", timeout_s=FOUND_S + MARGIN_S)
         wait_until(lambda: outcome(client) == "served", what="an answer of the replica that recovered")
-        assert harness.status().boot_id == boot_id, "nothing was replaced"
+        assert harness.status().boot_id == boot_id, "the engine was not replaced"
 
 
-def test_an_engine_that_goes_on_hanging_is_replaced(redis_server, tmp_path):
+def test_an_engine_that_keeps_hanging_is_replaced(redis_server, tmp_path):
     with running_agent_with_fast_probes(redis_server, tmp_path, probe_failures_max=2) as harness:
         harness.engine.faults(hang=True)
-        assert harness.agent.process.wait(FOUND_S + 2 + MARGIN_S + 10) == 1  # whoever supervises it starts both anew
+        assert harness.agent.process.wait(FOUND_S + 2 + MARGIN_S + 10) == 1  # its supervisor starts both again
         assert harness.client.exists(redis_keys.replica(REPLICA)) == 0
         assert harness.client.zscore(redis_keys.REPLICAS, REPLICA) is None
         with pytest.raises(urllib.error.URLError):
@@ -97,8 +97,8 @@ def test_an_engine_that_goes_on_hanging_is_replaced(redis_server, tmp_path):
         assert "engine hangs; replacing it" in harness.agent.log.read_text()
 
 
-def test_a_slow_probe_holds_up_no_heartbeat(redis_server, tmp_path):
-    """Else the status would expire under the first probe that waits its turn on a busy engine."""
+def test_a_slow_probe_delays_no_heartbeat(redis_server, tmp_path):
+    """Otherwise the status would expire during the first probe that waits in the queue of a busy engine."""
     with running_agent_with_fast_probes(
         redis_server, tmp_path, probe_timeout_s=60, status_ttl_s=2, drain_s=1
     ) as harness:
@@ -113,22 +113,22 @@ def test_a_slow_probe_holds_up_no_heartbeat(redis_server, tmp_path):
         assert harness.status().state == "ready"
 
 
-def test_an_engine_that_makes_others_wait_while_tokens_come_is_not_hung(redis_server, tmp_path):
-    """A probe that is not answered in time, beside a stream that is: a token each 0.8 s."""
+def test_an_engine_that_delays_a_probe_while_tokens_are_generated_is_not_hung(redis_server, tmp_path):
+    """A probe times out beside a stream that gets a token every 0.8 s."""
     with running_agent_with_fast_probes(redis_server, tmp_path, probe_timeout_s=3) as harness:
         harness.engine.faults(token_interval_s=0.8, output_tokens=10)
         asking = threading.Thread(target=lambda: harness.ask("tiny-chat", tokens=10), daemon=True)
         asking.start()
         wait_until(lambda: asked_by_tenants(harness), what="the stream")
         harness.engine.faults(hang=True)
-        wait_until(lambda: harness.agent.metric(PROBES, '{result="busy"}') >= 1, what="a probe that gave up")
+        wait_until(lambda: harness.agent.metric(PROBES, '{result="busy"}') >= 1, what="a probe that timed out")
         harness.engine.faults()
         assert harness.agent.metric(PROBES, '{result="failed"}') == 0
         assert harness.status().state == "ready"
         asking.join()
 
 
-def test_a_replica_that_is_drained_is_still_so_after_it_recovered(redis_server, tmp_path):
+def test_a_draining_replica_is_still_draining_after_it_recovered(redis_server, tmp_path):
     with running_agent_with_fast_probes(redis_server, tmp_path) as harness:
         harness.client.set(redis_keys.replica_drain(REPLICA), 1)
         becomes(harness, "draining")

@@ -1,4 +1,4 @@
-"""Adapters that a replica has before they are asked for: by hints, by rhythm, by pins; and what holds it back."""
+"""Adapters that a replica prefetches: because of hints, forecasts and pins; and what prevents a prefetch."""
 
 import time
 
@@ -28,7 +28,7 @@ def module_harness(redis_server, tmp_path_factory):
 
 @pytest.fixture
 def harness(module_harness):
-    for held in module_harness.truth()["memory"]:  # what another test has used is not in use by this one
+    for held in module_harness.inventory()["memory"]:  # adapters of other tests are not in use by this one
         module_harness.engine.control("POST", "/unload", {"name": held["name"], "drain_s": 0})
     yield module_harness
     assert module_harness.agent.process.poll() is None
@@ -44,14 +44,14 @@ def outcomes(harness, outcome: str) -> float:
 
 
 def used(harness, name: str, at_s: float | None = None) -> None:
-    """As a gateway says it."""
+    """Record a use, as a gateway does."""
     at_ms = int(1000 * (time.time() if at_s is None else at_s))
     harness.client.zadd(redis_keys.adapter_heat("tiny-chat", 16), {name: at_ms})
 
 
 @pytest.fixture
 def another(harness):
-    """A second replica of the pool, which takes its share of the hints."""
+    """A second replica of the pool, which gets its share of the hints."""
     ghost = ReplicaStatus(
         id="rep_two", url="http://127.0.0.1:9", base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
         pages_total=1, pages_free=1, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1,
@@ -70,12 +70,12 @@ def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_
     harness.hint(name)
     wait_until(lambda: harness.in_memory(name), what="the hinted adapter")
     assert harness.agent.metric("tenora_replica_prefetches_total", '{reason="flip",tier="store"}') >= 1
-    assert not any(line.get("model") == name for line in harness.engine.lines())  # nobody asked
+    assert not any(line.get("model") == name for line in harness.engine.lines())  # no request asked for it
     used(harness, name)
-    wait_until(lambda: outcomes(harness, "useful") == before + 1, what="the verdict")
+    wait_until(lambda: outcomes(harness, "useful") == before + 1, what="the outcome")
     wasted = outcomes(harness, "wasted")
     harness.hint(engine_name(), reason="listing")
-    wait_until(lambda: outcomes(harness, "wasted") == wasted + 1, what="the verdict on one that nobody used")
+    wait_until(lambda: outcomes(harness, "wasted") == wasted + 1, what="the outcome of an unused one")
 
 
 def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here(harness, another):
@@ -120,7 +120,7 @@ def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(harne
     def on_disk() -> bool:
         for name in names:
             used(harness, name)  # and kept in use
-        return hinted.partition("@")[2] in harness.truth()["disk"]
+        return hinted.partition("@")[2] in harness.inventory()["disk"]
 
     assert not on_disk()
     wait_for_commands(harness.client, f"ZRANGEBYSCORE {redis_keys.adapter_heat('tiny-chat', 16)}")

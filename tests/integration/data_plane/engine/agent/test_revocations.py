@@ -1,4 +1,4 @@
-"""Revoked adapters on a replica: refused at once, and gone from every tier before there is a receipt."""
+"""Revoked adapters on a replica: refused at once, and removed from every tier before there is a receipt."""
 
 import secrets
 import threading
@@ -33,7 +33,7 @@ def harness(module_harness):
     assert "Traceback" not in module_harness.agent.log.read_text()
 
 
-def test_where_adapters_lie_is_published_as_it_changes(harness):
+def test_each_change_of_the_residency_is_published(harness):
     name = engine_name()
     harness.ask(name)
     residency = wait_until(lambda: (found := harness.residency()) and name in found.slots and found, what="residency")
@@ -42,7 +42,7 @@ def test_where_adapters_lie_is_published_as_it_changes(harness):
     status = wait_until(lambda: (s := harness.status()) and s.residency_version == residency.version and s)
     assert (status.rank_max, status.memory_adapters, status.slots) == (16, 6, 2)
     assert harness.client.pttl(redis_keys.replica_residency(REPLICA)) > 0
-    harness.client.delete(redis_keys.replica_residency(REPLICA))  # as if Redis had lost it
+    harness.client.delete(redis_keys.replica_residency(REPLICA))  # simulates a data loss of Redis
     wait_until(lambda: harness.residency() == residency, what="residency to be written again")
     assert harness.agent.metric("tenora_replica_stall_seconds_count", '{to="slot"}') >= 1
     assert harness.agent.metric("tenora_replica_load_seconds_count", '{to="memory"}') >= 1
@@ -72,12 +72,12 @@ def test_a_revoked_adapter_leaves_every_tier_before_its_receipt_and_stays_refuse
     refused.value.close()
     assert refused.value.code == 404
     assert harness.receipt(elsewhere) is None
-    harness.publisher.put("revocations", revocation.id, None)  # lifted: it may be served again
-    wait_until(lambda: adapter not in harness.truth()["revoked"], what="the lifting")
+    harness.publisher.put("revocations", revocation.id, None)  # lifted: the adapter may be served again
+    wait_until(lambda: adapter not in harness.inventory()["revoked"], what="the lifting")
     assert harness.ask(names[0])["choices"]
 
 
-def test_running_requests_of_a_revoked_adapter_drain_and_the_late_ones_are_ended(harness):
+def test_running_requests_of_a_revoked_adapter_drain_and_the_slow_ones_are_aborted(harness):
     quick, slow = engine_name(), engine_name()
     answers = {}
     for name, interval in ((slow, 0.5), (quick, 0.05)):
@@ -87,7 +87,7 @@ def test_running_requests_of_a_revoked_adapter_drain_and_the_late_ones_are_ended
         ).start()
         wait_until(lambda name=name: any(name == line.get("model") for line in harness.engine.lines()))
     drained, ended = harness.revoke(quick), harness.revoke(slow)
-    receipt = wait_until(lambda: harness.receipt(ended), what="the first word of a revocation")
+    receipt = wait_until(lambda: harness.receipt(ended), what="the draining report of a revocation")
     assert receipt.state == "draining"
     receipt = wait_until(lambda: harness.removed(drained), what="the drained one's receipt")
     assert (receipt.drained_requests, receipt.aborted_requests) == (1, 0)
@@ -99,7 +99,7 @@ def test_running_requests_of_a_revoked_adapter_drain_and_the_late_ones_are_ended
 
 
 @pytest.mark.parametrize("left", ["stuck", "dirty"])
-def test_no_receipt_while_the_engine_has_anything_left(harness, left):
+def test_no_receipt_while_the_engine_has_copies_left(harness, left):
     name = engine_name()
     harness.ask(name)
     harness.engine.tiers(**({"stuck": [name]} if left == "stuck" else {"dirty": [0, 1]}))
@@ -123,7 +123,7 @@ def test_a_digest_that_another_adapter_serves_may_stay_on_the_disk(harness):
     assert harness.ask(route.engine_name(route.newest))["choices"]
 
 
-def test_files_that_an_adapter_without_a_route_holds_do_not_keep_a_receipt_back(harness):
+def test_files_leased_by_an_adapter_without_a_route_do_not_delay_a_receipt(harness):
     digest = secrets.token_hex(32)
     mine, unrouted = (f"{new_id('ad')}@{digest}" for _ in range(2))
     for name in (mine, unrouted):
@@ -132,10 +132,10 @@ def test_files_that_an_adapter_without_a_route_holds_do_not_keep_a_receipt_back(
     assert wait_until(lambda: harness.removed(first), what="the receipt").on_disk == (digest,)
     last = harness.revoke(unrouted)
     assert wait_until(lambda: harness.removed(last), what="the last one's").on_disk == ()
-    assert digest not in harness.truth()["disk"]
+    assert digest not in harness.inventory()["disk"]
 
 
-def test_receipts_and_refusals_survive_what_redis_loses(harness):
+def test_receipts_and_refusals_survive_data_loss_in_redis(harness):
     name = engine_name()
     revocation = harness.revoke(name)
     wait_until(lambda: harness.removed(revocation))
@@ -145,7 +145,7 @@ def test_receipts_and_refusals_survive_what_redis_loses(harness):
     wait_until(
         lambda: harness.agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="the loss to be noticed"
     )
-    assert name.partition("@")[0] in harness.truth()["revoked"]  # nothing published is no permission
+    assert name.partition("@")[0] in harness.inventory()["revoked"]  # without a snapshot, revocations stay in force
     harness.publisher.rebuild()
     harness.publisher.put("revocations", revocation.id, revocation)
     assert wait_until(lambda: harness.removed(revocation), what="the receipt again").on_disk == ()

@@ -1,4 +1,4 @@
-"""A replica's first and last moments: not ready before it knows what is revoked, every token counted at the end."""
+"""Start and stop of a replica: not ready before it knows the revocations, and every token is counted at the end."""
 
 import signal
 import threading
@@ -25,23 +25,25 @@ def client(redis_server):
         yield client
 
 
-def test_it_is_ready_only_once_what_is_revoked_is_known_refused_and_off_its_disk(client, redis_server, tmp_path):
+def test_it_is_ready_only_once_revoked_adapters_are_known_refused_and_off_its_disk(client, redis_server, tmp_path):
     name = engine_name()
-    left_by_the_last = tmp_path / f"{REPLICA}-cache" / name.partition("@")[2]
-    left_by_the_last.mkdir(parents=True)
+    left_by_the_last_replica = tmp_path / f"{REPLICA}-cache" / name.partition("@")[2]
+    left_by_the_last_replica.mkdir(parents=True)
     with processes.agent(tmp_path, redis_server, REPLICA) as agent:
         wait_until(
             lambda: "waiting for revocations before becoming ready" in agent.log.read_text(), what="the agent to wait"
         )
         wait_for_commands(client, f"HMGET {redis_keys.SNAPSHOT_META}")
-        assert client.get(redis_keys.replica(REPLICA)) is None  # nothing is published: it cannot know
+        assert (
+            client.get(redis_keys.replica(REPLICA)) is None
+        )  # nothing is published, so it cannot know the revocations
         harness = AgentHarness(client, None, agent)
         revocation = harness.revocation(name)
         client.hset(redis_keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
         harness.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
         wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
-        assert name.partition("@")[0] in harness.truth()["revoked"]
-        assert not left_by_the_last.exists()
+        assert name.partition("@")[0] in harness.inventory()["revoked"]
+        assert not left_by_the_last_replica.exists()
         assert wait_until(lambda: harness.removed(revocation)).boot_id == harness.status().boot_id
         assert "Traceback" not in agent.log.read_text()
 
@@ -59,14 +61,14 @@ def test_more_revocations_than_an_engine_can_refuse_stop_neither_the_replica_nor
         wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
         wait_until(lambda: all(harness.removed(each) for each in made), what="every receipt")
         assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 1
-        assert {made[1].adapter_id, made[2].adapter_id} <= set(harness.truth()["revoked"])
+        assert {made[1].adapter_id, made[2].adapter_id} <= set(harness.inventory()["revoked"])
         last = harness.revoke(names[3])
         wait_until(lambda: harness.removed(last), what="the last one's receipt")
-        assert {made[2].adapter_id, last.adapter_id} <= set(harness.truth()["revoked"])
+        assert {made[2].adapter_id, last.adapter_id} <= set(harness.inventory()["revoked"])
         assert agent.metric("tenora_replica_revoked_over_limit_adapters") == 2
 
 
-def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_counted(client, redis_server, tmp_path):
+def test_a_running_canary_is_finished_and_counted_when_the_replica_stops(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     with processes.agent(tmp_path, redis_server, REPLICA, engine={"token-interval-s": 0.05}) as agent:
         harness = AgentHarness(client, publisher, agent)
@@ -85,7 +87,7 @@ def test_a_canary_that_runs_when_the_replica_is_told_to_stop_is_finished_and_cou
         assert [client.exists(key(REPLICA)) for key in (redis_keys.replica, redis_keys.replica_residency)] == [0, 0]
 
 
-def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
+def test_the_heartbeat_survives_the_failure_of_every_background_task(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     with processes.agent(tmp_path, redis_server, REPLICA) as agent:
         harness = AgentHarness(client, publisher, agent)
@@ -96,8 +98,8 @@ def test_the_heartbeat_outlives_every_side_task(client, redis_server, tmp_path):
             redis_keys.snapshot("pins"), redis_keys.snapshot("revocations"),
         ):  # fmt: skip
             client.delete(key)
-            client.set(key, "of the wrong type: whoever reads it fails")
-        publisher.tenant()  # something is published, so that all is read again
+            client.set(key, "of the wrong type, so that each read fails")
+        publisher.tenant()  # publishes something, so that everything is read again
         for task in ("canaries", "hints", "forecast", "pins", "revocations"):
             wait_until(lambda task=task: harness.agent.metric(FAILURES, f'{{task="{task}"}}') >= 2, what=task)
         beats = {harness.status().heartbeat_ms}
@@ -121,12 +123,14 @@ def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
             asking.start()
             wait_until(lambda: any(name == line.get("model") for line in harness.engine.lines()), what="the request")
             harness.revoke(name)
-            wait_until(lambda: name.partition("@")[0] in harness.truth()["revoked"], what="the refusal")
+            wait_until(lambda: name.partition("@")[0] in harness.inventory()["revoked"], what="the refusal")
             valkey.process.kill()
             valkey.process.wait()
             asking.join()
-            wait_until(lambda: not harness.in_memory(name), what="the unloading without Redis")
+            wait_until(lambda: not harness.in_memory(name), what="the unload without Redis")
             before = agent.metric(FAILURES, '{task="revocations"}')
-            wait_until(lambda: agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="more vain attempts")
-            assert name.partition("@")[0] in harness.truth()["revoked"]
+            wait_until(
+                lambda: agent.metric(FAILURES, '{task="revocations"}') >= before + 2, what="more failed attempts"
+            )
+            assert name.partition("@")[0] in harness.inventory()["revoked"]
             assert agent.process.poll() is None
