@@ -1,4 +1,4 @@
-"""The replaced LoRA arithmetic equals a float64 reference, and a token without LoRA is touched by nobody's weights."""
+"""The LoRA arithmetic on the CPU equals a float64 reference, and no adapter's weights change a token without LoRA."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ HALF_ULP = 2.0**-8  # of bfloat16, relative: what one rounding may change, on an
 
 
 class LoraLayer:
-    """A linear layer's stacked weights, written to as vLLM writes to them."""
+    """The stacked weights of a linear layer, with vLLM's methods to write them."""
 
     def __init__(self, inputs, widths, dtype=None):
         dtype = dtype or torch.bfloat16
@@ -40,7 +40,7 @@ class LoraLayer:
             column_parallel_linear.MergedColumnParallelLinearWithLoRA.set_lora(self, index, lora_a, lora_b)
 
     def put(self, slot, ranks, random):
-        """As a step puts an adapter there; rank 0 stands for a module that it does not target."""
+        """Write an adapter as a step does; rank 0 stands for a module that the adapter does not target."""
         parts = zip(self.lora_a_stacked, self.lora_b_stacked, ranks, strict=True)
         weights = [
             (torch.randn(rank, a.shape[3], generator=random), torch.randn(b.shape[2], rank, generator=random))
@@ -52,7 +52,7 @@ class LoraLayer:
         self.set_lora(slot, *((a[0], b[0]) if len(ranks) == 1 else (a, b)))
 
     def fill(self, slot, rank, random):
-        """In another way than a step does, so that the slot has to be measured."""
+        """Write an adapter in another way than a step does, so that the slot must be measured."""
         self.reset_lora(slot)
         for a, b in zip(self.lora_a_stacked, self.lora_b_stacked, strict=True):
             a[slot, 0, :rank].copy_(0.2 * torch.randn(rank, a.shape[3], generator=random))
@@ -67,7 +67,7 @@ def wrapper_for(*layers):
 
 
 def batch(wrapper, slot_of_token, *, is_prefill=False):
-    """Tell the wrapper of a step as vLLM does: adapter ids by token, 0 for none, and which slot each id is in."""
+    """Announce a step to the wrapper as vLLM does: adapter ids by token, 0 for none, and the slot of each id."""
     ids = tuple(slot + 1 for slot in slot_of_token)
     wrapper.update_metadata(utils.LoRAMapping(ids, ids, is_prefill), [1, 2, 3, 4], SLOTS, 1000)
 
@@ -129,13 +129,13 @@ def test_each_token_gets_its_own_adapter_and_no_other(shape, slot_of_token, rank
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 1000])
-def test_blocks_of_tokens_and_what_is_left_over_agree(shape, tokens):
+def test_blocks_of_tokens_and_the_remainder_agree(shape, tokens):
     layer, wrapper, random = random_layer(shape, tokens)
     check(layer, wrapper, [2] * tokens, random)
     check(layer, wrapper, [token % (SLOTS + 1) - 1 for token in range(tokens)], random)
 
 
-def test_a_batch_without_lora_is_left_alone():
+def test_a_batch_without_lora_is_not_changed():
     layer, wrapper, random = random_layer("fused", 1)
     check(layer, wrapper, [-1] * 9, random)
 
@@ -154,7 +154,7 @@ def test_rows_of_wider_tensors_are_read_and_written_in_place():
     assert torch.equal(y[:, sum(widths) :], beside)
 
 
-def test_a_slot_that_is_filled_anew_or_emptied_is_measured_again():
+def test_a_slot_that_is_filled_again_or_emptied_is_measured_again():
     layer, wrapper, random = random_layer("single", 3)
     check(layer, wrapper, [0, 1], random)
     layer.fill(0, 2, random)  # smaller than before
@@ -168,7 +168,7 @@ def test_a_slot_that_is_filled_anew_or_emptied_is_measured_again():
     assert not torch.equal(y[1], torch.ones(300).bfloat16())
 
 
-def test_a_slot_takes_its_ranks_from_what_a_step_puts_there():
+def test_a_slot_gets_its_ranks_from_the_weights_that_a_step_writes():
     layer, wrapper, random = random_layer("fused", 6)
     for ranks in ((8, 0, 3), (16, 16, 16), (2, 1, 0)):
         layer.put(1, ranks, random)
@@ -252,7 +252,7 @@ def test_adjacent_tokens_are_one_view_and_scattered_ones_an_index():
     assert punica_wrapper.group_by_slot([-1, -1]) == []
 
 
-def test_compiled_code_is_kept_apart_by_the_sources_it_was_made_of():
+def test_compiled_code_is_cached_by_its_sources():
     from data_plane.engine.cpu_lora import kernel
 
     signatures = []
