@@ -1,6 +1,6 @@
-"""Runs the gateway under uvicorn: one process, or several that share the port. SIGTERM lets running requests end.
+"""Runs the gateway under uvicorn: one process, or several that share the port. After SIGTERM, running requests finish.
 
-What the kernel is to do with connections stands on the socket that listens, of which every accepted one inherits it.
+The kernel's limits on connections are set on the listening socket, and every accepted connection inherits them.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _FACTORY = "data_plane.gateway.server:create_worker_app"
 
 
 def serve(settings: GatewaySettings, *, workers: int) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests end, settle them all, and leave with status 0."""
+    """Serve until SIGTERM or SIGINT. Then running requests finish and settle, and the process exits with status 0."""
     signal.signal(signal.SIGTERM, _leave)
     config = uvicorn.Config(
         _FACTORY,
@@ -42,7 +42,7 @@ def serve(settings: GatewaySettings, *, workers: int) -> None:
     )
     listening = config.bind_socket()
     bound_connections(listening, settings)
-    with contextlib.suppress(KeyboardInterrupt):  # SIGINT, raised again once all is done
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT again after its shutdown
         if workers > 1:
             Multiprocess(config, sockets=[listening]).run()
         else:
@@ -50,11 +50,10 @@ def serve(settings: GatewaySettings, *, workers: int) -> None:
 
 
 def bound_connections(listening: socket.socket, settings: GatewaySettings) -> None:
-    """Have the kernel give up callers who are not there any more, and keep little of what they do not read.
+    """Make the kernel close connections to clients that have vanished, and buffer little for clients that do not read.
 
-    A caller whose machine or network has gone says no goodbye. What it does not acknowledge ends the connection; where
-    nothing is on its way to it, the kernel asks whether it is there (tcp(7): TCP_USER_TIMEOUT goes before the number of
-    such questions).
+    A client whose machine or network has gone sends no FIN. Unacknowledged data ends the connection; while no data is
+    in flight, keepalive probes do (tcp(7): TCP_USER_TIMEOUT takes precedence over the number of probes).
     """
     silent_s = settings.client_tcp_timeout_s
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_s * 1000)
@@ -65,13 +64,17 @@ def bound_connections(listening: socket.socket, settings: GatewaySettings) -> No
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """Uvicorn handles the signal itself, and raises it again once all is done: an end, and no failure."""
+    """Exit with status 0. Uvicorn handles SIGTERM itself and raises it again after its shutdown; that is no failure."""
     raise SystemExit(0)
 
 
 def create_worker_app() -> Litestar:
-    """One process's application, with logs and metrics of its own: worker k serves metrics on ``metrics_port`` + k."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one by one: more threads only take turns
+    """The application of one process, with its own logs and metrics. Worker k serves metrics on ``metrics_port`` +
+    k.
+    """
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # prompts are counted one by one, so more threads would not help
     settings = GatewaySettings()
     telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings.metrics_port)}))
     return create_app(settings)
@@ -81,7 +84,7 @@ _PORTS_TRIED = 64
 
 
 def _free_from(port: int) -> int:
-    """The first port from here on that no other worker has; 0 stays 0."""
+    """The first port from ``port`` on that no other worker uses; 0 stays 0."""
     if port == 0:
         return 0
     for candidate in range(port, min(port + _PORTS_TRIED, 65536)):

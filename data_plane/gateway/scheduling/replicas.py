@@ -1,9 +1,9 @@
-"""Which replicas are alive, from their heartbeats in Redis, which adapters lie where on them, and how many of their
-pages reservations hold. Whether one suits a request is placement's question.
+"""The live replicas, from their heartbeats in Redis, with the adapters on each and the pages that reservations hold.
+placement.py decides which of them suits a request.
 
-A replica is dropped when its status expires in Redis or its heartbeat stands still, by this process's own clock. While
-heartbeats cannot be read, those that were fresh stay so for as long as a gateway may serve without Redis. Where
-adapters lie is advice: when it cannot be read, requests are placed without it.
+A replica is dropped when its status expires in Redis, or when its heartbeat has not changed for too long by this
+process's own clock. While heartbeats cannot be read, fresh replicas stay fresh for as long as a gateway may serve
+without Redis. Residency is advice: when it cannot be read, requests are placed without it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _Seen = tuple[str, int]  # boot id and residency version
 
 
 def no_replicas(_adapter: str) -> frozenset[str]:
-    """No replica has failed any adapter."""
+    """No replica has failed to load this adapter."""
     return frozenset()
 
 
@@ -48,8 +48,8 @@ class Replicas:
         allows: Callable[[ReplicaStatus], bool],
         failed_by: Callable[[str], frozenset[str]] = no_replicas,
     ) -> None:
-        """``allows`` says whether requests may be sent to a replica, ``failed_by`` which could not bring an adapter in
-        lately.
+        """``allows`` tells whether requests may be sent to a replica, ``failed_by`` which replicas recently failed to
+        load an adapter.
         """
         self._redis = redis
         self.peers = peers
@@ -58,7 +58,7 @@ class Replicas:
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._statuses: dict[str, ReplicaStatus] = {}
-        self._heartbeats: dict[str, tuple[int, float]] = {}  # heartbeat, and when this process first saw it
+        self._heartbeats: dict[str, tuple[int, float]] = {}  # each heartbeat, and when this process first saw it
         self._loads: dict[str, ReplicaLoad] = {}
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
         self._pools: dict[str, list[Candidate]] = {}  # by base model
@@ -69,7 +69,7 @@ class Replicas:
         self.reachable = False
 
     def alive(self, base_model: str) -> list[Candidate]:
-        """Replicas of a base model whose heartbeat is fresh and whose breaker is closed."""
+        """Replicas of a base model with a fresh heartbeat and a circuit that passes requests."""
         oldest = max(self._read_at, time.monotonic() - redis_keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
         return [
             candidate
@@ -78,7 +78,7 @@ class Replicas:
         ]
 
     def pool(self, base_model: str) -> Sequence[Candidate]:
-        """All replicas of a base model, also those that take no requests now."""
+        """All replicas of a base model, including those that take no requests now."""
         return self._pools.get(base_model, ())
 
     def pages_total(self, base_model: str) -> int:
@@ -86,40 +86,40 @@ class Replicas:
         return self._pages_total.get(base_model, 0)
 
     def block_tokens(self, base_model: str) -> int:
-        """Tokens of the largest KV block of a base model's engines."""
+        """Tokens in one KV block of a base model's engines, the largest of them."""
         return self._block_tokens.get(base_model, PAGE_TOKENS)
 
     def call_after_refresh(self, listener: Callable[[], None]) -> None:
-        """Call it whenever the list has been read again, for as long as this process lives."""
+        """Call ``listener`` after each refresh of the list."""
         self._on_refresh.append(listener)
 
     async def run_forever(self) -> None:
-        """Read the heartbeats again and again, for ever."""
+        """Refresh the list every ``poll_ms``. Never returns."""
         while True:
             try:
                 await self.refresh()
                 self.reachable = True
             except (RedisError, OSError) as error:
                 if self.reachable:
-                    _log.warning("replicas cannot be read; the last list holds for now", error=repr(error))
+                    _log.warning("replicas unreadable; using the last list", error=repr(error))
                 self.reachable = False
                 self.peers.expire(self._pools)
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
-        """Read every heartbeat and every replica's held pages once, and the residency of those where it has changed.
-        Raises redis.RedisError.
+        """Read all heartbeats and held pages once, and the residency of replicas where it has changed. Raises
+        redis.RedisError.
         """
         ids = [_text(name) for name in await self._redis.zrange(redis_keys.REPLICAS, 0, -1)]
         values, held = await self._read(ids)
         statuses: dict[str, ReplicaStatus] = {}
         for name, value in zip(ids, values, strict=True):
             if value is None:
-                continue  # expired: its agent stopped
+                continue  # the status has expired: the agent has stopped
             try:
                 status = _decoder.decode(value)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                _log.error("a replica's status cannot be read", replica=name, error=str(error))
+                _log.error("replica status unreadable", replica=name, error=str(error))
                 continue
             statuses[status.id] = status
             if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
@@ -129,7 +129,7 @@ class Replicas:
             if name in statuses:
                 _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)
         await self._refresh_residency()
-        # From here on no_replicas else runs: the pools and what is known of their replicas change together.
+        # No await from here on: the pools and the state of their replicas change together.
         known: dict[str, Any]
         for known in (self._heartbeats, self._loads, self._resident):
             for gone in known.keys() - statuses.keys():
@@ -150,8 +150,8 @@ class Replicas:
             listener()
 
     async def refresh_held(self, base_model: str) -> None:
-        """Read the held pages of some replicas of a base model, of others the next time, and what other gateways tell.
-        Raises redis.RedisError.
+        """Read the held pages of some replicas of a base model, of others the next time, and the other gateways'
+        backlogs. Raises redis.RedisError.
         """
         pool = self._pools.get(base_model, [])
         some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
@@ -165,7 +165,7 @@ class Replicas:
         self.peers.apply(asked, found[: asked.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
-        """Heartbeats and held pages as Redis has them, in the order of the ids; and what other gateways tell."""
+        """Heartbeats and held pages in the order of the ids. Applies the other gateways' backlogs as well."""
         async with self._redis.pipeline(transaction=False) as pipe:
             self.peers.add_peers_query(pipe)
             asked = self.peers.add_exchange(pipe, self._pools)
@@ -194,23 +194,23 @@ class Replicas:
             try:
                 residency = _residency.decode(value)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                _log.error("a replica's residency cannot be read", replica=status.id, error=str(error))
+                _log.error("replica residency unreadable", replica=status.id, error=str(error))
                 continue
-            # By its own version: one that is newer than the status is kept, an older one is read again.
+            # Stored under its own version: one newer than the status stays, an older one is read again.
             self._resident[status.id] = ((residency.boot_id, residency.version), Resident.of(residency))
 
     def _resident_on(self, status: ReplicaStatus) -> Resident:
-        """What lies on a replica; nothing where all that is known is of an engine before this one."""
+        """The residency of a replica; empty if the last one read belongs to an earlier boot of its engine."""
         seen, resident = self._resident.get(status.id, (("", 0), NOTHING_RESIDENT))
         return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
 
 
 def _apply_held(replica_id: str, load: ReplicaLoad, said: Any) -> None:
-    """What Redis says of its held pages; what is no number is not believed, and the last that was holds."""
+    """Apply a replica's held pages as Redis has them. A value that is no number is ignored, and the last one stays."""
     try:
         load.held_pages = int(said or 0)
     except ValueError:
-        _log.error("a replica's held pages are no number", replica=replica_id, said=repr(said))
+        _log.error("held pages unreadable", replica=replica_id, said=repr(said))
 
 
 def _seen(status: ReplicaStatus) -> _Seen:
@@ -218,6 +218,6 @@ def _seen(status: ReplicaStatus) -> _Seen:
 
 
 def _text(name: object) -> str:
-    """A member of a sorted set: always bytes from this client, which redis-py's types do not know."""
+    """A member of a sorted set. This client always returns bytes, which redis-py's types do not express."""
     assert isinstance(name, bytes)
     return name.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""From the Authorization header to the tenant it speaks for. Fails closed; decided from headers and snapshot alone."""
+"""Authenticates a request: from its Authorization header to its key and tenant, by the snapshot alone. Fails closed."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,14 @@ from data_plane.gateway.state.snapshot import Tables
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A good key and its active tenant."""
+    """A valid key and its active tenant."""
 
     key: KeyGrant
     tenant: TenantGrant
 
     @property
     def limits(self) -> Limits:
-        """The tenant's, but what one request may ask where the key allows less."""
+        """The tenant's limits, with the key's own limits on one request where these are lower."""
         limits, own = self.tenant.limits, self.key.limits
         if own is None or (own.context_tokens is None and own.output_tokens is None):
             return limits
@@ -30,14 +30,14 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper: bytes) -> Caller:
-    """The caller of a request. Raises Unauthenticated, or Forbidden for a good key that may not infer."""
+    """The caller of a request. Raises Unauthenticated, or Forbidden for a valid key that may not run inference."""
     shown = [value for name, value in headers if name == b"authorization"]
     if not shown:
-        raise Unauthenticated("No API key was given; send it as `Authorization: Bearer <key>`.")
+        raise Unauthenticated("The request has no API key; send it as `Authorization: Bearer <key>`.")
     scheme, _, credential = shown[0].partition(b" ")
     key = credential.strip().decode("latin-1")
     if len(shown) > 1 or scheme.lower() != b"bearer" or not api_keys.is_well_formed(key):
-        raise Unauthenticated("The API key is malformed; copy it again, whole.")
+        raise Unauthenticated("The API key is malformed; copy the whole key again.")
     grant = tables.keys.get(api_keys.hash_key(key, pepper))
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:

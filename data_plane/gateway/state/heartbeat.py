@@ -1,6 +1,8 @@
-"""The heartbeat of this process: it says by which snapshot requests are decided, when that changes and each second.
+"""The heartbeat of this process. It names the snapshot that decides requests, and is written when that changes and each
+second.
 
-Fails closed: without a heartbeat nothing new is served, so whoever sees none may take this process to serve nothing.
+Fails closed: without a heartbeat the process serves no new requests, so a publisher that sees none need not wait for
+it.
 """
 
 import asyncio
@@ -25,12 +27,11 @@ _FORGOTTEN_MS: Final = 86_400_000
 
 
 class Heartbeat:
-    """The heartbeat of one process, and whether it is young enough to serve by.
+    """The heartbeat of one process, and whether it is recent enough to serve requests.
 
-    A status stands in Redis for ``lease_s``, and this process serves for that long after it began to write it. One that
-    was without a status serves again only when it has all that had been published when its new one stood there. So
-    whoever publishes a change, and then sees it in every status there is, knows that no request which begins later is
-    decided without it.
+    A status stays in Redis for ``lease_s``, and this process serves for that long after it began to write it. A process
+    whose status had expired serves again only when it has everything that was published by the time of its new status.
+    So when a publisher sees its change in every status, no request that begins later is decided without the change.
     """
 
     def __init__(
@@ -46,20 +47,20 @@ class Heartbeat:
 
     @property
     def current(self) -> bool:
-        """Whether requests may be decided now."""
+        """Whether this process may serve requests now."""
         return time.monotonic() < self._serves_until
 
     def require_current(self) -> None:
-        """Raises Unavailable where nothing may be served now."""
+        """Raises Unavailable unless this process may serve requests now."""
         if not self.current:
             raise Unavailable(
-                "This gateway cannot tell whether what it knows is current; try again shortly.",
+                "This gateway cannot tell whether its configuration is current; try again in a second.",
                 code="gateway_behind",
                 retry_after_s=1,
             )
 
     async def run_forever(self) -> None:
-        """Heartbeat again and again, for ever."""
+        """Write the heartbeat every period, and at once when the snapshot advances. Never returns."""
         reachable = True
         while True:
             self._snapshot.advanced.clear()
@@ -68,19 +69,19 @@ class Heartbeat:
                 reachable = True
             except (RedisError, OSError) as error:
                 if reachable:
-                    _log.warning("no heartbeat; nothing new is served until there is one", error=repr(error))
+                    _log.warning("heartbeat not written; serving stops when the lease expires", error=repr(error))
                 reachable = False
-            # After a failure too: what follows the snapshot notices first that Redis is back.
+            # After a failure too: the snapshot's task is the first to notice that Redis is back.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await self._snapshot.advanced.wait()
 
     async def write(self) -> None:
-        """Write the status once, and hear what time it is. Raises redis.RedisError."""
+        """Write the status once, and synchronize the clock with Redis. Raises redis.RedisError."""
         began, snapshot = time.monotonic(), self._snapshot
-        # A connection that hangs must not outlast the lease: the next attempt takes another.
+        # A connection that hangs must not outlast the lease: the next attempt takes another connection.
         async with asyncio.timeout(self._lease_s / 2), self._redis.pipeline(transaction=True) as pipe:
-            if not self._clock.synchronized:  # by a clock that is wrong the others would be forgotten below
+            if not self._clock.synchronized:  # with a wrong clock, the command below would remove the other gateways
                 self._clock.synchronize(*await self._redis.time())
             now_ms = self._clock.now_ms()
             status = GatewayStatus(
@@ -93,15 +94,15 @@ class Heartbeat:
             pipe.time()
             *_, published, server_time = await pipe.execute()
         self._clock.synchronize(*server_time)
-        # Where the old status expired meanwhile, somebody may have seen none and not have waited.
+        # If the old status expired meanwhile, a publisher may have seen none and may not have waited.
         if time.monotonic() < self._serves_until or _has(status, published):
             self._serves_until = began + self._lease_s
         metrics.HEARTBEATS.inc()
 
     async def stop(self) -> None:
-        """Serve nothing from now on, and say so, so that nobody waits for this process."""
+        """Stop serving, and remove the status so that no publisher waits for this process."""
         self._serves_until = 0.0
-        with contextlib.suppress(RedisError, OSError):  # it expires by itself
+        with contextlib.suppress(RedisError, OSError):  # the status expires without this
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.delete(redis_keys.gateway(self._id))
                 pipe.zrem(redis_keys.GATEWAYS, self._id)
@@ -109,7 +110,7 @@ class Heartbeat:
 
 
 def _has(status: GatewayStatus, published: list[Any]) -> bool:
-    """Whether a status was written by a process that held everything published by then."""
+    """Whether the process that wrote a status had everything that was published by then."""
     epoch, generation = published
     if epoch is None or generation is None:
         return False

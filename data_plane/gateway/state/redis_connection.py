@@ -1,7 +1,8 @@
-"""One connection to Redis for the hot path, shared by every request of the process: commands go out as they come, and
-replies come back in order. No pool to wait for, and what is sent in one turn of the loop travels together.
+"""One pipelined connection to Redis for the request path, shared by all requests of the process: commands are sent at
+once, and replies come in order. There is no pool to wait for, and one write carries all commands of one turn of the
+loop.
 
-Fails closed and fast: a lost line fails everything on it, and the next command opens another.
+Fails closed and fast: a lost connection fails every command on it, and the next command opens another.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError, ResponseError
 
 Argument = str | bytes | int
-_LOOK_S: Final = 0.005  # between looks for whom Redis has not answered in time
+_DEADLINE_CHECK_S: Final = 0.005  # between checks for commands whose deadline has passed
 
 
 class RedisConnection:
@@ -33,9 +34,9 @@ class RedisConnection:
         self._wire: _Wire | None = None
         self._connections = 0
 
-    async def call(self, *command: Argument, due: float = math.inf) -> Any:  # a reply is whatever the server says
-        """Send one command and wait for its reply. Raises redis.RedisError, or TimeoutError where none has come when it
-        was ``due`` (monotonic). Whoever stops waiting leaves the command where it is: it may still run.
+    async def call(self, *command: Argument, due: float = math.inf) -> Any:  # a reply has any of Redis's types
+        """Send one command and wait for its reply. Raises redis.RedisError, or TimeoutError without a reply at ``due``
+        (monotonic). A command whose caller stops waiting is not withdrawn: Redis may still run it.
         """
         wire = self._wire
         if wire is None or wire.lost:
@@ -48,11 +49,11 @@ class RedisConnection:
 
     @property
     def connection(self) -> int:
-        """Which connection this is: behind each may be a server that restarted. 0 while there is none."""
+        """The number of this connection; each new one may reach a server that has restarted. 0 without a connection."""
         return 0 if self._wire is None or self._wire.lost else self._connections
 
     async def close(self) -> None:
-        """Close the line; whoever waits on it fails."""
+        """Close the connection. Commands that wait for a reply fail."""
         if self._wire is not None:
             self._wire.close()
 
@@ -91,26 +92,28 @@ class _Wire(asyncio.Protocol):
     """The bytes of one connection."""
 
     def __init__(self) -> None:
-        self.pending: deque[tuple[asyncio.Future[Any], float, float]] = deque()  # with times: sent at, and due at
+        self.pending: deque[tuple[asyncio.Future[Any], float, float]] = (
+            deque()
+        )  # each with the times when it was sent and when it is due
         self.lost = False
         self._out: list[bytes] = []
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._looking = False
+        self._checking = False
 
     def send(self, command: tuple[Argument, ...], due: float = math.inf) -> "asyncio.Future[Any]":
-        """Write a command; the future has its reply."""
+        """Write a command. The future receives its reply."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost or self._transport is None:
-            future.set_exception(ConnectionLost("the line to Redis is lost"))
+            future.set_exception(ConnectionLost("the connection to Redis is lost"))
             return future
         self.pending.append((future, time.monotonic(), due))
-        if due < math.inf and not self._looking:
-            self._looking = True
-            self._loop.call_later(_LOOK_S, self._look)
+        if due < math.inf and not self._checking:
+            self._checking = True
+            self._loop.call_later(_DEADLINE_CHECK_S, self._check_deadlines)
         if not self._out:
-            self._loop.call_soon(self._flush)  # one write for all that is sent in this turn of the loop
+            self._loop.call_soon(self._flush)  # one write for all commands of this turn of the loop
         self._out.append(hiredis.pack_command(command))
         return future
 
@@ -119,15 +122,15 @@ class _Wire(asyncio.Protocol):
             self._transport.write(b"".join(self._out))
         self._out.clear()
 
-    def _look(self) -> None:
-        """Tell those whose time is over. One timer for all of them, since one for each costs more than the command."""
-        self._looking, now = False, time.monotonic()
+    def _check_deadlines(self) -> None:
+        """Fail commands past their deadline. One timer serves all: one for each would cost more than the command."""
+        self._checking, now = False, time.monotonic()
         for future, _, due in self.pending:
             if due <= now and not future.done():
                 future.set_exception(TimeoutError("Redis did not answer in time"))
         if self.pending:
-            self._looking = True
-            self._loop.call_later(_LOOK_S, self._look)
+            self._checking = True
+            self._loop.call_later(_DEADLINE_CHECK_S, self._check_deadlines)
 
     def waits_s(self) -> float:
         """How long the oldest command has waited for its reply."""
@@ -147,7 +150,7 @@ class _Wire(asyncio.Protocol):
         while (reply := self._reader.gets()) is not False:
             future, *_ = self.pending.popleft()
             if future.done():
-                continue  # nobody waits for it any more
+                continue  # its caller has stopped waiting
             if isinstance(reply, hiredis.ReplyError):
                 said = str(reply)
                 future.set_exception(NoScriptError(said) if said.startswith("NOSCRIPT") else ResponseError(said))
@@ -159,4 +162,4 @@ class _Wire(asyncio.Protocol):
         while self.pending:
             future, *_ = self.pending.popleft()
             if not future.done():
-                future.set_exception(ConnectionLost(f"the line to Redis is lost: {exc!r}"))
+                future.set_exception(ConnectionLost(f"the connection to Redis is lost: {exc!r}"))

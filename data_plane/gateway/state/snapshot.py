@@ -1,6 +1,6 @@
-"""What the control plane has published, held in this process: loaded whole, then kept current from the change stream.
+"""The published configuration in this process: loaded as a whole, then kept current from the change stream.
 
-Fails open for reads: while Redis is away the last snapshot serves (reservations, which need Redis, fail closed).
+Fails open for reads: while Redis is away, the last snapshot serves. Reservations, which need Redis, fail closed.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ _base_models = msgspec.json.Decoder(BaseModelRoute)
 _change = msgspec.json.Decoder(SnapshotChange)
 
 
-class Gap(Exception):
-    """The change stream does not continue what this process holds."""
+class SnapshotGap(Exception):
+    """The next change does not follow the generation that this process has: it must load the whole snapshot."""
 
 
 class Tables:
-    """The published entities, by their fields. A new instance replaces the old one whole on every load."""
+    """The published entities, by their fields. Every load replaces the whole instance."""
 
     def __init__(self) -> None:
         self.keys: dict[str, KeyGrant] = {}
@@ -42,7 +42,9 @@ class Tables:
         self.hub_names: dict[str, BaseModelRoute] = {}
 
     def put(self, kind: str, field: str, value: str | bytes | None) -> None:
-        """Set or remove one entity. Raises msgspec.ValidationError for a value that cannot be read."""
+        """Set one entity, or remove it where ``value`` is None. Raises msgspec.ValidationError for an unreadable
+        value.
+        """
         match kind:
             case "keys":
                 _set(self.keys, field, None if value is None else _keys.decode(value))
@@ -68,9 +70,9 @@ def _set(table: dict[str, Any], field: str, value: object) -> None:
 
 
 class Snapshot:
-    """The tables and the task that follows the stream. ``tables`` is None until the first load; ``epoch`` and
-    ``generation`` say how far they are, and ``advanced`` is set whenever that changes. ``on_load`` is called whenever
-    all of them have been read.
+    """The tables, and the task that reads the change stream. ``tables`` is None until the first load. ``epoch`` and
+    ``generation`` name the version, and ``advanced`` is set whenever it changes. ``on_load`` is called after each load
+    of the whole snapshot.
     """
 
     def __init__(
@@ -87,25 +89,25 @@ class Snapshot:
         self.advanced = asyncio.Event()
 
     async def run_forever(self) -> None:
-        """Load and keep current, for ever. Redis going away is logged once and waited out."""
+        """Load the snapshot and keep it current. Never returns; while Redis is away, it retries and logs once."""
         reachable = True
         while True:
             try:
                 if self.tables is None or not reachable:
                     await self.load()
                 reachable = True
-                await self._step()
-            except Gap as gap:
-                _log.info("snapshot is read again", reason=str(gap))
+                await self._run_once()
+            except SnapshotGap as gap:
+                _log.info("snapshot reloading", reason=str(gap))
                 await self._load_after_gap()
             except (RedisError, OSError, msgspec.MsgspecError) as error:
                 if reachable:
-                    _log.warning("snapshot cannot be refreshed; serving the last one", error=repr(error))
+                    _log.warning("snapshot not refreshed; serving the last one", error=repr(error))
                 reachable = False
                 await asyncio.sleep(_RETRY_S)
 
     async def load(self) -> bool:
-        """Read everything at once. False, and nothing changed, where nothing has been published."""
+        """Read the whole snapshot in one transaction. False, and no change, if none has been published."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
             pipeline.xrevrange(redis_keys.SNAPSHOT_CHANGES, count=1)
@@ -121,10 +123,10 @@ class Snapshot:
                 try:
                     tables.put(kind, field.decode(), value)
                 except msgspec.MsgspecError as error:
-                    _log.error("a published entity cannot be read", kind=kind, field=field.decode(), error=str(error))
+                    _log.error("published entity unreadable", kind=kind, field=field.decode(), error=str(error))
         self._last_id = newest[0][0].decode() if newest else "0-0"
         self.epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
-        self._tell()
+        self._announce()
         self._on_load()
         metrics.SNAPSHOT_LOADS.inc()
         _log.info("snapshot loaded", epoch=self.epoch, generation=self.generation, keys=len(tables.keys))
@@ -135,13 +137,13 @@ class Snapshot:
             if not await self.load():
                 await asyncio.sleep(_RETRY_S)
         except (RedisError, OSError) as error:
-            _log.warning("snapshot cannot be refreshed; serving the last one", error=repr(error))
+            _log.warning("snapshot not refreshed; serving the last one", error=repr(error))
             await asyncio.sleep(_RETRY_S)
 
-    async def _step(self) -> None:
-        """Wait for changes and apply them; when none came, make sure that none was missed."""
+    async def _run_once(self) -> None:
+        """Wait for changes and apply them. When none came, compare generations to detect a missed one."""
         if self.tables is None:
-            raise Gap("nothing is loaded")
+            raise SnapshotGap("nothing is loaded")
         reply = await self._redis.xread(
             {redis_keys.SNAPSHOT_CHANGES: self._last_id}, count=self._batch_max, block=self._block_ms
         )
@@ -149,33 +151,33 @@ class Snapshot:
             published: list[Any] = await self._redis.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
             epoch, generation = published
             if epoch is not None and (epoch.decode(), int(generation)) != (self.epoch, self.generation):
-                raise Gap("the published generation is another")
+                raise SnapshotGap("the published generation differs")
             return
         streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply)
         for entries in streams:
             for entry_id, entry in _flatten(entries):
                 self._apply(_change.decode(entry[b"change"]))
                 self._last_id = entry_id.decode()
-        self._tell()
+        self._announce()
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         metrics.SNAPSHOT_GENERATION.set(self.generation)
         self.advanced.set()
 
     def _apply(self, change: SnapshotChange) -> None:
         assert self.tables is not None
         if change.epoch != self.epoch:
-            raise Gap("the snapshot was rebuilt")
+            raise SnapshotGap("the snapshot was rebuilt")
         if change.generation <= self.generation:
-            return  # the load had it already
+            return  # the load already included it
         if change.generation != self.generation + 1:
-            raise Gap(f"generation {change.generation} does not follow {self.generation}")
+            raise SnapshotGap(f"generation {change.generation} does not follow {self.generation}")
         self.tables.put(change.kind, change.field, change.value)
         self.generation = change.generation
 
 
 def _flatten(entries: Any) -> Any:  # redis-py answers XREAD in two shapes, by protocol version
-    """RESP3 nests a stream's entries once more than RESP2."""
+    """RESP3 nests a stream's entries one level deeper than RESP2."""
     if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], list | tuple):
         return [entry for batch in entries for entry in batch]
     return entries
