@@ -132,5 +132,5 @@ class PoolQueue:
         self._parts = {tenant_id: part for tenant_id, part in averaged.items() if part < _WHOLE}
         self.allotment.divide(division, self.shares.total, now_s)
         self.kept_elsewhere = kept_by(others)
-        self.shares.hear(division.elsewhere)
+        self.shares.apply_elsewhere(division.elsewhere)
         self.queue.set_parts(self._parts)

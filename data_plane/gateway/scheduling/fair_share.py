@@ -1,9 +1,9 @@
-"""How gateways share a pool of replicas: what each tells the others of its tenants, and which part of the pool is then
-whose. Pure: who hears what, and how old it is, is gateway_peers.py's.
+"""How gateways share a pool of replicas: the backlog that each reports of its tenants, and the part of the pool that
+each gets. Pure; gateway_peers.py exchanges the backlogs and expires them.
 
 Pages go to tenants by tier and weight, none more than it wants (max-min fairness: Bertsekas and Gallager, "Data
-Networks", 6.5.2), and a tenant's to its gateways by how much it wants at each. So every gateway that has heard the same
-comes to the same division, and what one does not want is the others'.
+Networks", 6.5.2). A tenant's pages go to its gateways in proportion to what it wants at each. So gateways with the same
+reports come to the same division, and pages that one does not want go to the others.
 """
 
 import heapq
@@ -14,13 +14,13 @@ from typing import Annotated, Final
 import msgspec
 
 PART_MIN: Final = 0.01
-"""Of a tenant's wishes, the least part at one gateway that counts: less would let one charge last for ever."""
-_OWED_MAX_S: Final = 10.0  # what was taken beyond the share, or left, further back than this is forgotten
-_MOST: Final = 1 << 40  # no honest count is larger, and a float holds it
+"""The least part of a tenant's demand at one gateway that counts: with less, one charge would never be worked off."""
+_OWED_MAX_S: Final = 10.0  # pages taken beyond the share, or left unused, count for this long
+_MOST: Final = 1 << 40  # larger than any real count, and exact in a float
 
 
 class PageClaim(msgspec.Struct, frozen=True, array_like=True):
-    """One tenant at one gateway: the KV pages it has in work, and those that its requests still wait for."""
+    """One tenant at one gateway: the KV pages that its running requests hold, and those that its requests wait for."""
 
     weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
     tier: int
@@ -32,7 +32,7 @@ class PageClaim(msgspec.Struct, frozen=True, array_like=True):
         return self.held + self.waiting
 
     def joined(self, other: "PageClaim") -> "PageClaim":
-        """Of one tenant at two gateways; while its plan changes, the better weight and tier count."""
+        """The claims of one tenant at two gateways. While its plan changes, the better weight and tier count."""
         return PageClaim(
             max(self.weight, other.weight), min(self.tier, other.tier), self.held + other.held,
             self.waiting + other.waiting,
@@ -40,10 +40,10 @@ class PageClaim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway has in work and waiting on the replicas of a base model. ``rest`` are the tenants that are not
-    named, by tier. ``rank_least`` is the smallest adapter rank of those who wait for pages; ``adapters`` are tags of
-    the adapters in work on each replica; ``kept`` are replicas whose pages are kept for somebody overdue there, and
-    whether tenants with less than their share leave them as well.
+    """One gateway's running and waiting requests on the replicas of a base model. ``rest`` joins the tenants that are
+    not named, by tier. ``rank_least`` is the smallest adapter rank of requests that wait for pages. ``adapters`` are
+    tags of the adapters in use on each replica. ``kept`` are replicas whose pages are kept free for an overdue request,
+    and whether tenants below their share leave them free as well.
     """
 
     tenants: dict[str, PageClaim] = {}
@@ -54,18 +54,18 @@ class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def held(self) -> int:
-        """KV pages in work there."""
+        """KV pages held by running requests."""
         return sum(claim.held for claims in (self.tenants, self.rest) for claim in claims.values())
 
     @property
     def waiting_tiers(self) -> set[int]:
-        """Of those who wait for pages there."""
+        """The tiers of requests that wait for pages."""
         return {claim.tier for claims in (self.tenants, self.rest) for claim in claims.values() if claim.waiting}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogBounds:
-    """How much of it a gateway tells: so many tenants by name, and adapters in work on replicas."""
+    """How much a gateway reports: tenants by name, and adapters in use."""
 
     tenants_max: int
     adapters_max: int
@@ -88,7 +88,9 @@ class Division:
 
 
 def named(claims: Mapping[str, PageClaim], tenants_max: int) -> tuple[dict[str, PageClaim], dict[int, PageClaim]]:
-    """The tenants that want most by name, and all others together, by tier: there as one of all their weights."""
+    """The tenants that want most by name, and all others joined into one claim for each tier, with the sum of
+    weights.
+    """
     if len(claims) <= tenants_max:
         return dict(claims), {}
     most = heapq.nlargest(tenants_max, claims, key=lambda tenant_id: (claims[tenant_id].wanted, tenant_id))
@@ -103,20 +105,22 @@ def named(claims: Mapping[str, PageClaim], tenants_max: int) -> tuple[dict[str, 
 
 
 def elsewhere_on(replica_id: str, others: Iterable[GatewayBacklog]) -> frozenset[str]:
-    """Tags of the adapters that other gateways have in work on a replica."""
+    """Tags of the adapters that other gateways use on a replica."""
     return frozenset(tag for backlog in others for tag in backlog.adapters.get(replica_id, ()))
 
 
 def kept_by(others: Iterable[GatewayBacklog]) -> dict[bool, frozenset[str]]:
-    """Replicas that other gateways keep for somebody: from those who have less than their share (True), and from all
-    others.
+    """Replicas whose pages other gateways keep free for an overdue request: from tenants below their share as well
+    (True), or from all other tenants (False).
     """
     kept = [each for backlog in others for each in backlog.kept.items()]
     return {True: frozenset(name for name, from_all in kept if from_all), False: frozenset(name for name, _ in kept)}
 
 
 def levels(claims: Iterable[PageClaim], pages: float) -> dict[int, float]:
-    """Pages for each unit of weight, by tier; infinite where a tier gets all it wants. Worse tiers get what is left."""
+    """Pages for each unit of weight, by tier; infinite where a tier gets all it wants. Lower tiers get the
+    remainder.
+    """
     by_tier: dict[int, list[PageClaim]] = {}
     for claim in claims:
         if claim.wanted:
@@ -137,7 +141,7 @@ def levels(claims: Iterable[PageClaim], pages: float) -> dict[int, float]:
 
 
 def divide(here: GatewayBacklog, others: Sequence[GatewayBacklog], pages: float) -> Division:
-    """The division as one gateway sees it: of so many pages, between its own tenants and those of the others."""
+    """The division of ``pages`` between this gateway's tenants and the others', as this gateway sees it."""
     elsewhere = _joined(others)
     everywhere = dict(elsewhere)
     own = _keyed(here, 0)
@@ -172,7 +176,7 @@ def divide(here: GatewayBacklog, others: Sequence[GatewayBacklog], pages: float)
 
 
 def _keyed(backlog: GatewayBacklog, number: int) -> dict[str, PageClaim]:
-    """All claims of one gateway; those of unnamed tenants under keys that are no tenant's and no other gateway's."""
+    """All claims of one gateway. Unnamed tenants get keys that equal no tenant id and no other gateway's keys."""
     return backlog.tenants | {f"\0{number} {tier}": claim for tier, claim in backlog.rest.items()}
 
 
@@ -185,20 +189,24 @@ def _joined(backlogs: Iterable[GatewayBacklog]) -> dict[str, PageClaim]:
 
 
 class GatewayShare:
-    """One gateway's pages in one pool."""
+    """One gateway's share of one pool. Pure: times come in, in seconds of a monotonic clock.
+
+    A share is seldom a whole number of requests. A gateway within one request of its share may round up while it has no
+    debt. So the remainder goes round between the gateways, and over time each gets its share.
+    """
 
     def __init__(self) -> None:
         self.division = Division()
-        self._owed = 0.0  # page-seconds held beyond the share; below 0 what was left to others
+        self._owed = 0.0  # page-seconds held beyond the share; negative: left unused
         self._since = 0.0
 
     @property
     def bounded(self) -> bool:
-        """Whether others wait for what this gateway leaves."""
+        """Whether tenants at other gateways wait for pages, so that this gateway's share is limited."""
         return self.division.share is not None
 
     def divide(self, division: Division, held: int, now_s: float) -> None:
-        """The pool is divided anew; this gateway has had ``held`` pages in work until now."""
+        """Apply a new division of the pool. Until now this gateway's running requests held ``held`` pages."""
         last = self.division
         if last.share is None or division.share is None:
             self._owed = 0.0
@@ -209,6 +217,8 @@ class GatewayShare:
         self.division, self._since = division, now_s
 
     def allows(self, held: int, pages: int, *, overdue: bool = False) -> bool:
-        """Whether this gateway, with ``held`` pages in work, may take so many more; for who is overdue it may owe."""
+        """Whether this gateway, which holds ``held`` pages, may take ``pages`` more. It may go into debt for an overdue
+        request.
+        """
         share = self.division.share
         return share is None or held + pages <= share or (held < share and (overdue or self._owed <= 0))

@@ -1,6 +1,5 @@
-"""What this process knows to be on each replica at this moment: pages, running requests, prompts not read yet, adapters
-in work, and whose they are. What an engine says of itself, and what other gateways sent there, comes later and from
-elsewhere (replicas.py).
+"""The load of each replica as this process knows it now: pages, running requests, unprocessed prompts and adapters in
+use, and the tenants' parts of it. Engines' own reports and other gateways' requests arrive later, through replicas.py.
 """
 
 import zlib
@@ -11,14 +10,15 @@ from data_plane.gateway.scheduling.fair_share import PageClaim
 
 
 def tag(engine_name: str) -> str:
-    """What gateways call an adapter among themselves: short, and seldom the same for two."""
+    """A short name for an adapter in the reports between gateways; two adapters rarely share one."""
     return f"{zlib.crc32(engine_name.encode()):08x}"
 
 
 class ReplicaLoad:
-    """One replica's. ``held_pages`` are all gateways' holds as Redis last said; ``asked_pages`` are what this process
-    is asking Redis for now. ``adapters`` counts running requests by engine name, and ``in_work`` the adapters of all
-    gateways: placement asks that of every replica for each request.
+    """One replica's load. ``held_pages`` are all gateways' reservations by Redis's last reply; ``asked_pages`` are
+    those that this process is requesting from Redis now. ``adapters`` counts running requests by engine name.
+    ``in_work`` is the number of adapters in use by all gateways, kept ready because placement reads it for each replica
+    and request.
     """
 
     __slots__ = (
@@ -37,12 +37,12 @@ class ReplicaLoad:
 
     @property
     def tags(self) -> list[str]:
-        """Of the adapters that this process has in work there."""
+        """Tags of the adapters that this process uses on the replica."""
         return list(self._tags.values())
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """Tags of the adapters that other gateways have in work there."""
+        """Tags of the adapters that other gateways use on the replica."""
         return self._elsewhere
 
     @elsewhere.setter
@@ -51,21 +51,21 @@ class ReplicaLoad:
         self._count()
 
     def begin(self, adapter: str) -> None:
-        """A request of an adapter begins."""
+        """Record that a request to an adapter begins."""
         self.adapters[adapter] += 1
         if self.adapters[adapter] == 1:
             self._tags[adapter] = tag(adapter)
             self._count()
 
     def end(self, adapter: str) -> None:
-        """One that began is over."""
+        """Record that a request to an adapter has ended."""
         self.adapters[adapter] -= 1
         if not self.adapters[adapter]:
             del self.adapters[adapter], self._tags[adapter]
             self._count()
 
     def runs(self, adapter: str, its_tag: str) -> bool:
-        """Whether an adapter is in work there, for any gateway."""
+        """Whether any gateway uses an adapter on the replica."""
         return adapter in self.adapters or its_tag in self._elsewhere
 
     def _count(self) -> None:
@@ -77,18 +77,18 @@ class ReplicaLoad:
 
 
 class Shares:
-    """KV pages that tenants have in work in one pool of replicas, and the tenants' weights: this process's at this
-    moment, and other gateways' as they said last.
+    """KV pages that tenants hold in one pool of replicas, and the tenants' weights: in this process now, and at other
+    gateways by their last reports.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self._held: dict[str, PageClaim] = {}
         self._elsewhere: Mapping[str, PageClaim] = {}
-        self._weights = 0  # of all who are at work, here or elsewhere
+        self._weights = 0  # of all tenants with running requests, here or elsewhere
 
     def add(self, tenant_id: str, weight: int, tier: int, pages: int) -> None:
-        """A request of this tenant begins, or ends (negative pages)."""
+        """Record that a request of this tenant begins, or ends (negative ``pages``)."""
         claim = self._held.get(tenant_id)
         before = 0 if claim is None else claim.held
         held = max(0, before + pages)
@@ -101,22 +101,22 @@ class Shares:
         self._weights += self._weight(tenant_id)
 
     def claims(self) -> dict[str, PageClaim]:
-        """What each tenant has in work here."""
+        """The pages that each tenant holds through this process."""
         return dict(self._held)
 
-    def hear(self, elsewhere: Mapping[str, PageClaim]) -> None:
-        """What tenants have in work at other gateways."""
+    def apply_elsewhere(self, elsewhere: Mapping[str, PageClaim]) -> None:
+        """Apply what tenants hold at other gateways."""
         self._elsewhere = elsewhere
         at_work = self._held.keys() | {tenant_id for tenant_id, claim in elsewhere.items() if claim.held}
         self._weights = sum(self._weight(tenant_id) for tenant_id in at_work)
 
     def is_idle(self, tenant_id: str) -> bool:
-        """Whether a tenant has nothing in work, as far as is known."""
+        """Whether a tenant has no running request, as far as this process knows."""
         return tenant_id not in self._held and not self._held_elsewhere(tenant_id)
 
     def is_below(self, tenant_id: str, weight: int, pages: int, pages_total: int) -> bool:
-        """Whether with so many pages more a tenant still has less than its share of the pool, if it were shared by
-        weight between all who are at work and one more of weight 1.
+        """Whether a tenant with ``pages`` more would still be within its share of the pool, if the pool were shared by
+        weight between all tenants with running requests and one more of weight 1.
         """
         here = self._held.get(tenant_id)
         held = (0 if here is None else here.held) + self._held_elsewhere(tenant_id)
@@ -128,7 +128,7 @@ class Shares:
         return 0 if claim is None else claim.held
 
     def _weight(self, tenant_id: str) -> int:
-        """What a tenant counts among those at work."""
+        """A tenant's weight, or 0 without running requests."""
         here, elsewhere = self._held.get(tenant_id), self._elsewhere.get(tenant_id)
         return max(
             0 if here is None else here.weight, 0 if elsewhere is None or not elsewhere.held else elsewhere.weight
@@ -136,7 +136,7 @@ class Shares:
 
 
 class Occupancy:
-    """One request's time on one replica, from the moment it is placed there. ``adapter`` is "" for a base model."""
+    """One request's part of a replica's load, from the moment it is placed. ``adapter`` is "" for a base model."""
 
     __slots__ = ("_asking", "_load", "_prompt_tokens", "_shares", "_tenant", "adapter", "pages")
 
@@ -167,7 +167,7 @@ class Occupancy:
             load.begin(adapter)
 
     def answered(self, held_pages: int, *, granted_pages: int) -> None:
-        """Redis has answered: so much is held there now, with or without this request."""
+        """Apply Redis's answer: the pages held on the replica now, and those granted to this request."""
         if self._load is None:
             return
         self._load.held_pages = held_pages
@@ -177,20 +177,20 @@ class Occupancy:
             self.pages = granted_pages
 
     def moved_from(self, other: "Occupancy") -> None:
-        """Redis has exchanged the other one's pages for these."""
+        """Record that Redis has moved the reservation here from another replica."""
         if self._load is not None:
             self._load.held_pages += self.pages
             self._stop_asking(self._load)
         other.give_back()
 
     def prefilled(self) -> None:
-        """Its prompt has been read: the first byte has come."""
+        """Record the first byte: the prompt has been processed."""
         if self._load is not None:
             self._load.prompt_tokens -= self._prompt_tokens
             self._prompt_tokens = 0
 
     def leave(self) -> None:
-        """It is over, or never was; a second time changes nothing."""
+        """Remove this request from the load. Idempotent."""
         load, self._load = self._load, None
         if load is None:
             return
@@ -203,7 +203,7 @@ class Occupancy:
             load.end(self.adapter)
 
     def give_back(self) -> None:
-        """It is over, and Redis has its pages again."""
+        """Remove this request from the load, and its pages from those held: Redis has released them."""
         if self._load is not None and not self._asking:
             self._load.held_pages = max(0, self._load.held_pages - self.pages)
         self.leave()

@@ -1,6 +1,6 @@
-"""One connection to an engine: one request at a time, and answers whose bodies are read as they come.
+"""One HTTP connection to an engine: one request at a time, and responses whose bodies are read as they arrive.
 
-Fails closed: a connection that breaks, or says what is not HTTP, fails whatever waits on it, and is not used again.
+Fails closed: a connection that breaks, or carries anything but HTTP, fails its waiting request and is not used again.
 """
 
 import asyncio
@@ -12,77 +12,77 @@ import httptools
 
 
 class EngineLost(ConnectionError):
-    """The connection to an engine broke, or what came was not an HTTP answer."""
+    """The connection to an engine broke, or what arrived was not an HTTP response."""
 
 
 class EngineResponse:
-    """An answer whose head has come. Read it to its end, or close it."""
+    """A response whose headers have arrived. Read it to its end, or close it."""
 
-    def __init__(self, line: "EngineConnection", status: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: "EngineConnection", status: int, headers: Mapping[str, str]) -> None:
         self.status = status
         self.headers = headers  # names in lower case
-        self._line = line
+        self._connection = connection
 
     async def some(self) -> bytes:
-        """What has come of the body since, as soon as there is any; nothing at its end. Raises EngineLost where that is
-        too early.
+        """The next bytes of the body, as soon as there are any; empty at its end. Raises EngineLost if the connection
+        breaks before that.
         """
-        line = self._line
-        while not (data := line.take()) and not line.whole:
-            await line.more()
+        connection = self._connection
+        while not (data := connection.take()) and not connection.whole:
+            await connection.more()
         return data
 
     async def pour(self, into: Callable[[bytes], bool]) -> bool:
-        """Hand the body to ``into`` piece by piece in the moment in which each comes, without waking anybody. True at
-        its end, False where ``into`` returned false: it wants no more now. Raises EngineLost, and what ``into`` raises.
+        """Pass the body to ``into`` piece by piece as it arrives, without waking a task for each. True at its end;
+        False if ``into`` returned false, because it wants no more now. Raises EngineLost, and whatever ``into`` raises.
         """
-        line = self._line
+        connection = self._connection
         while True:
-            if (data := line.take()) and not into(data):
+            if (data := connection.take()) and not into(data):
                 return False
-            if line.whole:
+            if connection.whole:
                 return True
-            if not await line.more(into):
+            if not await connection.more(into):
                 return False
 
     async def read(self, bytes_max: int) -> bytes:
-        """The body's beginning, up to a size. Raises EngineLost."""
+        """The beginning of the body, up to ``bytes_max``. Raises EngineLost."""
         body = bytearray()
         while len(body) < bytes_max and (data := await self.some()):
             body += data
         return bytes(body[:bytes_max])
 
     def close(self) -> None:
-        """Give the connection back; one whose answer has not been read to its end is dropped."""
-        self._line.leave(self)
+        """Release the connection. If the response has not been read to its end, the connection is dropped."""
+        self._connection.release(self)
 
 
 class ConnectionOwner(Protocol):
-    """Who has the connections, and is told what becomes of them."""
+    """The owner of the connections, which is notified of their changes."""
 
     head_max_bytes: int
     unread_max_bytes: int
 
-    def opened(self, line: "EngineConnection") -> None:
-        """A connection has been made."""
+    def opened(self, connection: "EngineConnection") -> None:
+        """A connection has been established."""
 
-    def give_back(self, line: "EngineConnection") -> None:
-        """A connection waits for its next request."""
+    def released(self, connection: "EngineConnection") -> None:
+        """A connection is idle and ready for its next request."""
 
-    def ended(self, line: "EngineConnection") -> None:
-        """A connection is no more."""
+    def ended(self, connection: "EngineConnection") -> None:
+        """A connection has ended."""
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection. It parses, and wakes whoever waits for its answer."""
+    """One connection. It parses responses and wakes the task that waits for one."""
 
-    def __init__(self, lines: ConnectionOwner, origin: str, host: str) -> None:
+    def __init__(self, owner: ConnectionOwner, origin: str, host: str) -> None:
         self.origin = origin
         self.host = host
         self.idle_since = 0.0
         self.lost = False
-        self.whole = True  # the answer, or nothing has been asked
-        self._lines = lines
+        self.whole = True  # the response is complete, or no request has been sent
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -90,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
         self._into: Callable[[bytes], bool] | None = None
         self._answer: EngineResponse | None = None
         self._headers: dict[str, str] = {}
-        self._kept_bytes = 0  # by the parser, since the last of a body: of a head, or of what follows a body
+        self._kept_bytes = 0  # bytes that the parser buffers outside bodies: headers or trailers
         self._unread: list[bytes] = []
         self._unread_bytes = 0
         self._paused = False
@@ -98,20 +98,22 @@ class EngineConnection(asyncio.Protocol):
         self._error: Exception | None = None
 
     def send(self, request: bytes) -> None:
-        """Ask; nothing has come of an answer yet."""
+        """Send a request."""
         assert self._transport is not None
         self.whole, self._answer, self._headers, self._kept_bytes = False, None, {}, 0
         self._transport.write(request)
 
     async def answer(self) -> EngineResponse:
-        """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises EngineLost."""
+        """The response, once its headers have arrived. A caller that was cancelled may call it again. Raises
+        EngineLost.
+        """
         while (answer := self._answer) is None:
             await self.more()
         return answer
 
     async def more(self, into: Callable[[bytes], bool] | None = None) -> bool:
-        """Wait for something to come, or for what ``into`` does not take at once: false where it wants no more. Raises
-        EngineLost.
+        """Wait for the next bytes, or, while ``into`` consumes them directly, for the end: false if ``into`` wants no
+        more. Raises EngineLost.
         """
         if self.lost:
             raise EngineLost(f"the connection to the engine broke: {self._error!r}")
@@ -122,7 +124,7 @@ class EngineConnection(asyncio.Protocol):
             self._waiter = self._into = None
 
     def take(self) -> bytes:
-        """What has come of the body and has not been read."""
+        """The bytes of the body that have arrived and have not been read."""
         unread = self._unread
         if not unread:
             return b""
@@ -133,33 +135,33 @@ class EngineConnection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def leave(self, answer: EngineResponse) -> None:
-        """Whoever had this answer does not want it any more."""
+    def release(self, answer: EngineResponse) -> None:
+        """Release the connection after this response: keep it for the next request, or drop it."""
         if answer is not self._answer:
             return
         self._answer = None
         if self.whole and self._kept and not self.lost and not self._unread:
             self.idle_since = time.monotonic()
-            self._lines.give_back(self)
+            self._owner.released(self)
         else:
             self.drop()
 
     def drop(self) -> None:
-        """End the connection now."""
+        """Close the connection now."""
         self._lose(None)
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._lines.opened(self)
+        self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(exc)
-        del self._parser  # which knows this in turn
+        del self._parser  # the parser refers to this object: cut the cycle
 
     def data_received(self, data: bytes) -> None:
-        if self.whole:  # nobody asked
+        if self.whole:  # data without a request
             self.drop()
             return
         self._kept_bytes += len(data)
@@ -169,11 +171,11 @@ class EngineConnection(asyncio.Protocol):
             self._lose(error)
             self.drop()
             return
-        if self._kept_bytes > self._lines.head_max_bytes:
-            self._lose(EngineLost("the headers of an answer are too large"))
+        if self._kept_bytes > self._owner.head_max_bytes:
+            self._lose(EngineLost("the response headers are too large"))
             self.drop()
             return
-        if self._unread_bytes > self._lines.unread_max_bytes and not self._paused and self._transport is not None:
+        if self._unread_bytes > self._owner.unread_max_bytes and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         waiter = self._waiter
@@ -195,10 +197,10 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._answer is not None:
-            raise EngineLost("two answers to one request")
+            raise EngineLost("two responses to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is None:  # what follows a body says nothing to us
+        if self._answer is None:  # trailers are ignored
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -206,7 +208,7 @@ class EngineConnection(asyncio.Protocol):
         if status >= 200:
             self._answer, self._kept_bytes = EngineResponse(self, status, self._headers), 0
         else:
-            self._headers = {}  # of a word in between
+            self._headers = {}  # of an interim response (1xx)
 
     def on_body(self, body: bytes) -> None:
         self._kept_bytes = 0
@@ -222,6 +224,6 @@ class EngineConnection(asyncio.Protocol):
         if self.lost:
             return
         self.lost, self._error = True, error
-        self._lines.ended(self)
+        self._owner.ended(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)

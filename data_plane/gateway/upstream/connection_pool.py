@@ -1,6 +1,7 @@
-"""The connections to all engines: kept between requests, bounded, and a few to spare for what frees the others.
+"""The pool of connections to all engines: kept alive between requests, bounded, with some reserved for aborts and
+health checks, which free the others.
 
-What happens on one of them is its own business. Fails closed: who finds none free is refused at once.
+connection.py holds one connection. Fails closed: a request that finds no free connection is refused at once.
 """
 
 import asyncio
@@ -13,16 +14,17 @@ from urllib.parse import urlsplit
 from data_plane.gateway.upstream.connection import EngineConnection, EngineResponse
 
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Failures to connect that say nothing of the engine."""
+"""Connection errors caused by this machine, not by the engine."""
 
 
 class ConnectionsExhausted(ConnectionError):
-    """There is no connection left on our side. No engine is to blame."""
+    """No connection is left in this process or on this machine. No engine caused it."""
 
 
 class ConnectionPool:
-    """Connections to all engines. ``connections_max`` bounds those that are open, idle ones included; ``spare`` more
-    are for what must get through even then. An engine waits while ``unread_max_bytes`` of its answer are untaken.
+    """Connections to all engines. At most ``connections_max`` are open, idle ones included. ``spare`` more are reserved
+    for requests that must get through even then. An engine has to wait while ``unread_max_bytes`` of its response are
+    unread.
     """
 
     def __init__(
@@ -49,43 +51,47 @@ class ConnectionPool:
     async def request(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
     ) -> EngineResponse:
-        """Send a request; its answer's head has come when this returns. Raises OSError, of which EngineLost and
-        ConnectionsExhausted are some. ``spare`` says that it may take one of the spare connections.
+        """Send a request and return the response once its headers have arrived. ``spare`` allows a reserved connection.
+        Raises OSError, for example EngineLost or ConnectionsExhausted.
         """
-        line = await self.ask(method, origin, path, headers, body, spare=spare)
+        connection = await self.ask(method, origin, path, headers, body, spare=spare)
         try:
-            return await line.answer()
+            return await connection.answer()
         except BaseException:
-            line.drop()
+            connection.drop()
             raise
 
     async def ask(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
     ) -> EngineConnection:
-        """Send a request, and return the connection on which the answer comes: close it in the end. Raises OSError."""
+        """Send a request, and return the connection that will carry the response. The caller closes it. Raises
+        OSError.
+        """
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        assert fields.count("\n") == len(headers), "what we send in headers is our own, and has no line ends"
-        line = self._take(origin) or await self._connect(origin, self._connections_max + (self._spare if spare else 0))
-        head = f"{method} {path} HTTP/1.1\r\nhost: {line.host}\r\n{fields}content-length: {len(body)}\r\n\r\n"
-        line.send(head.encode("latin-1") + body)
-        return line
+        assert fields.count("\n") == len(headers), "header values are the gateway's own, without line breaks"
+        connection = self._acquire_idle(origin) or await self._connect(
+            origin, self._connections_max + (self._spare if spare else 0)
+        )
+        head = f"{method} {path} HTTP/1.1\r\nhost: {connection.host}\r\n{fields}content-length: {len(body)}\r\n\r\n"
+        connection.send(head.encode("latin-1") + body)
+        return connection
 
     def close(self) -> None:
         """Drop every connection."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for line in list(self._open):
-            line.drop()
+        for connection in list(self._open):
+            connection.drop()
 
-    def _take(self, origin: str) -> EngineConnection | None:
+    def _acquire_idle(self, origin: str) -> EngineConnection | None:
         oldest = time.monotonic() - self._keepalive_s
         while idle := self._idle.get(origin):
-            line, _ = idle.popitem()
+            connection, _ = idle.popitem()
             if not idle:
                 del self._idle[origin]
-            if not line.lost and line.idle_since > oldest:
-                return line
-            line.drop()
+            if not connection.lost and connection.idle_since > oldest:
+                return connection
+            connection.drop()
         return None
 
     async def _connect(self, origin: str, connections_max: int) -> EngineConnection:
@@ -96,7 +102,7 @@ class ConnectionPool:
         self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_s):
-                _, line = await asyncio.get_running_loop().create_connection(
+                _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: EngineConnection(self, origin, url.netloc),
                     url.hostname or "",
                     url.port or (443 if tls else 80),
@@ -108,37 +114,39 @@ class ConnectionPool:
             raise
         finally:
             self._connecting -= 1
-        return line
+        return connection
 
     def _drop_idle(self) -> bool:
-        """Make room by dropping one idle connection, the longest unused of some engine's."""
-        line = next((line for idle in self._idle.values() for line in idle), None)
-        if line is not None:
-            line.drop()
-        return line is not None
+        """Make room by closing one engine's longest idle connection. False without an idle one."""
+        connection = next((connection for idle in self._idle.values() for connection in idle), None)
+        if connection is not None:
+            connection.drop()
+        return connection is not None
 
-    def opened(self, line: EngineConnection) -> None:
-        """A connection has been made."""
-        self._open.add(line)
+    def opened(self, connection: EngineConnection) -> None:
+        """A connection has been established."""
+        self._open.add(connection)
 
-    def ended(self, line: EngineConnection) -> None:
-        """A connection is no more."""
-        self._open.discard(line)
-        if (idle := self._idle.get(line.origin)) is not None:
-            idle.pop(line, None)
+    def ended(self, connection: EngineConnection) -> None:
+        """A connection has ended."""
+        self._open.discard(connection)
+        if (idle := self._idle.get(connection.origin)) is not None:
+            idle.pop(connection, None)
             if not idle:
-                del self._idle[line.origin]
+                del self._idle[connection.origin]
 
-    def give_back(self, line: EngineConnection) -> None:
-        """A connection waits for its next request."""
-        self._idle.setdefault(line.origin, {})[line] = None
-        if self._sweeping is None:  # an engine that hangs closes none by itself
+    def released(self, connection: EngineConnection) -> None:
+        """A connection is idle and ready for its next request."""
+        self._idle.setdefault(connection.origin, {})[connection] = None
+        if self._sweeping is None:  # a hung engine closes no connection by itself
             self._sweeping = asyncio.get_running_loop().call_later(self._keepalive_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Drop what has been idle for too long, and look again while anything is idle."""
+        """Close connections that were idle for too long, and repeat while any is idle."""
         self._sweeping, oldest = None, time.monotonic() - self._keepalive_s
-        for line in [line for idle in self._idle.values() for line in idle if line.idle_since <= oldest]:
-            line.drop()
+        for connection in [
+            connection for idle in self._idle.values() for connection in idle if connection.idle_since <= oldest
+        ]:
+            connection.drop()
         if self._idle:
             self._sweeping = asyncio.get_running_loop().call_later(self._keepalive_s, self._sweep)

@@ -1,6 +1,7 @@
-"""The engines' HTTP: one request out, one abort out, and what an answer's status means. Counting is not done here.
+"""HTTP requests to engines: completions, aborts and health checks, and what a response's status means. It counts no
+tokens.
 
-Nothing an engine says reaches a caller: its words are logged, and become one of the failures below.
+An engine's own error text never reaches a caller: it is logged, and becomes one of the errors below.
 """
 
 import asyncio
@@ -20,17 +21,17 @@ _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 300.0
 _CANNOT: Final = {
-    "store_unavailable": "The adapter store cannot be reached now.",
-    "store_timeout": "The adapter store is too slow now.",
+    "store_unavailable": "The adapter store cannot be reached; try again later.",
+    "store_timeout": "The adapter store is too slow; try again later.",
     "object_damaged": "The stored adapter is damaged.",
-    "adapter_cache_full": "The replica's disk has no room for the adapter now.",
-    "adapter_cache_failed": "The replica's disk cannot give the adapter now.",
+    "adapter_cache_full": "The replica's disk has no room for the adapter; try again later.",
+    "adapter_cache_failed": "The replica's disk cannot read the adapter; try again later.",
     "adapter_download_stopped": "The adapter's download was stopped.",
     "adapter_failed": "The replica lost the adapter.",
     "adapter_unusable": "The replica cannot load the adapter.",
     "engine_worker_unreachable": "The replica is starting or gone.",
 }
-"""Why a replica cannot bring an adapter in, by the codes of its door: no other code reaches a caller."""
+"""Why a replica cannot load an adapter, by the error codes of its middleware. No other code reaches a caller."""
 
 
 class _Error(msgspec.Struct):
@@ -43,21 +44,23 @@ class _ErrorBody(msgspec.Struct):
 
 
 class ReplicaFailed(BadGateway):
-    """A replica gave nothing at all: another may be asked. ``about_adapter`` says that it is well otherwise."""
+    """A replica returned nothing of an answer, so another may be tried. ``about_adapter``: the failure concerns only
+    the adapter, and the replica is healthy.
+    """
 
     about_adapter = False
 
 
 class AdapterUnavailable(ReplicaFailed):
-    """A replica cannot bring the adapter in. Another may; where none can, the caller hears why."""
+    """A replica cannot load the adapter. Another may; if none can, the caller receives the reason."""
 
     about_adapter = True
     status: ClassVar[int] = Unavailable.status
 
 
 class AdapterLoadPending(Unavailable):
-    """The adapter is on its way into a replica, and had not come when the engine's patience ended. Asking another
-    replica would only begin the same again there.
+    """The adapter is still being loaded into a replica when the engine stops waiting. Another replica would only begin
+    the same load again.
     """
 
     default_code = "adapter_loading"
@@ -69,13 +72,13 @@ class AdapterLoadPending(Unavailable):
 
 
 class LocalShortage(Unavailable):
-    """No connection is left in this process. It says nothing of the replica, and another would not help."""
+    """No connection is left in this process. The replica did not cause it, and another replica would not help."""
 
     default_code = "overloaded"
 
 
 class EngineClient:
-    """Requests to engines over one pool of connections. ``engine_key`` is shown to every engine."""
+    """Requests to engines over one connection pool. ``engine_key`` authenticates the gateway to every engine."""
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class EngineClient:
         head_max_bytes: int,
         unread_max_bytes: int,
     ) -> None:
-        self._lines = ConnectionPool(
+        self._pool = ConnectionPool(
             connect_s=connect_s,
             keepalive_s=keepalive_s,
             connections_max=connections_max,
@@ -103,13 +106,13 @@ class EngineClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._lines.close()
+        self._pool.close()
 
     async def ask(
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
     ) -> "EngineRequest":
-        """Send a request. ``adapter`` is the engine name that must be made resident first, in turn with other tenants'
-        adapters. Raises ReplicaFailed or LocalShortage.
+        """Send a request. ``adapter`` is the engine name of the adapter that the replica must load first, in turn with
+        other tenants' adapters. Raises ReplicaFailed or LocalShortage.
         """
         headers = {
             "authorization": self._authorization,
@@ -119,20 +122,20 @@ class EngineClient:
         if adapter is not None:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
-            return EngineRequest(await self._lines.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
+            return EngineRequest(await self._pool.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
         except ConnectionsExhausted as error:
-            _log.warning("no connection is left", error=str(error))
+            _log.warning("no connection left", error=str(error))
             raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
         except OSError as error:
             raise _unreachable(replica, error) from error
 
     async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:
-        """Ask an engine to end a request now; its answer then ends normally, with its final count. Never raises."""
+        """Ask an engine to end a request now. Its response then ends normally, with the final count. Never raises."""
         # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
         external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
         try:
             async with asyncio.timeout(self._abort_s):
-                answer = await self._lines.request(
+                answer = await self._pool.request(
                     "POST",
                     replica.url,
                     "/inference/v1/abort_requests",
@@ -145,15 +148,15 @@ class EngineClient:
                 finally:
                     answer.close()
             if answer.status != 200:
-                _log.warning("replica refused an abort", replica=replica.id, status=answer.status)
+                _log.warning("abort refused", replica=replica.id, status=answer.status)
         except OSError as error:  # TimeoutError is one
-            _log.info("abort did not reach the replica", replica=replica.id, error=repr(error))
+            _log.info("abort not delivered", replica=replica.id, error=repr(error))
 
     async def is_healthy(self, replica: ReplicaStatus) -> bool:
-        """Whether an engine says of itself that it is well, in time. Never raises."""
+        """Whether an engine's health check succeeds in time. Never raises."""
         try:
             async with asyncio.timeout(self._abort_s):
-                answer = await self._lines.request("GET", replica.url, "/health", {}, spare=True)
+                answer = await self._pool.request("GET", replica.url, "/health", {}, spare=True)
                 try:
                     await answer.read(_ERROR_BYTES_MAX)
                 finally:
@@ -164,21 +167,22 @@ class EngineClient:
 
 
 class EngineRequest:
-    """A request that an engine has been sent. Close it in the end."""
+    """A request that has been sent to an engine. The caller closes it."""
 
-    def __init__(self, line: EngineConnection, replica: ReplicaStatus) -> None:
-        self._line: EngineConnection | None = line
+    def __init__(self, connection: EngineConnection, replica: ReplicaStatus) -> None:
+        self._connection: EngineConnection | None = connection
         self._answer: EngineResponse | None = None
         self._replica = replica
 
     async def answer(self) -> EngineResponse:
-        """The answer, once its head has come; whoever was cancelled waiting may wait again. Raises ReplicaFailed
-        (AdapterUnavailable where the door says why), AdapterLoadPending or InvalidRequest.
+        """The response, once its headers have arrived. A caller that was cancelled may call it again. Raises
+        ReplicaFailed (AdapterUnavailable if the replica's middleware gives the reason), AdapterLoadPending or
+        InvalidRequest.
         """
-        if self._line is None:
+        if self._connection is None:
             raise ReplicaFailed("The replica refused the request.")
         try:
-            answer = self._answer = await self._line.answer()
+            answer = self._answer = await self._connection.answer()
         except EngineLost as error:
             raise _unreachable(self._replica, error) from error
         if answer.status == 200:
@@ -192,26 +196,26 @@ class EngineRequest:
         raise _refusal(self._replica, answer, raw)
 
     def close(self) -> None:
-        """Give the connection back, or drop it where the answer has not been read to its end."""
-        line, self._line = self._line, None
+        """Release the connection. If the response has not been read to its end, the connection is dropped."""
+        connection, self._connection = self._connection, None
         if self._answer is not None:
             self._answer.close()
-        elif line is not None:
-            line.drop()
+        elif connection is not None:
+            connection.drop()
 
 
 def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
-    _log.warning("replica could not be reached", replica=replica.id, error=repr(error))
+    _log.warning("replica unreachable", replica=replica.id, error=repr(error))
     return ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).")
 
 
 def _refusal(replica: ReplicaStatus, answer: EngineResponse, raw: bytes) -> AppError:
-    """What a status other than 200 means."""
+    """The error for a status other than 200."""
     said = raw[:500].decode(errors="replace")
     told = _error(raw)
     if answer.status == 503 and told.code == "adapter_loading":
         return AdapterLoadPending(_seconds(answer.headers), _bounded(told.eta_s))
-    _log.warning("replica refused a request", replica=replica.id, status=answer.status, said=said)
+    _log.warning("request refused by replica", replica=replica.id, status=answer.status, said=said)
     if answer.status == 503 and told.code in _CANNOT:
         return AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
     # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
@@ -228,7 +232,7 @@ def _refusal(replica: ReplicaStatus, answer: EngineResponse, raw: bytes) -> AppE
 
 
 def _error(raw: bytes) -> _Error:
-    """An error body as our door writes it; its code is "" for anything else."""
+    """The error in a body as the replica's middleware writes it; its code is "" for any other body."""
     try:
         return msgspec.json.decode(raw, type=_ErrorBody).error
     except msgspec.MsgspecError:
@@ -240,6 +244,6 @@ def _bounded(eta_s: float | None) -> float | None:
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
-    """A ``Retry-After`` in seconds, within bounds; the least where it says nothing sensible."""
+    """A ``Retry-After`` header in seconds, within bounds; the minimum for a missing or invalid one."""
     said = headers.get("retry-after", "")
     return min(max(float(said) if said.isdecimal() else 0.0, _RETRY_MIN_S), _RETRY_MAX_S)

@@ -93,14 +93,16 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
     shares = Shares()
     assert shares.is_idle("tn_a")
     assert shares.is_below("tn_a", 1, 50, 100)
-    shares.hear({"tn_a": PageClaim(1, 1, 10, 5), "tn_b": PageClaim(2, 1, 30, 0), "tn_c": PageClaim(9, 1, 0, 50)})
+    shares.apply_elsewhere(
+        {"tn_a": PageClaim(1, 1, 10, 5), "tn_b": PageClaim(2, 1, 30, 0), "tn_c": PageClaim(9, 1, 0, 50)}
+    )
     assert not shares.is_idle("tn_a")
     assert shares.is_idle("tn_c")
     assert shares.is_below("tn_a", 1, 15, 100)  # a quarter, beside tn_b of weight 2 and a newcomer
     assert not shares.is_below("tn_a", 1, 16, 100)
     shares.add("tn_a", 1, 1, 15)
     assert not shares.is_below("tn_a", 1, 1, 100)
-    shares.hear({})
+    shares.apply_elsewhere({})
     assert shares.is_below("tn_a", 1, 35, 100)
 
 
@@ -114,10 +116,10 @@ def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere
     shares, pages = Shares(), Counter()
     for number, (tenant, change) in enumerate(changes):
         if number == len(changes) // 2:
-            shares.hear(elsewhere)
+            shares.apply_elsewhere(elsewhere)
         shares.add(tenant, 2, 1, change)
         pages[tenant] = max(0, pages[tenant] + change)
-    shares.hear(elsewhere)
+    shares.apply_elsewhere(elsewhere)
     at_work = {tenant: 2 for tenant, held in pages.items() if held}
     for tenant, claim in elsewhere.items():
         if claim.held:
