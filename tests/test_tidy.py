@@ -27,22 +27,8 @@ SOLE_IMPORTERS = {
 # Class names that two modules still share. The list may only get shorter.
 SHARED_CLASS_NAMES = frozenset(
     {
-        "AdapterLoading",
-        "Answer",
-        "Asked",
-        "Backlog",
         "Call",
-        "Claim",
-        "Counts",
-        "Entry",
-        "Line",
-        "Load",
-        "QueueBounds",
-        "Recording",
-        "Served",
         "Tenant",
-        "Transfer",
-        "Verdict",
     }
 )
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
