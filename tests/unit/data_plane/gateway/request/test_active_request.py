@@ -1,0 +1,112 @@
+"""An active request settles once, however it ends, and reference counting frees it: with 10,000 streams, a garbage
+collection would stop all of them.
+"""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+
+from core.contracts.replicas import ReplicaStatus
+from data_plane.gateway.admission.admission import Placement
+from data_plane.gateway.quota.rate_limit_response import Verdict
+from data_plane.gateway.request.active_request import ActiveRequest
+from data_plane.gateway.routes import _drop_traceback
+from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
+from data_plane.gateway.settings import GatewaySettings
+from data_plane.gateway.settlement.settler import Hold
+from data_plane.gateway.state.redis_clock import RedisClock
+from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
+from data_plane.gateway.upstream.relay import Relay, RetryBudget
+from tests.fixtures.gateway.requests import inference_request
+
+SETTINGS = GatewaySettings(redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16)
+REPLICA = ReplicaStatus(
+    id="rep_one", url="http://127.0.0.1:1", base_model="m", state="ready", boot_id="boot_1", block_tokens=16,
+    pages_total=8, pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
+)  # fmt: skip
+VERDICT = Verdict(
+    blocked_by="", level="", wait_us=0, limit=-1, remaining=-1, fits=0, max_tokens=16, pages=2, requests_limit=-1,
+    requests_remaining=-1, requests_reset_us=0, tokens_limit=-1, tokens_remaining=-1, tokens_reset_us=0,
+    replica_pages_held=2,
+)  # fmt: skip
+
+
+class RecordingSettler:
+    """Records what is attached, settled and released."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, ActiveRequest] = {}
+        self.settled: list[str] = []
+        self.released: list[str] = []
+
+    def attach(self, hold: Hold, running: ActiveRequest) -> None:
+        self.running[hold.request_id] = running
+
+    async def settle(self, settlement) -> None:
+        self.settled.append(settlement.request_id)
+
+    def release(self, hold: Hold) -> None:
+        self.running.pop(hold.request_id, None)
+        self.released.append(hold.request_id)
+
+
+def relay_without_connections() -> Relay:
+    async def healthy(_replica) -> bool:
+        return True
+
+    engines = EngineClient(
+        engine_key="e", connect_s=1, keepalive_s=1, connections_max=0, connections_spare=1, head_max_bytes=1024,
+        unread_max_bytes=1024,
+    )  # fmt: skip
+    breakers = CircuitBreakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
+    return Relay(engines, breakers, None, RetryBudget(percent=10, burst=1), SETTINGS)
+
+
+def active_request(settler: RecordingSettler, ended: list) -> ActiveRequest:
+    admission = SimpleNamespace(ended=lambda request, _placement, event: ended.append((request.id, event)))
+    client = SimpleNamespace(started=False, watch=lambda _on_gone: None)
+    placement = Placement(
+        REPLICA, Hold("req_1", "tn_1", "rep_one", 2), VERDICT, SimpleNamespace(occupancy=SimpleNamespace())
+    )
+    return ActiveRequest(
+        SETTINGS, RedisClock(), admission, relay_without_connections(), settler, client, inference_request(), placement
+    )
+
+
+@pytest.fixture
+def no_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_a_request_that_fails_settles_once_and_is_freed_without_the_collector(no_collector):
+    settler, ended = RecordingSettler(), []
+    gone = None
+    try:
+        async with active_request(settler, ended) as active:
+            gone = weakref.ref(active)
+            assert settler.running == {"req_1": active}
+            await active.run(b"{}")
+    except LocalShortage as error:
+        _drop_traceback(error)
+    assert (settler.settled, settler.released, ended) == (["req_1"], ["req_1"], [("req_1", None)])
+    assert not settler.running
+    del active
+    assert gone is not None
+    assert gone() is None
+
+
+async def test_a_settlement_that_cannot_be_computed_releases_the_reservation(monkeypatch):
+    settler, ended = RecordingSettler(), []
+
+    def broken(_self):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(ActiveRequest, "_settlement", broken)
+    with pytest.raises(ValueError, match="a defect"):
+        async with active_request(settler, ended):
+            pass
+    assert (settler.settled, settler.released, ended) == ([], ["req_1"], [("req_1", None)])
