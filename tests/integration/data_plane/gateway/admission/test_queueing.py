@@ -1,4 +1,4 @@
-"""Who waits for room on a replica, in which order they get it, and what others of their kind see meanwhile."""
+"""Which requests wait for room on a replica, in which order they get it, and what other requests see meanwhile."""
 
 import contextlib
 import threading
@@ -42,7 +42,7 @@ def stack(small, redis_server, tmp_path):
 
 
 class Asked(threading.Thread):
-    """One request in a thread of its own."""
+    """One request in its own thread."""
 
     def __init__(self, client: openai.OpenAI, **options: object) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_who_hangs_up_while_waiting_leaves_the_queue(stack, promised_s):
     streams = fill(client)
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.2), max_tokens=TOKENS)
-    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=promised_s(0.5), what="nobody to wait")
+    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=promised_s(0.5), what="an empty queue")
     assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == PAGES, "the streams still run"
     for stream in streams:
         list(stream)

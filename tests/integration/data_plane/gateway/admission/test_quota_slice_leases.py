@@ -1,5 +1,5 @@
-"""For how long a slice is good: its lease outlives the request that may be made of it, is renewed in time, and a slice
-that Redis may have given to others is spent by nobody.
+"""How long a quota slice may be spent: its lease outlives the request that may use it and is renewed in time, and a
+slice whose lease may have expired is not spent.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""While Redis does not answer, a plan that says so is served from reservations made beforehand: as many and no more."""
+"""While Redis does not answer, a plan with quota slices is served only from reservations made in advance."""
 
 import contextlib
 import signal

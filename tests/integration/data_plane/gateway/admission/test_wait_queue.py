@@ -1,5 +1,5 @@
-"""The waiting queue over heartbeats in a real Redis: who is seated when something changes, who is not passed over for
-ever, and that nobody who leaves takes a assignment along.
+"""The wait queue over heartbeats in a real Redis: which request is assigned when something changes, that no request is
+passed over without end, and that a request that leaves takes no assignment with it.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ def free(queue: WaitQueue, assignment: Assignment) -> None:
 
 
 async def a_moment() -> None:
-    """Who can be seated is seated, and hears of it."""
+    """Requests that can be assigned are assigned, and their tasks run."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -95,7 +95,7 @@ async def assigned(task: "asyncio.Task[Assignment]") -> Assignment:
         return confirm(await task)
 
 
-async def test_whoever_leaves_makes_room_for_the_next_at_once(queue):
+async def test_a_request_that_ends_makes_room_for_the_next_at_once(queue):
     assignments = [admit(queue, request("tn_a")) for _ in range(5)]
     task = await waits(queue, request("tn_b"))
     await asyncio.sleep(0.05)
@@ -104,18 +104,18 @@ async def test_whoever_leaves_makes_room_for_the_next_at_once(queue):
     assert (await assigned(task)).candidate.status.id == "rep_1"
 
 
-async def test_a_large_request_is_not_passed_over_for_ever(queue):
+async def test_a_large_request_is_not_passed_over_without_end(queue):
     assignments = [admit(queue, request("tn_small")) for _ in range(5)]
     small = [await waits(queue, request("tn_small")) for _ in range(5)]
     large = await waits(queue, request("tn_large", pages=8))
-    for _ in range(2):  # its turn comes, it does not fit, and small ones pass
+    for _ in range(2):  # its turn comes, it does not fit, and small requests pass it
         free(queue, assignments.pop())
         await a_moment()
     passed = [task for task in small if task.done()]
     assert len(passed) == 2
     assignments += [await assigned(task) for task in passed]
     await asyncio.sleep(1.5 * PASSED_OVER_S)
-    for _ in range(4):  # now what becomes free is kept for it
+    for _ in range(4):  # now the pages that become free are reserved for it
         free(queue, assignments.pop())
         await a_moment()
     assert await assigned(large)
@@ -124,7 +124,7 @@ async def test_a_large_request_is_not_passed_over_for_ever(queue):
         task.cancel()
 
 
-async def test_an_adapter_that_has_no_slot_goes_anyway_once_it_is_overdue(queue):
+async def test_a_request_whose_adapter_has_no_slot_is_assigned_once_it_is_overdue(queue):
     running = admit(queue, request("tn_a", adapter="ad_a"))
     other = await waits(queue, request("tn_b", adapter="ad_b"))
     assert await assigned(await waits(queue, request("tn_c"))), "a base model needs no slot"
@@ -135,12 +135,12 @@ async def test_an_adapter_that_has_no_slot_goes_anyway_once_it_is_overdue(queue)
     assert running.candidate.load.adapters.keys() == {f"ad_a@{'a' * 64}", f"ad_b@{'a' * 64}"}
 
 
-async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(queue):
+async def test_an_assignment_that_comes_as_its_request_leaves_goes_to_the_next(queue):
     assignments = [admit(queue, request("tn_a")) for _ in range(5)]
     leaving = await waits(queue, request("tn_b"))
     staying = await waits(queue, request("tn_c"))
     free(queue, assignments[0])
-    await asyncio.sleep(0)  # tn_b's turn, which it has not heard of yet
+    await asyncio.sleep(0)  # tn_b's turn, before its task runs
     leaving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leaving
@@ -148,7 +148,7 @@ async def test_a_seat_that_comes_as_its_request_leaves_goes_to_the_next(queue):
     assert staying.result().candidate.load.held_pages == 10
 
 
-async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(queue):
+async def test_a_caller_that_disconnects_leaves_the_queue_at_once(queue):
     assignments = [admit(queue, request("tn_a")) for _ in range(5)]
     entry = queue.enter(request("tn_b"))
     task = asyncio.create_task(queue.wait(entry))
@@ -161,7 +161,7 @@ async def test_a_caller_who_hangs_up_is_out_of_the_queue_at_once(queue):
     assert assignments[0].candidate.load.taken_pages == 8
 
 
-async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again(queue):
+async def test_a_caller_that_disconnects_during_its_reservation_does_not_wait_again(queue):
     entry = queue.enter(request("tn_b"))
     assignment = await queue.wait(entry)
     queue.disconnect(entry)
@@ -172,7 +172,7 @@ async def test_a_caller_who_hangs_up_while_its_seat_is_tried_does_not_wait_again
     assert queue.goes_first(request("tn_c"))
 
 
-async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is_ranked_in_vain(queue, monkeypatch):
+async def test_changes_in_one_iteration_of_the_loop_cause_one_scan_and_no_useless_ranking(queue, monkeypatch):
     ranked = 0
 
     def counted(*arguments, **options):
@@ -197,7 +197,7 @@ async def test_what_ends_in_one_turn_of_the_loop_is_looked_at_once_and_nobody_is
         task.cancel()
 
 
-async def test_who_is_pushed_out_hears_it_with_an_honest_time(queue):
+async def test_a_request_that_is_pushed_out_gets_a_realistic_retry_time(queue):
     assignments = [admit(queue, request("tn_a")) for _ in range(5)]
     flood = [await waits(queue, request("tn_a")) for _ in range(5)]
     other = await waits(queue, request("tn_b"))
@@ -214,7 +214,7 @@ async def test_who_is_pushed_out_hears_it_with_an_honest_time(queue):
         task.cancel()
 
 
-async def test_who_waited_in_vain_is_refused_at_the_bound(queue):
+async def test_a_request_that_waits_too_long_is_refused_at_the_deadline(queue):
     admit(queue, request("tn_a", pages=10))
     entry = queue.enter(request("tn_b"))
     entry.item.deadline = asyncio.get_running_loop().time() + 0.05

@@ -1,4 +1,6 @@
-"""Idempotency-Key: one run, one charge, the same answer again; and never a second run where that cannot be promised."""
+"""Idempotency-Key: one run, one charge and the same answer again; and never a second run where that cannot be
+guaranteed.
+"""
 
 import signal
 import threading
@@ -185,7 +187,7 @@ def test_a_key_that_is_no_key_is_refused(post, name):
 
 
 def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, stack, tenant):
-    """Redis ran the claim too late to be told, and nobody renews or answers for it."""
+    """Redis ran the claim after its deadline, and no gateway renews or answers it."""
     assert post("before").status_code == 200
     stack.client.execute_command("CLIENT", "PAUSE", 2500, "WRITE")
     refused = post("late")

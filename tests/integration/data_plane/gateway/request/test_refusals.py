@@ -1,4 +1,4 @@
-"""Bad input at the gateway's door: told clearly, in OpenAI's shape; none of it is billed or reaches an engine."""
+"""Invalid input at the gateway gets a clear error in OpenAI's shape; none of it is billed or reaches an engine."""
 
 import ast
 import contextlib
@@ -86,7 +86,7 @@ def http(stack, tenant):
 
 @pytest.fixture
 def bare():
-    """A client without headers of its own."""
+    """A client that adds no headers."""
     with httpx.Client(timeout=20) as client:
         yield client
 
@@ -124,7 +124,7 @@ def _nothing_reached_an_engine(stack, tenant, line, only_good_request):
 
 
 def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
-    """One test, since hundreds of them would each wait for a tenant of its own."""
+    """One test, since hundreds of tests would each wait for a new tenant."""
     other = stack.tenant()
     stack.publisher.adapter(other.id, "secret-bot")
     wrong = []
@@ -136,14 +136,14 @@ def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
             headers["authorization"] = credential
         request = httpx.Request(item.method, stack.gateway.url + item.path, headers=headers, content=item.body or None)
         response = bare.send(request)  # without what a client would add by itself
-        told = (response.status_code, item.code, item.param)
+        seen = (response.status_code, item.code, item.param)
         if item.method != "HEAD":
             error = error_of(response)
-            told = (response.status_code, error["code"], error["param"])
+            seen = (response.status_code, error["code"], error["param"])
             if item.code == "unsupported_parameter" and f"`{item.param}`" not in error["message"]:
                 wrong.append((item.row, item.name, error["message"]))
-        if told != (item.status, item.code, item.param) or time.monotonic() - began > 10:
-            wrong.append((item.row, item.name, told))
+        if seen != (item.status, item.code, item.param) or time.monotonic() - began > 10:
+            wrong.append((item.row, item.name, seen))
         if (line.accepted, line.received_bytes) != sent:
             wrong.append((item.row, item.name, f"{line.received_bytes - sent[1]} bytes reached the engine"))
     assert not wrong
@@ -171,7 +171,7 @@ def test_a_body_above_its_limit_is_refused_whether_or_not_it_says_so(http):
     try:
         response = http.post("/v1/chat/completions", content=endless(), headers=JSON)
     except httpx.WriteError:
-        return  # the connection was closed on a caller who went on writing
+        return  # the gateway closed the connection while the caller was still writing
     assert response.status_code == 413
 
 

@@ -1,4 +1,4 @@
-"""The request of its minute that an answer costs which is given again, where Redis answers late."""
+"""A replayed answer costs one request of its caller's minute, also where Redis answers late."""
 
 import pytest
 

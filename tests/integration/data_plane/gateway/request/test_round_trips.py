@@ -1,4 +1,6 @@
-"""What one request asks of Redis, and that it asks nobody else: by the server's account and the kernel's tables."""
+"""What one request asks of Redis, and that it asks no other service: by the server's statistics and the kernel's
+tables.
+"""
 
 import re
 from collections import Counter

@@ -1,4 +1,6 @@
-"""However a caller leaves, it is billed what the witness's journal says was produced, and holds nothing after."""
+"""However a caller disconnects, it is billed what the witness's journal says was produced, and holds nothing
+afterwards.
+"""
 
 import json
 import socket
@@ -70,7 +72,7 @@ def test_a_caller_of_a_long_body_that_came_in_pieces_is_heard_to_hang_up(stack, 
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         before = len(stack.witness.journal())
         connection.sendall(head.encode())
-        time.sleep(0.05)  # a piece of its own
+        time.sleep(0.05)  # a separate piece
         connection.sendall(body)
         wait_until(lambda: len(stack.witness.journal()) > before, what="the engine to begin")
     hung_up = time.monotonic()

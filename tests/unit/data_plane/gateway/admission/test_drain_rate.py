@@ -1,4 +1,4 @@
-"""How long a queue takes to empty, by what was seen of it."""
+"""How long a queue takes to drain, estimated from what was observed."""
 
 import pytest
 

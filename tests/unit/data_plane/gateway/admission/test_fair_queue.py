@@ -1,4 +1,4 @@
-"""Turns in a queue: shares by weight, tiers, what idle time earns, and who is let in when it is full."""
+"""Turns in the fair queue: shares by weight, tiers, what idle time earns, and which requests enter a full queue."""
 
 from collections import Counter
 

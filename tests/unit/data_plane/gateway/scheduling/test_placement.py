@@ -1,4 +1,4 @@
-"""Placement: only replicas that may serve a request, and of them the one on which its first token comes soonest."""
+"""Placement: only replicas that can serve a request, and of those the one with the earliest first token."""
 
 from dataclasses import replace
 
@@ -174,7 +174,7 @@ def test_the_cheapest_class_with_room_comes_before_the_fastest_tier():
     assert first([large, full], query()) == "rep_large"
 
 
-def test_a_base_model_goes_where_least_is_running():
+def test_a_base_model_goes_where_the_fewest_requests_run():
     assert first([candidate("rep_1", requests=9), candidate("rep_2", requests=3)], query("m")) == "rep_2"
     beating = candidate("rep_2", changes={"running_requests": 20})  # other gateways' requests
     assert first([candidate("rep_1", requests=9), beating], query("m")) == "rep_1"
@@ -220,7 +220,7 @@ def test_an_adapter_on_its_way_is_waited_for_where_it_goes():
     assert first([coming, candidate("rep_0", "store")], query()) == "rep_1"
 
 
-def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other():
+def test_a_replica_that_failed_to_load_the_adapter_comes_after_every_other():
     failed = candidate("rep_failed", "slot", adapters={NAME: 1})
     failing = query(failed_by=frozenset({"rep_failed"}))
     for other in (candidate("rep_2", "store", requests=90), candidate("rep_2", changes={"rank_max": 64})):
@@ -232,7 +232,7 @@ def test_a_replica_that_failed_to_bring_an_adapter_in_comes_behind_every_other()
     assert rank([failed, crowded], failing, COSTS) == Ranking([], [], [crowded])
 
 
-def test_where_no_other_replica_can_serve_it_one_that_failed_is_asked_again():
+def test_a_replica_that_failed_is_tried_again_where_no_other_can_serve():
     failed = candidate("rep_failed")
     failing = query(failed_by=frozenset({"rep_failed", "rep_2"}))
     for others in (
@@ -251,7 +251,7 @@ def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(ca
     assert {c.status.id for c in left} == (others or {c.status.id for c in able})
 
 
-def test_loading_into_a_slot_avoids_those_whom_it_would_hold_up():
+def test_loading_into_a_slot_avoids_replicas_with_requests_that_it_would_delay():
     busy = candidate("rep_1", "memory", adapters={OTHERS[0]: 30})
     assert first([busy, candidate("rep_2", "disk")], query()) == "rep_2"
 
@@ -267,7 +267,7 @@ def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
     second = first(far, session)
     assert second != home
     gone = [c for c in idle if c.status.id != home]
-    assert first(gone, session) == second  # whoever lost its replica goes where it went when that was full
+    assert first(gone, session) == second  # the same second choice as when its own replica is full
 
 
 def test_sessions_and_cold_adapters_are_dealt_out_evenly():
@@ -280,7 +280,7 @@ def test_sessions_and_cold_adapters_are_dealt_out_evenly():
         assert max(counts) <= 140
 
 
-def test_who_has_its_share_leaves_the_last_pages_to_others():
+def test_a_tenant_at_its_fair_share_leaves_the_last_pages_to_others():
     nearly_full = candidate("rep_1", held=86)
     assert rank([nearly_full], query("m", headroom=False), COSTS).full == [nearly_full]
     assert first([nearly_full], query("m", headroom=True)) == "rep_1"
@@ -298,7 +298,7 @@ def test_a_published_residency_says_the_fastest_tier():
     assert tiers == ["slot", "memory", "disk", "store"]
 
 
-def test_a_tag_is_reckoned_once_for_a_request_however_many_replicas_there_are(monkeypatch):
+def test_a_tag_is_computed_once_for_a_request_however_many_replicas_there_are(monkeypatch):
     crowded = [candidate(f"rep_{number}", adapters=dict.fromkeys(OTHERS[:4], 1)) for number in range(50)]
     for each in crowded:
         each.load.elsewhere = frozenset(each.load.tags)

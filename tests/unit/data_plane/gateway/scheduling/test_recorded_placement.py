@@ -61,7 +61,7 @@ def test_no_replica_gets_one_adapter_too_many_nor_pages_that_it_lacks(seen):
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
-def test_an_adapter_that_runs_somewhere_with_room_is_not_fetched_anew(seen):
+def test_an_adapter_that_runs_on_a_replica_with_room_is_not_loaded_again(seen):
     for wanted in queries(seen)[:-1]:
         ranking = rank(seen.candidates(), wanted, COSTS)
         if not ranking.now:
@@ -80,7 +80,7 @@ def test_pool_capacity_says_no_only_where_placement_does(seen):
             assert not rank(seen.candidates(), wanted, COSTS).now
 
 
-def test_where_all_slots_run_others_adapters_a_strange_one_waits_until_it_is_overdue():
+def test_where_all_slots_run_other_adapters_a_new_one_waits_until_it_is_overdue():
     seen = MOMENTS["busy"]
     strange = f"ad_strange@{'0' * 64}"
     ranking = rank(seen.candidates(), query(strange, seen, rank=8), COSTS)

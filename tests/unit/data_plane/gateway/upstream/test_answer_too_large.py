@@ -1,4 +1,4 @@
-"""The end of a whole answer is enough to bill it, whatever its caller had it say."""
+"""The end of a whole answer is enough to bill it, whatever the answer contains."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A connection that is missing here says nothing of a replica: neither that it failed nor that it is well again."""
+"""A shortage of connections in this process says nothing about a replica: neither a failure nor a recovery."""
 
 import asyncio
 from types import SimpleNamespace
