@@ -1,6 +1,6 @@
-"""How a failure looks to an OpenAI client: the error body, and the headers its SDK acts on.
+"""Renders errors for OpenAI clients: the error body, and the headers that OpenAI's SDKs act on.
 
-What failed is decided elsewhere, as core.errors.AppError; nothing an engine said is ever passed on.
+Other modules raise the errors, as core.errors.AppError. An engine's own error text is never passed on.
 """
 
 import math
@@ -21,7 +21,7 @@ _TYPES: Final = {
 
 
 _MAY_PASS: Final = frozenset({408, 409, 429})
-"""Refusals that another attempt may get past; SDKs retry these, and every other 4xx says that it cannot."""
+"""Client errors that may succeed when retried. SDKs retry these; every other 4xx tells them not to."""
 
 
 _MORE: Final = ("eta_s", "max_tokens_that_fit")
@@ -35,25 +35,25 @@ class HeadersTooLarge(AppError):
 
 
 class RequestTimeout(AppError):
-    """A request that takes too long to arrive."""
+    """The request took too long to arrive."""
 
     status = 408
     default_code = "request_timeout"
 
 
 class MethodNotAllowed(AppError):
-    """The path exists, for another method."""
+    """The path exists, but not for this method."""
 
     status = 405
     default_code = "method_not_allowed"
 
 
 class InternalError(AppError):
-    """A defect of ours."""
+    """A defect in the gateway."""
 
 
 class QuotaExceeded(TooManyRequests):
-    """A limit of the tenant's plan, with what the rate-limit headers say about it."""
+    """A limit of the tenant's plan is exceeded. Carries the rate-limit headers."""
 
     def __init__(
         self,
@@ -71,15 +71,15 @@ class QuotaExceeded(TooManyRequests):
 
 
 def error_type(error: AppError) -> str:
-    """OpenAI's ``type``; clients are told to match on ``code``, which is ours."""
+    """OpenAI's ``type``. The documentation asks clients to match on ``code``, which Tenora defines."""
     if error.code == "insufficient_quota":
         return "insufficient_quota"
     return _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
 
 
 def error_body(error: AppError) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}}``, all four always there; ``eta_s`` or
-    ``max_tokens_that_fit`` too where it is known.
+    """``{"error": {"message", "type", "param", "code"}}``, always with all four, and with ``eta_s`` or
+    ``max_tokens_that_fit`` where known.
     """
     said = {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
     more = {name: known for name in _MORE if (known := getattr(error, name, None)) is not None}
@@ -87,7 +87,7 @@ def error_body(error: AppError) -> bytes:
 
 
 def error_headers(error: AppError) -> Headers:
-    """``retry-after`` in seconds, ``retry-after-ms``, and ``x-should-retry`` where the SDK would guess wrong."""
+    """``retry-after`` in seconds, ``retry-after-ms``, and ``x-should-retry`` where the SDK would decide wrongly."""
     headers: Headers = list(error.headers) if isinstance(error, QuotaExceeded) else []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
@@ -101,5 +101,5 @@ def error_headers(error: AppError) -> Headers:
 
 
 def error_event(error: AppError) -> bytes:
-    """The same body as the last event of a stream that has begun; no ``[DONE]`` follows it."""
+    """The same body as the last event of a stream that has begun. No ``[DONE]`` follows it."""
     return b"data: " + error_body(error) + b"\n\n"

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 protocol with bounds it lacks: on headers and trailers, on how long a head takes, on pipelining;
-and with what a stream needs of its connection beyond ASGI.
+"""uvicorn's HTTP/1.1 protocol with limits that it lacks: on the size of headers and trailers, on the time for headers,
+on pipelining. It also gives streams direct access to the connection, beyond ASGI.
 
-What it refuses never reaches a route, and is told in the shape of any other refusal.
+A request that it refuses never reaches a route, and gets an error in the usual format.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from data_plane.gateway.settings import GatewaySettings
 
 
 class _Refused(Exception):
-    """Ends the parsing of a connection that has been refused."""
+    """Stops the parser after a connection has been refused."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """Its bounds are in the settings that the application carries as ``app.state.settings``."""
+    """One client connection. The limits come from ``app.state.settings``."""
 
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:  # uvicorn's own signature
         super().__init__(config, *arguments, **options)
@@ -34,13 +34,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_s = settings.headers_s
         self._unsent_max_bytes = settings.client_write_buffer_max_bytes
         self._connections_max = settings.gateway_connections_max
-        self._handle = config.loaded_app.state.handle  # the framework has one route, and finding it takes 40 us
+        self._handle = config.loaded_app.state.handle  # past the framework's router, which takes 40 us
         self._on_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._unsent_max_bytes)
-        self._kept_bytes = 0  # since the last of a body: of a head, of trailers, or between requests
+        self._kept_bytes = 0  # bytes outside bodies: headers, trailers, or between requests
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self._head_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -50,18 +50,23 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._kept_bytes += len(data)
-        # A head is counted before it is parsed: the parser keeps an unfinished one of any size.
+        # Count headers before parsing: the parser buffers unfinished headers of any size.
         if self._head_timer is not None and self._kept_bytes > self._kept_max_bytes and b"\r\n\r\n" not in data:
             self._refuse_size()
             return
         super().data_received(data)
         if self._head_timer is None and self._kept_bytes > self._kept_max_bytes:
-            self._refuse_size()  # trailers, which uvicorn would keep as well
+            self._refuse_size()  # trailers, which uvicorn would buffer as well
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # uvicorn puts the next request in the place of the one that runs, which then never hears of a hang-up.
-            self._refuse(InvalidRequest("Wait for an answer before the next request.", code="pipelining_not_allowed"))
+            # uvicorn replaces the running request by the next one, and the former then never learns of a disconnect.
+            self._refuse(
+                InvalidRequest(
+                    "HTTP pipelining is not supported; wait for the response before sending the next request.",
+                    code="pipelining_not_allowed",
+                )
+            )
             raise _Refused
         super().on_message_begin()
         self.scope["state"]["connection"] = self
@@ -86,7 +91,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def whole_body(self) -> bytes | None:
-        """The body of the request that runs where all of it has come, and nobody has read any."""
+        """The running request's body, if all of it has arrived and none of it has been read; else None."""
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.disconnected:
             return None
@@ -95,17 +100,17 @@ class GatewayProtocol(HttpToolsProtocol):
         return body
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
-        """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None calls nobody any more."""
+        """Call ``on_gone`` once, soon, when the client disconnects or already has. None removes the callback."""
         self._on_gone = on_gone
         if on_gone is None:
             return
-        self.flow.resume_reading()  # a long body had stopped it, and who does not read hears of no hang-up
+        self.flow.resume_reading()  # a long body had paused reading, and a paused socket reports no disconnect
         if self.cycle is not None and self.cycle.disconnected:
             self.loop.call_soon(self._tell_gone)
 
     def begin(self, headers: Headers, data: bytes) -> bool:
-        """Begin a chunked response of status 200 with its first piece, else as ``push``; headers' names are in lower
-        case, and nothing in them a caller's.
+        """Begin a chunked response of status 200 with its first piece; else as ``push``. Header names are in lower
+        case, and no header value comes from a caller.
         """
         cycle = self.cycle
         if cycle is not None and not cycle.disconnected:
@@ -118,21 +123,21 @@ class GatewayProtocol(HttpToolsProtocol):
 
     @property
     def reads(self) -> bool:
-        """Whether what is sent now goes out without waiting for the caller to read what was sent before."""
+        """Whether data sent now goes out without waiting for the client to read earlier data."""
         return not self.flow.write_paused
 
     def push(self, data: bytes) -> bool:
-        """Send a piece of the chunked response that runs; false where ``drained`` should be awaited before more."""
+        """Send a piece of the running chunked response. False: await ``drained`` before the next piece."""
         if self.cycle is not None and not self.cycle.disconnected:
             self.transport.write(_chunk(data))
         return not self.flow.write_paused
 
     async def drained(self) -> None:
-        """Return once the caller has read enough for more, or is gone."""
+        """Wait until the client has read enough for more, or is gone."""
         await self.flow.drain()
 
     def cut(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
+        """Close the connection at once, without sending pending data."""
         self.transport.abort()
 
     def _tell_gone(self) -> None:
@@ -140,8 +145,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if on_gone is not None:
             on_gone()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its words are for nobody
-        """What uvicorn calls for anything that is not HTTP."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its message is not used
+        """Uvicorn calls this for anything that is not HTTP."""
         self._refuse(InvalidRequest("The request is not valid HTTP.", code="malformed_http"))
 
     def _stop_timer(self) -> None:
@@ -152,7 +157,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._head_timer = None
         if self._kept_bytes == 0 and not self.transport.is_closing():
-            self.transport.close()  # opened beforehand, and not used
+            self.transport.close()  # the client opened it in advance and did not use it
         else:
             self._refuse(RequestTimeout(f"The headers did not arrive within {self._head_s:g} s.", retryable=True))
 
@@ -160,7 +165,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(HeadersTooLarge(f"At most {self._kept_max_bytes} bytes of headers are accepted."))
 
     def _refuse(self, error: AppError) -> None:
-        """Answer, where no other answer has begun, and hang up. A request that runs is told that its caller is gone."""
+        """Send an error, unless another response has begun, and close. A running request sees its client disconnect."""
         if self.transport.is_closing():
             return
         metrics.REFUSALS.labels(error.code).inc()
@@ -184,19 +189,19 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 def _chunk(data: bytes) -> bytes:
-    """An empty one would end the response."""
+    """One chunk; nothing for empty data, since an empty chunk would end the response."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def _lines(headers: Headers) -> bytes:
-    """Headers as they are sent, with the line that ends them."""
+    """Headers as sent, with the empty line that ends them."""
     return b"".join([name + b": " + value + b"\r\n" for name, value in headers]) + b"\r\n"
 
 
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers instead of the application while there are too many connections."""
+    """Answers instead of the application while the process has too many connections."""
     client = client_of(cast("HTTPScope", scope), receive, send, new_id("req"))
     metrics.REFUSALS.labels("overloaded").inc()
     await client.fail(
-        Unavailable("This gateway has too many connections now; try again.", code="overloaded", retry_after_s=1)
+        Unavailable("This gateway has too many connections; try again in a second.", code="overloaded", retry_after_s=1)
     )

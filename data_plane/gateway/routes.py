@@ -1,6 +1,6 @@
-"""The gateway's paths, as raw ASGI: each hands over to the lifecycle and turns its failures into OpenAI's answers.
+"""The gateway's routes, as raw ASGI: each calls the lifecycle and turns errors into responses.
 
-protocol.py hands every request to ``handle``, past the framework's router; whatever is not in its table is a 404.
+http_protocol.py passes every request to ``handle`` without the framework's router. A path outside the table is a 404.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ _MODELS: Final = "/v1/models/"
 _SHOWN_CHARS: Final = 128
 
 Serve = Callable[[Client, str], Awaitable[None]]
-"""Answers one request, given its channel and its id. Raises AppError before the response has begun."""
+"""Answers one request, given its client and its id. Raises AppError before the response has begun."""
 
 
 class Routes:
-    """Answers every path."""
+    """Finds the route of a request and answers it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Routes:
         """One HTTP request, as an ASGI application."""
         request_id = new_id("req")
         client = client_of(cast("HTTPScope", scope), receive, send, request_id)
-        # The request's task, and what it starts, have this to themselves: all of their log lines carry the id.
+        # The context belongs to this request's task and the tasks that it starts: all their log events carry the id.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         await self._serve(client, request_id)
 
@@ -91,13 +91,13 @@ class Routes:
         except Exception:
             _log.exception("request failed", path=label)
             if client.started:
-                raise  # the server cuts the connection: the caller must not take this for the end
-            await _fail(client, InternalError("Something went wrong here; it has been logged under the request id."))
+                raise  # the server closes the connection, so that the caller does not take this for a complete answer
+            await _fail(client, InternalError("The gateway failed; the error is logged under the request id."))
         finally:
             metrics.REQUESTS.labels(label, str(client.status)).inc()
 
     def _find(self, client: Client) -> tuple[str, Serve]:
-        """The label for metrics, and who answers."""
+        """The route's label for metrics, and its handler."""
         path = client.path
         serve: Serve
         if path.startswith(_MODELS) and len(path) > len(_MODELS):
@@ -146,24 +146,24 @@ class Routes:
         await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
 
     async def _nothing(self, client: Client, _request_id: str) -> None:
-        raise NotFound(f"There is nothing at {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
+        raise NotFound(f"No route matches the path {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
 
 
 def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -> Client:
-    """The caller's end of a request, in the words that its path speaks."""
+    """The client of a request, which answers in the API format of its path."""
     speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
     return speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
 
 
 def _drop_traceback(error: BaseException | None) -> None:
-    """Forget where an error passed: those frames hold all of a request, and some of them the error."""
+    """Drop an error's tracebacks: their frames refer to the whole request, and some to the error, which is a cycle."""
     while error is not None:
         error.__traceback__, error = None, error.__context__
 
 
 def _wrong_method(method: str) -> Serve:
     async def refuse(_client: Client, _request_id: str) -> None:
-        raise MethodNotAllowed(f"Use {method} here.")
+        raise MethodNotAllowed(f"This path accepts only {method}.")
 
     return refuse
 

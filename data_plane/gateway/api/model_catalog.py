@@ -1,6 +1,7 @@
-"""From the caller's ``model`` to what an engine is asked for, inside the caller's tenant only.
+"""Resolves the caller's ``model`` to an adapter revision or base model, within the caller's tenant only, and lists
+models.
 
-Another tenant's adapter is not looked at, so it cannot be told from one that does not exist.
+Other tenants' adapters are never read, so a caller cannot tell them from adapters that do not exist.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ _LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minu
 
 @dataclass(frozen=True, slots=True)
 class AdapterTarget:
-    """An adapter, and the one revision of it that serves a request."""
+    """An adapter, and its revision that serves a request."""
 
     route: AdapterRoute
     revision: RevisionRoute
@@ -26,7 +27,7 @@ class AdapterTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What serves a request; ``adapter`` is None where that is the base model itself."""
+    """The model that serves a request. ``adapter`` is None for the base model itself."""
 
     shown_name: str
     base: BaseModelRoute
@@ -34,21 +35,23 @@ class Target:
 
     @property
     def engine_name(self) -> str:
-        """What its engine knows it by."""
+        """The name of this model in engines."""
         served = self.adapter
         return self.base.id if served is None else served.route.engine_name(served.revision.id)
 
     @property
     def rank(self) -> int:
-        """Of the adapter's matrices; 0 for a base model."""
+        """The adapter's LoRA rank; 0 for a base model."""
         return 0 if self.adapter is None else self.adapter.revision.rank
 
 
 def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     """The tenant's own adapter by ``name``, ``name:alias`` or ``name@revision``, else a base model by id or Hub name.
-    ``draw`` decides between the revisions of a weighted alias. Raises NotFound ``model_not_found``.
+    ``draw`` selects among the revisions of a weighted alias: the same draw gives the same revision while the weights
+    stay. Raises NotFound ``model_not_found``.
 
-    A tenant's name wins over a base model's, so that a base model published later changes nothing for its callers.
+    A tenant's adapter takes precedence over a base model of the same name, so a base model that is published later
+    changes nothing for the tenant's callers.
     """
     route, alias, weights = _find(tables, tenant_id, model)
     if route is None:
@@ -64,8 +67,8 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
 
 
 def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
-    """What ``/v1/models`` lists: the tenant's adapters, each followed by its aliases, then every base model. Only what
-    ``resolve`` would find.
+    """The list for ``/v1/models``: the tenant's adapters, each followed by its aliases, then every base model. It lists
+    only names that ``resolve`` finds.
     """
     tenant_id = caller.tenant.tenant_id
     own = tables.adapters.get(tenant_id, {})
@@ -80,7 +83,7 @@ def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
 
 
 def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, object]:
-    """One entry of the list, or a revision. Raises NotFound as ``resolve`` does."""
+    """One entry of the list, or one revision. Raises NotFound as ``resolve`` does."""
     target = resolve(tables, caller.tenant.tenant_id, model, draw="")
     if target.adapter is None:
         return _base_entry(caller, target.base)
@@ -88,7 +91,7 @@ def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, object
 
 
 def _find(tables: Tables, tenant_id: str, model: str) -> tuple[AdapterRoute | None, str, dict[str, int]]:
-    """The adapter that ``model`` names, the alias, and the weights of the revisions it may mean; none of them where
+    """The adapter that ``model`` names, the alias, and the weights of the revisions that may serve it; no weights if
     there is no such alias or revision.
     """
     adapters = tables.adapters.get(tenant_id, {})
@@ -115,7 +118,7 @@ def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, object]:
 
 
 def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, object]:
-    """``revisions`` are those that serve the name now, by weight."""
+    """``revisions`` are those that serve the name now, with their weights."""
     tenant_id = caller.tenant.tenant_id
     entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant_id}
     _, _, weights = _find(tables, tenant_id, name)
@@ -124,7 +127,7 @@ def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRout
 
 
 def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
-    """What a request may ask of a model; ``max_model_len`` in tokens, under the name that engines give it."""
+    """The limits of a request to a model. ``max_model_len`` is in tokens, under the name that vLLM uses."""
     limits = caller.limits
     context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
     shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
@@ -132,7 +135,7 @@ def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
 
 
 def _unlisted(route: AdapterRoute) -> str:
-    """What to do about a ready revision that is too old to be published."""
+    """What a caller can do about a ready revision that is too old to be published."""
     return (
         f" Of `{route.name}`, the {len(route.revisions)} newest or aliased revisions can be called; to call an older "
         f"one, point an alias at it: PUT /api/v1/adapters/{route.name}/aliases/<alias>."

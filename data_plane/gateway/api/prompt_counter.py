@@ -1,7 +1,7 @@
-"""Exact prompt counts, with the base model's own tokenizer and chat template, the way its engine makes them.
+"""Counts prompt tokens exactly as the engine does, with the base model's own tokenizer and chat template.
 
-Templates render as transformers does it (utils/chat_template_utils.py, 5.x) and vLLM calls it (renderers/hf.py, 0.32).
-Templates are published by admins; callers never bring one.
+Templates render as in transformers (utils/chat_template_utils.py, 5.x), called as in vLLM (renderers/hf.py, 0.32).
+Admins publish templates; callers cannot send one.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.state.snapshot import Snapshot
 
-_ENTRY_BYTES: Final = 250  # what an entry takes beside its text, about
-_SHARE_MAX: Final = 16  # of the whole: one text that took more would drive out all others
-_LOOK_S: Final = 0.5
-_NOBODY: Final = ""  # whose the loading of tokenizers is
+_ENTRY_BYTES: Final = 250  # memory of an entry beside its text, approximately
+_SHARE_MAX: Final = 16  # a text above this part of the cache is not cached: it would evict all others
+_PRELOAD_S: Final = 0.5
+_NO_TENANT: Final = ""  # tokenizers are loaded for no tenant in particular
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}`` marks what an assistant said, for training. Here it renders what it encloses."""
+    """``{% generation %}`` marks an assistant's output, for training. Here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -62,8 +62,8 @@ def _tojson(
 
 
 class PromptCounter:
-    """One base model's tokenizer and template. Safe to share between threads. ``kept_max_bytes`` bounds the texts whose
-    counts are remembered.
+    """One base model's tokenizer and template. Safe to share between threads. ``kept_max_bytes`` bounds the cache of
+    token counts.
     """
 
     def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute, kept_max_bytes: int = 0) -> None:
@@ -87,7 +87,9 @@ class PromptCounter:
         self._known = KnownCounts(kept_max_bytes)
 
     def refuse_special_tokens(self, call: Call) -> None:
-        """Text that spells a special token would become one, and change who seems to speak. Raises InvalidRequest."""
+        """Refuse text that spells a special token: it would become one, and could change the speaker. Raises
+        InvalidRequest.
+        """
         if call.messages is None or self._special is None:
             return
         written = texts_of(call.messages)
@@ -95,14 +97,14 @@ class PromptCounter:
             written += json.dumps(call.tools, ensure_ascii=False)
         if found := self._special.search(written):
             raise InvalidRequest(
-                f"The messages contain {found.group()!r}, which means something of its own to this model; remove it.",
+                f"The messages contain {found.group()!r}, which is a special token of this model; remove it.",
                 code="special_token",
                 param="messages",
             )
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
-        """The prompt text of a chat, by the template's own ``options``. Raises InvalidRequest where it refuses the
-        messages.
+        """The prompt text of a chat, with the template's own ``options``. Raises InvalidRequest if the template rejects
+        the messages.
         """
         try:
             return self._template.render(
@@ -122,7 +124,9 @@ class PromptCounter:
             ) from None
 
     def count(self, call: Call, owner: str = "") -> int:
-        """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is whose it is."""
+        """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is the tenant's id, for the
+        cache.
+        """
         self.refuse_special_tokens(call)
         if call.messages is not None:
             return self._count_parts(
@@ -132,7 +136,7 @@ class PromptCounter:
         return self._lengths([call.prompt], add_special_tokens=True)[0]
 
     def _count_parts(self, text: str, owner: str) -> int:
-        """Tokens of a chat, of which only the parts are counted that are not known already."""
+        """Tokens of a chat. Parts whose counts are cached are not counted again."""
         parts = [text] if self._boundary is None else self._boundary.split(text)
         total, unknown = len(parts) - 1, []
         for part in parts:
@@ -148,15 +152,16 @@ class PromptCounter:
         return total
 
     def _lengths(self, texts: list[str], *, add_special_tokens: bool) -> list[int]:
-        # `encode` holds the interpreter's lock to its end, so a long prompt in a thread stops the loop all the same.
-        # Batches give it up (tokenizers 0.23), and "fast" leaves out the offsets, which nobody reads.
+        # `encode` holds the interpreter's lock until it ends, so a long prompt in a thread would still block the loop.
+        # Batches release it (tokenizers 0.23), and "fast" skips the offsets, which are not needed.
         batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [len(encoded) for encoded in batch]
 
 
 class KnownCounts:
-    """Counts by owner and text, in about ``max_bytes`` of memory; what was not asked for the longest goes first. Safe
-    to share between threads.
+    """An LRU cache of token counts by owner and text, in about ``max_bytes`` of memory: a conversation repeats its
+    earlier turns in each request. Entries belong to one tenant, because a fast count would tell another tenant what was
+    sent before. Safe to share between threads.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -166,14 +171,14 @@ class KnownCounts:
         self._lock = threading.Lock()
 
     def get(self, owner: str, text: str) -> int | None:
-        """Tokens of a text, where they are known."""
+        """The cached count of a text, or None."""
         with self._lock:
             if (count := self._counts.get((owner, text))) is not None:
                 self._counts.move_to_end((owner, text))
             return count
 
     def put(self, owner: str, text: str, count: int) -> None:
-        """Remember what was counted."""
+        """Cache a count."""
         size_bytes = _size_bytes(text)
         with self._lock:
             if size_bytes > self._max_bytes // _SHARE_MAX or (owner, text) in self._counts:
@@ -197,23 +202,24 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """What is read of a tokenizer.json, which has megabytes more."""
+    """The parts of a tokenizer.json that are read; the file has megabytes more."""
 
     added_tokens: list[_AddedToken] = []
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds them as tokenizers does: the leftmost, and of those the longest."""
+    """A pattern that matches as tokenizers does: the leftmost match, and of those the longest."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(re.escape(token) for token in longest_first)) if longest_first else None
 
 
 def parts_are_independent(tokenizer_json: bytes | str) -> bool:
-    """Whether a text has as many tokens as what lies between its added tokens, and one for each of those.
+    """Whether the tokens of a text are the tokens of the parts between its added tokens, plus one for each added token.
 
-    tokenizers cuts a text at them first and treats each part alone (added_vocabulary.rs, 0.23), unless one of them
-    takes in what surrounds it or is found in normalized text only, or the first part is treated otherwise (Metaspace).
+    tokenizers splits a text at added tokens first and encodes each part alone (added_vocabulary.rs, 0.23). Exceptions:
+    an added token that absorbs surrounding text or matches normalized text only, and a first part that is encoded
+    differently (Metaspace).
     """
     tokenizer = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
     return b'"Metaspace"' not in bytes(tokenizer.pre_tokenizer) and not any(
@@ -222,7 +228,7 @@ def parts_are_independent(tokenizer_json: bytes | str) -> bool:
 
 
 def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates see the arguments of tool calls as objects (vLLM, renderers/chat_utils.py, _postprocess_messages)."""
+    """The message with its tool calls' arguments as objects (vLLM, renderers/chat_utils.py, _postprocess_messages)."""
     if "tool_calls" not in message:
         return message
     return {**message, "tool_calls": [_with_parsed_arguments(call) for call in message["tool_calls"]]}
@@ -234,7 +240,7 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptCounters:
-    """The counters of the base models in use, built from blobs in Redis and kept. Fails closed."""
+    """The prompt counters of the base models in use, built from blobs in Redis and cached. Fails closed."""
 
     def __init__(
         self,
@@ -256,7 +262,9 @@ class PromptCounters:
         self._loading = asyncio.Lock()
 
     async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
-        """Prompt tokens of a call to a base model; long prompts in a thread, so that streams do not wait for them."""
+        """Prompt tokens of a call to a base model. Long prompts are counted in a thread, so that streams need not
+        wait.
+        """
         if (counter := self._counters.get(route)) is None:
             counter = await self._load(route)
         self._counters.move_to_end(route)
@@ -265,14 +273,14 @@ class PromptCounters:
         return await self._threads.run(tenant_id, counter.count, call, tenant_id)
 
     async def run_forever(self, snapshot: Snapshot) -> None:
-        """Load what is published before it is asked for, for ever: no first request waits for its tokenizer."""
+        """Load published tokenizers in advance, so that no first request waits for one. Never returns."""
         while True:
             routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
             for route in routes[: self._kept_max]:
                 if route not in self._counters and len(self._counters) < self._kept_max:
                     with contextlib.suppress(AppError):
                         await self._load(route)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PRELOAD_S)
 
     async def _load(self, route: BaseModelRoute) -> PromptCounter:
         async with self._loading:
@@ -285,11 +293,11 @@ class PromptCounters:
                 blob = None
             if blob is None:
                 raise Unavailable(
-                    f"The tokenizer of `{route.id}` is not available now.",
+                    f"The tokenizer of `{route.id}` is not available; try again in 2 s.",
                     code="tokenizer_unavailable",
                     retry_after_s=2,
                 )
-            counter = await self._threads.run(_NOBODY, PromptCounter, blob, route, self._kept_max_bytes)
+            counter = await self._threads.run(_NO_TENANT, PromptCounter, blob, route, self._kept_max_bytes)
             self._counters[route] = counter
             while len(self._counters) > self._kept_max:
                 self._counters.popitem(last=False)

@@ -13,9 +13,9 @@ from core.contracts.replicas import Tier
 class TokenCounts:
     """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
 
-    An engine counts a sequence's prompt when its first token comes, so a sequence without output counts nothing, and
-    ``n`` sequences count the prompt ``n`` times. We meter the same. Of a stream an engine says only at its end how many
-    prompt tokens were cached.
+    An engine counts a sequence's prompt at its first token. So a sequence without output counts nothing, and ``n``
+    sequences count the prompt ``n`` times; Tenora meters the same. For a stream, an engine reports the number of cached
+    prompt tokens only at the end.
     """
 
     prompt_tokens: int = 0
@@ -37,8 +37,8 @@ class TokenCounts:
 
 
 class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of the adapter of one request: where it lay when the request came, for how long the request
-    waited for it, and for how long its loading held up the step that every running request shares.
+    """How an engine loaded the adapter of one request: the tier where the adapter was when the request arrived, how
+    long the request waited for it, and how long loading delayed the step that all running requests share.
     """
 
     tier: Tier
