@@ -1,7 +1,7 @@
-"""From a tenant's uploaded files to a stored revision: download, verify, judge in confinement, store by digest.
+"""Turns a tenant's uploaded files into a stored revision: download, verify, validate in the sandbox, store by digest.
 
-Called by the control plane's worker, outside any transaction. Idempotent: a crash anywhere leaves at most files without
-a manifest, which nobody reads. What counts as a good adapter is ``adapters.validation.validate``.
+The control plane's worker calls it outside any transaction. Idempotent: a crash leaves at most files without a
+manifest, which are never read. The rules for adapters are in ``adapters.validation.validate``.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from adapters.validation.validate import UploadLimits
 
 
 class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as the tenant declared it before uploading."""
+    """A file as the tenant declared it before the upload."""
 
     path: str
     size_bytes: int
@@ -42,10 +42,10 @@ def ingest(
     limits: UploadLimits,
     settings: UploadSettings,
 ) -> ValidationReport:
-    """The verdict on an upload; when it accepts, the revision is stored under ``verdict.digest``.
+    """Return the report on an upload. If it accepts, the revision is stored under ``verdict.digest``.
 
-    ``known_bases`` are the ids and Hub names of all base models. Raises ``Unavailable`` when the object store fails:
-    the job is to be tried again, since that says nothing of the upload.
+    ``known_bases`` are the ids and Hub names of all base models. Raises ``Unavailable`` when the object store fails;
+    the caller retries the job, because this says nothing about the upload.
     """
     with metrics.INGEST_SECONDS.time():
         verdict = _ingest(store, revision_id, files, ValidationRequest(
@@ -80,14 +80,14 @@ def _ingest(
         if verdict.manifest is not None and not verdict.problems:
             try:
                 store.put_revision(work / REVISION_FOLDER, verdict.manifest)
-            except (ObjectDamaged, FileNotFoundError):  # the child's answer and its files do not agree: believe neither
-                text = "the files could not be written again; save the adapter with a current PEFT and upload it again"
+            except (ObjectDamaged, FileNotFoundError):  # the child's answer and its files differ: trust neither
+                text = "the files could not be normalized; save the adapter with a current PEFT and upload it again"
                 return rejected(UploadProblem(code="validation_failed", message=text))
         return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
 
 
 def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> ValidationReport:
-    """What the declaration alone says: names and total size. The API can ask this before it gives out upload URLs."""
+    """Check the declaration alone: names and total size. The API calls this before it issues upload URLs."""
     report = ReportBuilder()
     check_names([file.path for file in files], report)
     if report.count == 0:
@@ -108,7 +108,9 @@ def _fetch(store: RevisionStore, revision_id: str, file: DeclaredFile, folder: P
             upload_key(revision_id, file.path), folder / file.path, bytes_max=file.size_bytes, sha256=file.sha256
         )
     except ObjectMissing:
-        report.refuse("artifact_missing", "was not uploaded; PUT it to its URL, then complete again", file=file.path)
+        report.refuse(
+            "artifact_missing", "was not uploaded; PUT it to its URL, then complete the upload again", file=file.path
+        )
         return
     except ObjectDamaged:
         size = -1

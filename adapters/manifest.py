@@ -1,6 +1,6 @@
-"""What an accepted adapter is: its base, rank, targets and files. The digest of a revision is the manifest's own.
+"""The manifest of an accepted adapter: base model, rank, targets and files. Its digest is the revision's digest.
 
-Nothing here reads weights; ``adapters.validation.normalize`` makes the manifest of what it wrote.
+Nothing here reads weights; ``adapters.validation.normalize`` creates the manifest of the files that it wrote.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ManifestDamaged(ValueError):
-    """The bytes are not the manifest of the digest they were asked for by."""
+    """The bytes are not the manifest of the requested digest."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One re-serialised file."""
+    """One normalized file."""
 
     path: str
     size_bytes: int
@@ -43,7 +43,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def size_bytes(self) -> int:
-        """What the adapter's files occupy together."""
+        """Total size of the adapter's files."""
         return sum(file.size_bytes for file in self.files)
 
     @property

@@ -4,47 +4,58 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-INGESTED: Final = Counter("tenora_adapter_uploads_total", "Uploads judged, by outcome.", ["outcome"])
+INGESTED: Final = Counter("tenora_adapter_uploads_total", "Validated uploads, by outcome.", ["outcome"])
 INGEST_SECONDS: Final = Histogram(
     "tenora_adapter_ingest_seconds",
-    "From the first download to the verdict.",
+    "Time to validate an upload, from the first download to the report.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
 UNPROTECTED_CHILDREN: Final = Counter(
     "tenora_adapter_unprotected_children_total",
-    "Validation children without an optional protection (landlock, network, own-user), by the one that was missing.",
+    "Validation children without an optional protection (landlock, network, own-user), by the missing protection.",
     ["missing"],
 )
 CACHE_FETCHES: Final = Counter(
     "tenora_adapter_cache_fetches_total",
-    "Adapters asked of the disk cache, by the tier that had them (disk, store), or failed.",
+    "Adapters requested from the adapter cache, by the tier that had them (disk, store) or failed.",
     ["tier"],
 )
 CACHE_REFUSALS: Final = Counter(
-    "tenora_adapter_cache_refusals_total", "Requests for an adapter that got an error instead, by its code.", ["code"]
+    "tenora_adapter_cache_refusals_total", "Requests for an adapter that failed, by error code.", ["code"]
 )
 CACHE_DAMAGED: Final = Counter(
-    "tenora_adapter_cache_damaged_total", "Adapters on the disk that were not what their digest says any more."
+    "tenora_adapter_cache_damaged_total", "Adapters on the disk that no longer matched their digest."
 )
 CACHE_EVICTIONS: Final = Counter(
-    "tenora_adapter_cache_evictions_total", "Adapters removed from the disk cache, by why.", ["reason"]
+    "tenora_adapter_cache_evictions_total", "Adapters removed from the adapter cache, by reason.", ["reason"]
 )
-CACHE_BYTES: Final = Gauge("tenora_adapter_cache_bytes", "Bytes of adapters on the disk.")
+CACHE_BYTES: Final = Gauge("tenora_adapter_cache_bytes", "Bytes of adapters in the adapter cache on disk.")
 CACHE_OVER_BUDGET: Final = Counter(
-    "tenora_adapter_cache_over_budget_total", "Downloads that exceeded the budget because everything else is in use."
+    "tenora_adapter_cache_over_budget_total",
+    "Downloads that exceeded the cache budget because all other adapters were in use.",
 )
 DOWNLOAD_SECONDS: Final = Histogram(
-    "tenora_adapter_download_seconds", "One adapter from S3 to disk.", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+    "tenora_adapter_download_seconds",
+    "Time to download one adapter from S3 to disk.",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
-DOWNLOAD_BYTES: Final = Counter("tenora_adapter_download_bytes_total", "Bytes of adapters that came from S3.")
+DOWNLOAD_BYTES: Final = Counter("tenora_adapter_download_bytes_total", "Bytes of adapters downloaded from S3.")
 DOWNLOAD_RETRIES: Final = Counter(
-    "tenora_adapter_download_retries_total", "Calls to S3 that were made again, by what was wrong.", ["reason"]
+    "tenora_adapter_download_retries_total", "Repeated calls to S3, by failure.", ["reason"]
 )
 DOWNLOAD_WAIT_SECONDS: Final = Histogram(
-    "tenora_adapter_download_wait_seconds", "Waiting for a turn to download.", buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30)
+    "tenora_adapter_download_wait_seconds",
+    "Time that an adapter download waited for its turn.",
+    buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30),
 )
 DOWNLOADS_WAITING: Final = Gauge(
-    "tenora_adapter_downloads_waiting", "Downloads that wait: for slots, or for their owner's own.", ["reason"]
+    "tenora_adapter_downloads_waiting",
+    "Waiting adapter downloads, by what they wait for: common slots, or slots of their owner.",
+    ["reason"],
 )
-DOWNLOADS_RUNNING: Final = Gauge("tenora_adapter_downloads_running", "Downloads under way, stalled ones among them.")
-CIRCUIT_OPEN: Final = Gauge("tenora_adapter_store_circuit_open", "1 while no adapter is asked of S3, but for probes.")
+DOWNLOADS_RUNNING: Final = Gauge(
+    "tenora_adapter_downloads_running", "Running adapter downloads, including stalled ones."
+)
+CIRCUIT_OPEN: Final = Gauge(
+    "tenora_adapter_store_circuit_open", "1 while the circuit breaker to S3 is open: only probes pass."
+)

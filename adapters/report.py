@@ -1,6 +1,6 @@
-"""What validation says of an upload, in the shape the API shows it: problems with stable codes, and notes.
+"""The report of a validation, in the form that the API shows: problems with stable codes, and notes.
 
-Deciding happens in the rules beside this file; only the words for it are here.
+The rules that decide are in ``adapters.validation``.
 """
 
 from typing import Final, Literal
@@ -44,7 +44,7 @@ Code = Literal[
 
 
 class UploadProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason for refusing. ``where`` is a field or a tensor's name; the message ends with how to cure it."""
+    """One reason for a rejection. ``where`` is a field or a tensor's name; the message ends with the fix."""
 
     code: Code
     message: str
@@ -53,7 +53,7 @@ class UploadProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileRejected(Exception):
-    """Raised where reading cannot go on after a problem."""
+    """Raised when a file cannot be read further because of a problem."""
 
     def __init__(self, problem: UploadProblem) -> None:
         super().__init__(problem.message)
@@ -61,7 +61,7 @@ class FileRejected(Exception):
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. An upload is accepted exactly when there is a manifest; then there are no problems."""
+    """The result for one upload. It is accepted exactly if there is a manifest and no problem."""
 
     problems: tuple[UploadProblem, ...] = ()
     notes: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str | None:
-        """The revision's digest, when accepted."""
+        """The revision's digest if the upload is accepted, otherwise None."""
         return self.manifest.digest if self.manifest is not None and not self.problems else None
 
 
@@ -82,7 +82,7 @@ _PROBLEMS_MAX: Final = 50
 
 
 class ReportBuilder:
-    """Collects what the rules find. Keeps the first 50 problems and counts the rest, so that it stays readable."""
+    """Collects problems and notes. Keeps the first 50 problems and counts the rest, so that it stays readable."""
 
     def __init__(self) -> None:
         self._problems: list[UploadProblem] = []
@@ -90,7 +90,7 @@ class ReportBuilder:
         self._left_out = 0
 
     def refuse(self, code: Code, message: str, *, file: str, where: str | None = None) -> None:
-        """Add a problem; ``message`` says what is wrong and the cure, and is shown after the file's name."""
+        """Add a problem. ``message`` states the defect and the fix, and is shown after the file's name."""
         self.add(UploadProblem(code=code, message=f"{file}: {message}", file=file, where=where))
 
     def add(self, problem: UploadProblem) -> None:
@@ -101,7 +101,7 @@ class ReportBuilder:
             self._left_out += 1
 
     def note(self, text: str) -> None:
-        """Add something worth knowing that stands in nobody's way."""
+        """Add a note, which does not reject the upload."""
         self._notes.append(text)
 
     @property
@@ -110,12 +110,12 @@ class ReportBuilder:
         return len(self._problems) + self._left_out
 
     def build(self, manifest: AdapterManifest | None = None) -> ValidationReport:
-        """What was found; ``manifest`` only when nothing was refused."""
-        assert not (self.count and manifest), "a refused upload has no manifest"
+        """Return the report. ``manifest`` is only allowed if there is no problem."""
+        assert not (self.count and manifest), "a rejected upload has no manifest"
         more = (f"{self._left_out} more problems are not shown",) if self._left_out else ()
         return ValidationReport(problems=tuple(self._problems), notes=(*self._notes, *more), manifest=manifest)
 
 
 def rejected(*problems: UploadProblem, notes: tuple[str, ...] = ()) -> ValidationReport:
-    """A verdict that refuses."""
+    """Return a report that rejects the upload."""
     return ValidationReport(problems=problems, notes=notes)

@@ -1,8 +1,8 @@
-"""How vLLM finds an adapter it does not know: by our own immutable names, through the disk cache.
+"""Resolves adapter names for vLLM: from an immutable engine name to a folder of the adapter cache.
 
 Used in the API server process alone: that is where unknown names are resolved (``resolve_lora`` in vLLM 0.32's
-``entrypoints/openai/models/serving.py``), after the engine's door has made them warm. Fails closed: a name of another
-shape, an absent revision or one that cannot be verified is never loaded.
+``entrypoints/openai/models/serving.py``), after the engine's middleware has loaded them. Fails closed: a name
+of another shape, an absent revision or one that cannot be verified is never loaded.
 """
 
 from pathlib import Path
@@ -52,7 +52,7 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
         try:
             path, manifest = await self._fetch(digest, lora_name)
         except ObjectMissing:
-            _log.warning("no such revision in the store", adapter=lora_name)
+            _log.warning("adapter revision not in the store", adapter=lora_name)
             return None
         except Unavailable as error:
             _log.error("adapter could not be fetched", adapter=lora_name, code=error.code, reason=error.message)
@@ -75,8 +75,8 @@ class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types
 
 
 def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: CacheSettings) -> AdapterCache:
-    """Make vLLM ask us for names it does not know. ``base_model`` is the id of the one it serves. Call once, in the API
-    server process; returns the cache it uses.
+    """Register the resolver with vLLM. ``base_model`` is the id of the base model that it serves. Call it once, in the
+    API server process. Returns the resolver's cache.
     """
     disk = AdapterCache(cache, RevisionStore(Bucket(s3, store)))
     LoRAResolverRegistry.register_resolver(REGISTERED_NAME, TenoraResolver(disk, base_model))
@@ -84,9 +84,9 @@ def register(base_model: str, s3: S3Settings, store: StoreSettings, cache: Cache
 
 
 def registered_cache() -> AdapterCache:
-    """The cache of the registered resolver, for whoever else in this process brings adapters in or takes them out.
+    """Return the cache of the registered resolver, for other code of this process that loads or removes adapters.
 
-    Raises ``KeyError`` where none was registered: not in a replica.
+    Raises ``KeyError`` if no resolver is registered, that is, outside a replica.
     """
     cache: AdapterCache = LoRAResolverRegistry.get_resolver(REGISTERED_NAME).cache
     return cache

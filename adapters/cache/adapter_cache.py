@@ -1,9 +1,10 @@
-"""Adapters on a replica's disk: fetched once, verified, kept within a byte budget, never taken from under an engine.
+"""The adapter cache of a replica: each adapter is fetched once, verified, and kept within a byte budget. The rules of
+the disk are in ``adapters.cache.disk_cache``, the order of downloads in ``adapters.cache.download_queue``.
 
-vLLM re-reads the path of an adapter that fell out of its memory, in the middle of a step, and a missing file stops the
-engine for everyone. So a digest that was handed out stays until its last holder's ``release`` or until its process is
-dead, also beyond the budget: then a warning and a metric say so, and only a disk that is nearly full refuses new ones.
-What is on the disk is served whatever S3 does. Fails closed for an adapter that cannot be verified, and for it alone.
+vLLM reads the path of an adapter again in the middle of a step if the adapter left its memory, and a missing file stops
+the engine for all tenants. So a digest that was handed out stays until its last holder calls ``release`` or its process
+dies, also above the budget. A warning and a metric report this; only a disk that is nearly full refuses new adapters.
+Adapters on the disk are served while S3 is down. An adapter that cannot be verified fails, and no other.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ from adapters.object_store.s3 import ObjectDamaged, ObjectMissing, StoreUnavaila
 from adapters.settings import CacheSettings
 from core.errors import AppError
 
-_CHECKERS: Final = 4  # threads that verify what is on the disk already
+_CHECKERS: Final = 4  # threads that verify adapters on the disk
 _CIRCUIT_OPEN_MAX_S: Final = 30
 
 
 class _Flight:
-    """One fetch that any number of callers wait for. It holds the digest itself until it has landed."""
+    """One fetch that several callers wait for. It leases the digest itself until it is done."""
 
     def __init__(self, digest: str, owner: str) -> None:
         self.digest, self.owner = digest, owner
@@ -40,7 +41,7 @@ class _Flight:
 
 
 class AdapterCache:
-    """``fetch`` from one event loop, any number of callers; several processes may share a folder."""
+    """Call it from one event loop, with any number of callers. Several processes may share a folder."""
 
     def __init__(self, settings: CacheSettings, store: RevisionStore) -> None:
         self._settings = settings
@@ -68,13 +69,13 @@ class AdapterCache:
     async def fetch(
         self, digest: str, *, holder: str = "", tenant: str | None = None, deadline_s: float | None = None
     ) -> Path:
-        """The folder of an adapter's verified files, which stay there until ``release`` by the same ``holder``: the
-        engine's name for the adapter, since several names may share a digest.
+        """Return the folder of an adapter's verified files. They stay until the same ``holder`` calls ``release``. The
+        holder is the engine's name for the adapter, because several names may share a digest.
 
-        Callers at the same time share one download; a caller that is cancelled does not cancel it. Downloads take turns
-        by ``tenant``, any string that stands for whose it is; without one, each ``holder`` has a line of its own.
-        After ``deadline_s`` raises ``AdapterStillLoading`` with an estimate, and the download goes on. Also raises
-        ``ObjectMissing`` for a digest that is not stored and ``Unavailable`` when S3 or the disk cannot give it.
+        Concurrent callers share one download; a cancelled caller does not cancel it. Tenants take turns; ``tenant`` is
+        any string that identifies one. Without it, each ``holder`` has its own queue.
+        Raises ``AdapterStillLoading`` with an estimate after ``deadline_s``, while the download continues;
+        ``ObjectMissing`` for a digest that is not stored; ``Unavailable`` when S3 or the disk fails.
         """
         owner = holder if tenant is None else tenant
         if (flight := self._flights.get(digest)) is None:
@@ -94,18 +95,18 @@ class AdapterCache:
             flight.waiters[holder] = max(0, flight.waiters[holder] - 1)
 
     def release(self, digest: str, holder: str = "") -> None:
-        """The engine has forgotten this name in every tier: its files may be evicted from now on, unless another name
-        or process holds them. Returns at once; safe to repeat.
+        """Release a name that the engine dropped from every tier. Its files may be evicted from now on, unless another
+        name or process holds them. Returns at once. Idempotent.
         """
         self._disk.leases.release(digest, holder)
         if not self._closed:
             self._checkers.submit(self._disk.flush)
 
     async def evict(self, digest: str, holder: str = "") -> frozenset[str]:
-        """``release``, stop a download that nobody else waits for, and remove the files.
+        """Release the name, stop its download if no other caller waits for it, and remove the files.
 
-        Returns who still holds the digest on this machine, under another name or in another process; empty when
-        nothing of it is left here. Safe to repeat. Raises ``Unavailable`` when the disk fails.
+        Returns the holders that remain on this machine, under another name or in another process; empty when the files
+        are removed. Idempotent. Raises ``Unavailable`` when the disk fails.
         """
         if (flight := self._flights.get(digest)) is not None:
             flight.waiters.pop(holder, None)
@@ -117,11 +118,11 @@ class AdapterCache:
         return await asyncio.get_running_loop().run_in_executor(self._checkers, self._disk.evict, digest)
 
     async def digests(self) -> frozenset[str]:
-        """Every adapter that lies on this disk, whoever holds it."""
+        """The digests of all adapters on this disk, held or not."""
         return await asyncio.get_running_loop().run_in_executor(self._checkers, self._disk.digests)
 
     def close(self) -> None:
-        """Release everything and stop the threads. Only for a process whose engine is gone."""
+        """Release all leases and stop the threads. Only for a process whose engine has ended."""
         self._closed = True
         for flight in self._flights.values():
             flight.download.stop.set()
@@ -137,7 +138,7 @@ class AdapterCache:
         return flight
 
     def _landed(self, flight: _Flight) -> None:
-        """Runs before any caller goes on: those who still wait hold the digest now."""
+        """Lease the digest to the callers that still wait. Runs before any of them continues."""
         del self._flights[flight.digest]
         if not flight.task.cancelled() and flight.task.exception() is None:
             for holder in +flight.waiters:
@@ -160,7 +161,7 @@ class AdapterCache:
             raise self._too_many(flight.download, full) from full
         except BaseException:
             metrics.CACHE_FETCHES.labels("failed").inc()
-            flight.download.stop.set()  # also when this task is cancelled: no thread goes on for nobody
+            flight.download.stop.set()  # also when this task is cancelled: no thread continues without a caller
             raise
         metrics.CACHE_FETCHES.labels("store").inc()
         return path
@@ -191,7 +192,7 @@ class AdapterCache:
         ):
             download.check()
             if self._disk.acquire(digest, flight.holder):
-                return  # another process was faster
+                return  # another process has downloaded it meanwhile
             manifest = self._store.download_manifest(digest, incoming / MANIFEST_FILE, download)
             download.total_bytes = manifest.size_bytes
             self._disk.reserve(manifest, incoming)
@@ -204,7 +205,7 @@ class AdapterCache:
     def _still_loading(self, download: Download) -> AdapterStillLoading:
         eta_s = self._estimates.eta_s(download, rounds_ahead=self._queue.rounds_ahead(download))
         return AdapterStillLoading(
-            f"the adapter is being loaded, about {eta_s:.1f} s to go; send the request again then",
+            f"the adapter is loading and needs about {eta_s:.1f} s more; retry after that",
             eta_s=eta_s,
             retry_after_s=retry_after_s(eta_s, self._settings.cache_retry_after_max_s),
         )
@@ -214,7 +215,7 @@ class AdapterCache:
         eta_s = self._estimates.eta_s(download, rounds_ahead=line / self._settings.cache_downloads_max)
         whose = "of this tenant " if full.of_owner else ""
         return AdapterStillLoading(
-            f"{line} adapters {whose}wait to be loaded already; send the request again later",
+            f"{line} adapters {whose}already wait to load; retry later",
             eta_s=eta_s,
             retry_after_s=retry_after_s(eta_s, self._settings.cache_retry_after_max_s),
         )

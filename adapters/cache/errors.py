@@ -1,4 +1,4 @@
-"""What the disk cache answers when it cannot hand out an adapter. Each concerns one adapter; the others serve on.
+"""The errors of the adapter cache. Each concerns one adapter; the others are still served.
 
 Errors of the store itself (``ObjectMissing``, ``ObjectDamaged``, ``store_unavailable``) are in
 ``adapters.object_store.s3``.
@@ -12,12 +12,12 @@ from typing import Final
 from core.errors import Unavailable
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_DISK_RETRY_S: Final = 30  # somebody has to free space or mend the disk
+_DISK_RETRY_S: Final = 30  # an operator must free space or repair the disk
 
 
 class AdapterStillLoading(Unavailable):
-    """The adapter is on its way, or waits for its turn, and the caller's patience is over; the download goes on.
-    ``eta_s`` is the estimate of when it will be here.
+    """The adapter still downloads, or waits for its turn, at the caller's deadline. The download continues.
+    ``eta_s`` is the estimated time until it is complete.
     """
 
     default_code = "adapter_loading"
@@ -28,7 +28,7 @@ class AdapterStillLoading(Unavailable):
 
 
 class CacheFull(Unavailable):
-    """The disk has no room for the adapter beside those that engines may still read."""
+    """The disk has no space for the adapter besides those that engines may still read."""
 
     default_code = "adapter_cache_full"
 
@@ -41,7 +41,7 @@ class CacheFailed(Unavailable):
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Failures of the disk as ours, so that none of them reaches a caller without a code."""
+    """Translate ``OSError`` into errors with a code."""
     try:
         yield
     except OSError as error:
@@ -49,13 +49,13 @@ def disk_errors(what: str) -> Iterator[None]:
             raise cache_full(what) from error
         reason = error.strerror or str(error)
         raise CacheFailed(
-            f"the adapter cache's disk failed for {what}: {reason}; look at TENORA_CACHE_DIR",
+            f"the adapter cache's disk failed for {what}: {reason}; check the disk of TENORA_CACHE_DIR",
             retry_after_s=_DISK_RETRY_S,
         ) from error
 
 
 def cache_full(what: str) -> CacheFull:
-    """The refusal of one adapter for want of space."""
+    """The error for one adapter that does not fit on the disk."""
     return CacheFull(
         f"the adapter cache's disk has no room for {what}; give TENORA_CACHE_DIR more space, "
         "or serve fewer adapters at once on this replica",

@@ -1,7 +1,7 @@
-"""Whether to ask S3 at all: after failures that are the service's own, a pause, then one probe, then all again.
+"""The circuit breaker for S3. Closed: downloads pass. Open: they are refused for a pause, then one probe passes.
 
-A broken or slow object says nothing of the service, so only two things count: nobody listens, or the server says 5xx to
-several owners with no success between. Fails closed for what would have to be downloaded; the disk serves on.
+A broken or slow object says nothing about the service, so only two failures count: S3 is unreachable, or it answers 5xx
+to several owners without a success between. While the circuit is open, downloads fail and the disk cache still serves.
 """
 
 import time
@@ -30,41 +30,41 @@ class StoreCircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether downloads are being refused, but for probes."""
+        """Whether downloads are refused, except probes."""
         return self._open_until is not None
 
     def check(self) -> None:
-        """Raises ``Unavailable`` while the pause lasts, or while a probe is under way."""
+        """Raise ``Unavailable`` during the pause, or while a probe runs."""
         if self._open_until is None:
             return
         wait_s = max(self._open_until, self._probing_until) - self._clock()
         if wait_s > 0:
             raise Unavailable(
-                "the object store does not answer; adapters on this replica's disk serve on, others must wait",
+                "the object store does not answer; only adapters on this replica's disk can be served",
                 code="store_unavailable",
                 retry_after_s=max(1.0, wait_s),
             )
 
     def admit(self) -> None:
-        """The same; whom it lets through after a pause is the probe."""
+        """Raise as ``check`` does. The first download that passes after a pause is the probe."""
         self.check()
         if self._open_until is not None:
-            self._probing_until = self._clock() + self._pause_s  # one that never reports is followed by another
+            self._probing_until = self._clock() + self._pause_s  # another probe follows if this one never reports
 
     def succeeded(self) -> None:
-        """S3 answered: whatever the answer was, the service is there."""
+        """Close the circuit: S3 answered, so the service is available."""
         self._failures, self._open_until, self._probing_until = 0, None, 0.0
         self._pause_s = self._open_s
         self._owners.clear()
 
     def failed(self, owner: str, *, unreachable: bool) -> None:
-        """``unreachable``: nobody listens; otherwise the server itself said that it cannot serve."""
+        """Record a failure. ``unreachable``: no connection; otherwise the server answered 5xx."""
         self._failures += 1
         if len(self._owners) < _OWNERS_KEPT:
             self._owners.add(owner)
         if self._open_until is not None:
             if self._clock() < self._open_until:
-                return  # began before the pause
+                return  # this download began before the pause
             self._pause_s = min(self._open_max_s, 2 * self._pause_s)
         elif self._failures < _FAILURES or not (unreachable or len(self._owners) > 1):
             return

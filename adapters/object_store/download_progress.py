@@ -1,6 +1,6 @@
-"""The state of one download, as its threads write it and others read it: bytes, the last sign of life, and its end.
+"""The progress of one download, written by its threads and read by others: bytes, last activity, deadline, stop.
 
-``DownloadEstimates`` learns from finished downloads how long the next may take. Moving bytes is
+``DownloadEstimates`` estimates from finished downloads how long the next takes. Moving bytes is
 ``adapters.object_store.ranged_download``.
 """
 
@@ -23,7 +23,7 @@ class DownloadStopped(Unavailable):
 
 
 class Download:
-    """``begin`` starts its clock, every byte goes through ``add``, ``check`` ends it in time."""
+    """``begin`` starts the clock, ``add`` counts bytes, ``check`` raises at the deadline or after a stop."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -35,31 +35,31 @@ class Download:
         self._timeout_s = math.inf
 
     def begin(self, timeout_s: float | None = None) -> "Download":
-        """From now on it runs, for at most ``timeout_s``. Returns itself."""
+        """Start the clock, with a deadline after ``timeout_s``. Returns the download itself."""
         self._began_at = self._moved_at = time.monotonic()
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         return self
 
     def add(self, size_bytes: int) -> None:
-        """So many bytes have come; negative where bytes are given up to be fetched again."""
+        """Count received bytes. Negative if bytes are discarded and fetched again."""
         with self._guard:
             self.done_bytes += size_bytes
             self._moved_at = time.monotonic()
 
     def touch(self) -> None:
-        """A sign of life that is no progress."""
+        """Record activity without progress."""
         self.add(0)
 
     def check(self) -> None:
-        """Raises ``DownloadStopped``, or ``Unavailable`` when its time is up."""
+        """Raise ``DownloadStopped`` after a stop, or ``Unavailable`` after the deadline."""
         if self.stop.is_set():
-            raise DownloadStopped(f"the download of {self.what} was stopped; ask again if it is still wanted")
+            raise DownloadStopped(f"the download of {self.what} was stopped; retry if you still need it")
         if time.monotonic() > self._began_at + self._timeout_s:
             text = f"{self.what} could not be downloaded within {self._timeout_s:g} s; the object store is slow"
             raise Unavailable(text, code="store_timeout", retry_after_s=_RETRY_MIN_S)
 
     def pause(self, seconds: float) -> None:
-        """Wait before another attempt; raises as ``check`` does."""
+        """Wait before another attempt. Raises as ``check`` does."""
         self.stop.wait(seconds)
         self.check()
 
@@ -69,7 +69,7 @@ class Download:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it began; 0 while it waits."""
+        """Seconds since ``begin``; 0 before it."""
         return max(0.0, time.monotonic() - self._began_at)
 
 
@@ -81,7 +81,7 @@ class DownloadEstimates:
         self._seconds: float | None = None
 
     def record(self, size_bytes: int, seconds: float) -> None:
-        """A download of so many bytes took so long."""
+        """Record a finished download."""
         rate = size_bytes / max(seconds, 1e-6)
         self._bytes_per_s = _mix(self._bytes_per_s, rate)
         self._seconds = _mix(self._seconds, seconds)
@@ -101,7 +101,7 @@ class DownloadEstimates:
 
 
 def retry_after_s(eta_s: float, at_most_s: float) -> float:
-    """When to ask again: whole seconds, at least one and not beyond what callers should wait."""
+    """Return the Retry-After for an estimate: whole seconds, at least 1 and at most ``at_most_s``."""
     return float(min(max(_RETRY_MIN_S, math.ceil(eta_s)), at_most_s))
 
 

@@ -1,7 +1,7 @@
-"""How a large file is cut into parts for a multipart upload: arithmetic alone, within what S3 allows.
+"""Divides a large file into parts for a multipart upload, within the limits of S3. Pure arithmetic.
 
 S3 takes parts of 5 MiB to 5 GiB, the last one any size, and at most 10,000 of them
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html). Who sends them is ``upload_store``.
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html). Sending them is the task of ``upload_store``.
 """
 
 from typing import Final

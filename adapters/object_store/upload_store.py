@@ -1,10 +1,10 @@
-"""Where tenants' files arrive: presigned PUTs for exactly the announced keys and sizes, whole or in parts, and their
-removal. Nothing here is ever read by an engine: ``ingest`` judges the files and ``store`` keeps what it made of them.
+"""The store of tenants' uploads: presigned PUTs for exactly the announced keys and sizes, whole or in parts, and their
+removal. Engines never read these files: ``ingest`` validates them and ``revision_store`` stores the normalized result.
 
 Differences between servers that callers need not see: AWS checks a whole file against its signed SHA-256, rclone 1.75
 only that it was declared; parts carry their size alone. rclone keeps the parts of an open upload in memory or in one
-hidden file, so a restart of it forgets them (the upload is then gone and opened anew), takes no other content for a
-part it has already written, and ends an upload whose completion it refuses. Ingestion hashes every file again.
+hidden file, so they are lost when it restarts (the upload is then gone and must be opened again). It accepts no other
+content for a part that it has written, and ends an upload whose completion it refuses. Ingestion hashes every file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class StoredPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upload_key(revision_id: str, path: str) -> str:
-    """Where a tenant's file arrives."""
+    """The key of a tenant's uploaded file."""
     return f"{_UPLOADS}{revision_id}/{path}"
 
 
@@ -103,12 +103,12 @@ class UploadStore:
                 self.bucket.client.complete_multipart_upload(
                     Bucket=self.bucket.name, Key=key, UploadId=upload_id, MultipartUpload={"Parts": listed}
                 )
-        except ObjectMissing:  # somebody else has just completed it
+        except ObjectMissing:  # another process has just completed it
             return []
         return []
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
-        """Give up a multipart upload and free its parts. One that is not open is no error."""
+        """Abort a multipart upload and free its parts. Idempotent."""
         try:
             with translated(key):
                 self.bucket.client.abort_multipart_upload(Bucket=self.bucket.name, Key=key, UploadId=upload_id)
@@ -125,8 +125,8 @@ class UploadStore:
         return self.bucket.delete_prefix(prefix)
 
     def abort_abandoned(self, before: datetime, *, limit: int) -> int:
-        """Give up to ``limit`` multipart uploads up that were begun before an instant, whoever remembers them; returns
-        how many there were.
+        """Abort up to ``limit`` multipart uploads that began before an instant, recorded elsewhere or not. Returns how
+        many were aborted.
         """
         aborted = 0
         for key, upload_id, begun in self._open_multiparts(_UPLOADS):

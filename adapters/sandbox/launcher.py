@@ -1,8 +1,9 @@
-"""The launcher that gives up every power it can and then becomes another program: run by path, standard library only.
+"""The launcher drops its privileges and then becomes another program. It is run by path and uses only the standard
+library.
 
-``python -I -S sandbox.py '<spec as JSON>' <command>``. Resource limits, no new privileges and the system-call filter
-must succeed, otherwise nothing is started (fails closed). Namespaces and Landlock depend on the kernel and its policy;
-which of them hold is written to standard error (fails open, visibly). ``adapters.sandbox.parent`` is the caller.
+``python -I -S launcher.py '<spec as JSON>' <command>``. Resource limits, no new privileges and the system-call filter
+must succeed, otherwise nothing starts (fails closed). Namespaces and Landlock depend on the kernel and its policy;
+the launcher writes those that hold to standard error (fails open, visibly). ``adapters.sandbox.parent`` is the caller.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
-"""Running code that reads untrusted files, in a child without network, other processes, secrets or unbounded anything.
+"""Runs code that reads untrusted files in a child process without network, other processes or secrets, with limits.
 
-Fails closed: a child that crashes, is killed, says too much or takes too long gives a refusing verdict, never an
-acceptance. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
+Fails closed: a child that crashes, is killed, answers too much or takes too long rejects the upload, and never
+accepts it. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
 where root's child cannot have a user of its own: the system-call filter is what always holds. What the child does
-inside is ``adapters.sandbox.child``; how it gives up its powers is ``adapters.sandbox.launcher``.
+inside is in ``adapters.sandbox.child``; how it drops its privileges is in ``adapters.sandbox.launcher``.
 """
 
 import json
@@ -36,7 +36,7 @@ _ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "OPENBLAS_NUM
 
 
 class ChildFailed(Exception):
-    """The child gave no answer that can be used."""
+    """The child gave no usable answer."""
 
     def __init__(self, reason: Literal["timeout", "crashed", "too_long"], detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -65,7 +65,7 @@ def validate_confined(work: Path, request: ValidationRequest, settings: UploadSe
             text = f"validation took longer than {settings.upload_validation_timeout_s:g} s; upload a smaller adapter"
             return rejected(UploadProblem(code="validation_timeout", message=text))
     except msgspec.DecodeError as error:
-        _log.warning("validation child answered nonsense", error=str(error))
+        _log.warning("validation child answer invalid", error=str(error))
     text = "the files could not be validated within the limits; save the adapter again with a current PEFT"
     return rejected(UploadProblem(code="validation_failed", message=text))
 
@@ -112,7 +112,7 @@ def run_confined(
             answer = _read_bounded(process.stdout, deadline, settings.upload_answer_bytes_max)
             status = process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise ChildFailed("timeout", "it closed its output and went on") from None
+            raise ChildFailed("timeout", "it closed its output and kept running") from None
         finally:
             _end(process)
             _report_missing(errors)
@@ -146,7 +146,7 @@ def _read_bounded(stream: IO[bytes], deadline: float, bytes_max: int) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """No child outlives its answer. It could start no others, so the group is itself."""
+    """Kill the child if it still runs. It cannot start processes, so its group is the child alone."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -165,7 +165,7 @@ def _report_missing(errors: IO[bytes]) -> None:
     for name in missing:
         metrics.UNPROTECTED_CHILDREN.labels(name).inc()
     if missing:
-        _log.warning("validation child was not fully confined", missing=missing, held=held.strip())
+        _log.warning("validation child not fully confined", missing=missing, held=held.strip())
 
 
 def _code_folders() -> list[Path]:

@@ -1,6 +1,6 @@
-"""The temporary folder an upload is unpacked and judged in, and the removal of those whose process was killed.
+"""The temporary folder in which one upload is validated, and the removal of folders whose process was killed.
 
-A folder is its owner's as long as that process holds a lock on it; the kernel gives the lock back when it dies.
+A process owns a folder while it holds a lock on it; the kernel releases the lock when the process dies.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ def remove_abandoned(parent: Path | None) -> int:
         finally:
             os.close(lock)
     if removed:
-        structlog.get_logger().info("abandoned uploads removed", folders=removed)
+        structlog.get_logger().info("abandoned work folders removed", folders=removed)
     return removed
 
 

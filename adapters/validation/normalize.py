@@ -1,7 +1,7 @@
-"""An accepted upload, written again by us: a typed config and one bfloat16 file with canonical names in sorted order.
+"""Writes an accepted upload again: a typed config and one bfloat16 file with canonical names in sorted order.
 
 Equal meaning gives equal bytes and so one digest. No byte of the tenant's files is copied as it was, except weights
-that were bfloat16 already. What is accepted is decided before, in ``adapters.validation.validate``.
+that were bfloat16 already. ``adapters.validation.validate`` decides before what is accepted.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""An untrusted upload, judged: the rules in their order. The result is what the file means, or the reasons against it.
+"""Validates an untrusted upload with all rules in order. The result is the adapter's meaning, or the problems found.
 
 Runs inside the confined child (``adapters.sandbox.child``); reads the two files and writes nothing. Fails closed:
-whatever is not understood is refused.
+input that is not understood is rejected.
 """
 
 from collections.abc import Set as AbstractSet
@@ -28,7 +28,7 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the platform allows, whatever the plan."""
+    """The platform's bounds, which apply to every plan."""
 
     header: HeaderBounds = HeaderBounds()
     weights: WeightBounds = WeightBounds()
@@ -50,7 +50,7 @@ def validate(
     bounds: PlatformBounds,
     report: ReportBuilder,
 ) -> ValidatedAdapter | None:
-    """Judge the upload in ``folder``. None exactly when ``report`` got a problem."""
+    """Validate the upload in ``folder``. Returns None exactly if ``report`` has a problem."""
     check_names([path.name for path in folder.iterdir()], report)
     _check_kinds(folder, limits, report)
     if report.count > 0:
