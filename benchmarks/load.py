@@ -15,7 +15,7 @@ import msgspec
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """One streamed answer: seconds to its first token and to its end, tokens by the engine's count, and what the
-    engine's door told of loading its adapter.
+    engine's middleware reported about loading its adapter.
     """
 
     model: str

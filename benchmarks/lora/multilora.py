@@ -1,8 +1,8 @@
 """What one replica does with 1 to 1,000 adapters: throughput, time to first token by where the adapter lay, hit rates
 of the tiers, the stall that loads impose on everyone, and fairness between tenants.
 
-A real engine behind its own door, S3 and disk cache included, serves a small model of random weights and adapters of
-mixed ranks, so that two cores can show the engine's bookkeeping at full rate. Traces are drawn from a seed.
+A real engine behind its own middleware, S3 and disk cache included, serves a small model of random weights and adapters
+of mixed ranks, so that two cores can show the engine's bookkeeping at full rate. Traces are drawn from a seed.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""A replica under load: requests for adapters, sent at their times or as fast as they are answered, and what its door
-told of each adapter's loading.
+"""A replica under load: requests for adapters, sent at their times or as fast as they are answered, and the report of
+its middleware on each adapter's load.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Where an engine's door is, its key, and where it writes its residency table. ``words`` makes prompts of text."""
+    """An engine's URL and key, and the folder of its residency table. ``words`` makes prompts of text."""
 
     url: str
     key: str
@@ -44,7 +44,7 @@ class Engine:
 
 
 class Replica:
-    """An engine behind its door, real or a witness, with the names of its adapters, and a client."""
+    """An engine behind its middleware, real or a witness, with the names of its adapters, and a client."""
 
     def __init__(self, engine: Engine, names: list[str], session: aiohttp.ClientSession, seed: int) -> None:
         self.engine, self.names = engine, names
@@ -60,7 +60,7 @@ class Replica:
             output_tokens=arrival.output_tokens, tenant=f"tn_{arrival.adapter % TENANTS}",
         )  # fmt: skip
         if answer.told is None:
-            raise RuntimeError("the door did not tell where the adapter lay")
+            raise RuntimeError("the engine did not report the adapter's tier")
         return Served(
             arrival=arrival, answer=answer, tier=answer.told["tier"], load_ms=answer.told["load_ms"],
             stall_ms=answer.told["stall_ms"], late_s=late_s,

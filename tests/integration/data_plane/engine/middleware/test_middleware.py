@@ -17,7 +17,7 @@ from core.ids import new_id
 from data_plane.engine.middleware.idle_adapter_sweep import IdleAdapterSweep
 from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 from data_plane.engine.settings import MiddlewareSettings
-from tests.fixtures.engine.middleware_harness import KEY, NOWHERE, MiddlewareHarness, disk_cache
+from tests.fixtures.engine.middleware_harness import KEY, UNREACHABLE_S3, MiddlewareHarness, disk_cache
 from tests.fixtures.uploads.stored_revisions import make_revision
 
 
@@ -161,7 +161,7 @@ async def test_a_caller_that_disconnects_frees_its_share_of_memory(make_harness,
 
 async def test_absent_adapters_are_404_and_a_store_that_is_down_503(make_harness, adapters):
     assert (await make_harness().chat(f"{new_id('ad')}@{'a' * 64}")).status == 404
-    answer = await make_harness(s3=NOWHERE).chat(f"{new_id('ad')}@{'b' * 64}")
+    answer = await make_harness(s3=UNREACHABLE_S3).chat(f"{new_id('ad')}@{'b' * 64}")
     assert answer.status == 503
     assert b"127.0.0.1" not in answer.body
 
