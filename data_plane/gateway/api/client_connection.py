@@ -1,7 +1,7 @@
-"""The caller's end of one request: reading its body within bounds, answering over ASGI, and noticing that it has gone.
-What ASGI has no words for, or only slow ones, is asked of the connection itself.
+"""The client side of one request: reads the body within limits, answers over ASGI, and detects a disconnect. What ASGI
+lacks, or does slowly, goes directly to the connection.
 
-It speaks OpenAI's shapes; a subclass may speak another's.
+It answers in OpenAI's format; a subclass may use another format.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from data_plane.gateway.errors import (
     error_headers,
 )
 
-CLIENT_GONE: Final = 499  # nginx's word, in our metrics, for a caller who left before there was a response
+CLIENT_GONE: Final = 499  # nginx's status, in the metrics only: the client disconnected before a response began
 
 
 class ClientGone(Exception):
-    """The caller hung up before its request was whole, or before it had a place."""
+    """The client disconnected before its request was complete, or before it was placed on a replica."""
 
 
 @dataclass(slots=True)
 class ResponseRecording:
-    """What is sent, as long as it stays within ``bytes_max``; ``on_whole`` is awaited before the last of it goes out.
-    An answer that is or becomes an error is not recorded.
+    """A copy of the response, if it stays within ``bytes_max``. ``on_whole`` is awaited before the last part is sent.
+    Errors, and responses that end in one, are not recorded.
     """
 
     bytes_max: int
@@ -44,7 +44,7 @@ class ResponseRecording:
     too_large: bool = False
 
     def add(self, data: bytes) -> None:
-        """Keep ``data``, or nothing at all once it is too much."""
+        """Append ``data``; once the response is too large, keep nothing of it."""
         if len(self.body) + len(data) > self.bytes_max:
             self.too_large = True
             self.body.clear()
@@ -56,7 +56,7 @@ class ClientSocket(Protocol):
     """The socket beneath a request, which its server puts into the request's ``state``."""
 
     def whole_body(self) -> bytes | None:
-        """The request's body where all of it has come already, and nobody has read any; it is read then."""
+        """The request's body, if all of it has arrived and none of it has been read; else None."""
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
         """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None calls nobody any more."""
@@ -81,7 +81,7 @@ class ClientSocket(Protocol):
 
 
 class Client:
-    """One request's channel. ``started`` says whether a response has begun."""
+    """The client of one request. ``started`` tells whether a response has begun."""
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -104,7 +104,7 @@ class Client:
             raise HeadersTooLarge(f"At most {count_max} headers and {bytes_max} bytes of them are accepted.")
 
     async def read_json_bytes(self, *, bytes_max: int, timeout_s: float) -> bytes:
-        """The whole body. Raises TooLarge, UnsupportedMedia, RequestTimeout or ClientGone."""
+        """The complete body. Raises TooLarge, UnsupportedMedia, RequestTimeout or ClientGone."""
         for name, value in self.request_headers:
             if name == b"content-length" and (not value.isdigit() or int(value) > bytes_max):
                 raise _too_large(bytes_max)
@@ -143,11 +143,11 @@ class Client:
                 return bytes(body)
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
-        """Call ``on_gone`` when the caller hangs up, until another is named or nobody."""
+        """Call ``on_gone`` when the client disconnects. It replaces an earlier callback; None removes it."""
         self._connection.watch(on_gone)
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send status and headers; a connection whose body was not read is not kept."""
+        """Send status and headers. A connection whose request body was not read is closed afterwards."""
         self.started, self.status = True, status
         if self.recording is not None:
             self.recording.status, self.recording.headers = status, headers
@@ -181,11 +181,11 @@ class Client:
         return self._connection.push(body)
 
     async def drained(self) -> None:
-        """Wait while the caller has more to read than is good."""
+        """Wait while too much sent data is unread."""
         await self._connection.drained()
 
     def cut(self) -> None:
-        """Hang up on the caller, who loses what it has not read."""
+        """Close the connection; the client loses unread data."""
         self._connection.cut()
 
     async def finish(self, body: bytes) -> None:
@@ -207,7 +207,7 @@ class Client:
         await self.respond(200, answer, headers)
 
     async def replay(self, recorded: ResponseRecording, headers: Headers) -> None:
-        """Send what was recorded of an earlier answer, byte for byte."""
+        """Send an earlier, recorded response, byte for byte."""
         await Client.start(self, recorded.status, [*recorded.headers, *headers])
         await Client.finish(self, bytes(recorded.body))
 

@@ -1,4 +1,4 @@
-"""The caller's body, taken apart by the allow-list and rebuilt for an engine. Nothing of it is forwarded by default."""
+"""Parses the caller's body by an allow-list and rebuilds it for an engine. No field is forwarded by default."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ _logprobs = fields.integer(0, 5)
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """What a caller asks for. ``fields`` are forwarded as they stand; the rest is decided on the way. ``session`` is
-    whom or what the caller says it is for, and stays here; ``tier_asked`` that the answer is to name its tier.
+    """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
+    caller's name for its session, and is not forwarded. With ``tier_asked``, the answer names its service tier.
     """
 
     kind: Kind
@@ -99,7 +99,7 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
 
 
 def check_combinations(call: Call, options: dict[str, bool]) -> None:
-    """Fields that need, or exclude, one another. ``options`` are those of a stream."""
+    """Check fields that require or exclude one another. ``options`` are the stream options."""
     if (call.messages is None) == (call.prompt is None):
         raise _without_content(call)
     if options and not call.stream:
@@ -116,7 +116,9 @@ def check_combinations(call: Call, options: dict[str, bool]) -> None:
 
 
 def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:
-    """The body for an engine: our name for the model, our ceiling, our salt, usage in every chunk."""
+    """The body for an engine: the engine's name for the model, the reserved ceiling, the salt, and usage in every
+    chunk.
+    """
     body: dict[str, Any] = {**call.fields, "model": model, "max_tokens": max_tokens, "cache_salt": cache_salt}
     if call.messages is not None:
         body["messages"] = call.messages
@@ -201,7 +203,7 @@ def _take_session(call: Call, name: str, value: Any) -> None:
 
 
 def _check_known(kind: Kind, name: str) -> None:
-    """Null is the same as absent, also for refused fields; only names nobody knows are refused."""
+    """Null is the same as absent, also for refused fields. Only unknown names are refused."""
     known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in fields.TAKEN
     if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
         raise fields.unknown(name) if not known else invalid(name, "given")
