@@ -10,7 +10,7 @@ DEAD_LETTERS = Counter("tenora_billing_dead_letters_total", "Events given up on 
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
 QUOTAS_REBUILT = Counter(
-    "tenora_billing_quotas_rebuilt_total", "Counts corrected after Redis was found empty or started anew. Alert on any."
+    "tenora_billing_quotas_rebuilt_total", "Quota counts corrected after Redis was empty or restarted. Alert on any."
 )
 QUOTA_DRIFTS = Counter(
     "tenora_billing_quota_drifts_total", "Tenants whose quota differed from the ledger, and was mended. Alert on any."
@@ -19,6 +19,6 @@ QUOTA_DRIFT_TOKENS = Gauge(
     "tenora_billing_quota_drift_tokens", "Tokens by which quotas differed from the ledger at the last look."
 )
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
-UNREAD = Gauge("tenora_billing_unread_events", "Events in the stream that nobody has read.")
+UNREAD = Gauge("tenora_billing_unread_events", "Events in the usage stream that billing has not read.")
 PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")
 DEAD_LETTERS_HELD = Gauge("tenora_billing_dead_letters_held", "Events among the dead letters now.")

@@ -56,4 +56,4 @@ class QuotaRepair:
             return
         self._wanted = False
         metrics.QUOTAS_REBUILT.inc(rebuilt.corrected)
-        _log.info("quotas rebuilt for a Redis that began anew", tenants=rebuilt.tenants, corrected=rebuilt.corrected)
+        _log.info("quotas rebuilt", tenants=rebuilt.tenants, corrected=rebuilt.corrected)

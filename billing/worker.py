@@ -1,6 +1,6 @@
-"""The billing worker's loop: reclaim, read, meter, look after the stream; until it is asked to stop.
+"""The billing worker's loop: reclaim, read, meter and maintain the usage stream until it is stopped.
 
-It survives Redis and Postgres going away: it waits with a bounded, doubling pause and goes on with the batch it holds.
+It survives outages of Redis and Postgres: it waits with a bounded, doubling pause and continues with its batch.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class BillingWorker:
                 return self._meter.process(entries)
             except OUTAGES as error:
                 if self._pause(error):
-                    raise  # stopping: the entries stay pending, and whoever comes next takes them over
+                    raise  # stopping: the entries stay pending, and the next worker reclaims them
                 with contextlib.suppress(redis_client.RedisError):
                     self._ensure_group()  # a Redis that came back empty has none, and the batch would never end
 

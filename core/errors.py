@@ -19,7 +19,7 @@ from typing import ClassVar
 
 
 class AppError(Exception):
-    """An expected failure. ``retryable`` False tells SDKs that trying again cannot help."""
+    """An expected failure. ``retryable`` False means that a retry cannot succeed; SDKs read it."""
 
     status: ClassVar[int] = 500
     default_code: ClassVar[str] = "internal_error"

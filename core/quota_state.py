@@ -1,6 +1,6 @@
 """What gateways' scripts keep of a quota level in Redis, as numbers to show. What is decided by it is decided there.
 
-The hash's fields are told in data_plane/gateway/quota/scripts/prelude.lua.
+The hash's fields are described in data_plane/gateway/quota/scripts/prelude.lua.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

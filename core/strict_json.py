@@ -1,7 +1,7 @@
 """JSON from strangers, read strictly: bounded nesting, no duplicate keys, no NaN or Infinity, no lone surrogates, UTF-8
 without a mark.
 
-``json.loads`` alone accepts all of these. What the values mean is decided by whoever asked for them.
+``json.loads`` alone accepts all of these. The meaning of the values is the caller's concern.
 """
 
 import json

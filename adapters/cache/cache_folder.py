@@ -28,7 +28,7 @@ from adapters.manifest import (
 )
 
 Fingerprint = tuple[tuple[int, int, int], ...]
-"""Inode, size and modification time of each file: equal ones mean that nobody has touched the files between."""
+"""Inode, size and modification time of each file: if they are equal, the files were not changed in between."""
 
 _FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
 

@@ -1,7 +1,7 @@
-"""Which digests the engines of this machine may re-read, so that no process ever evicts a file another one needs.
+"""Leases on the digests that engines of this machine may read again, so that no process evicts files in use.
 
-Each process writes the digests it handed out into a file of its own and holds that file locked while it lives; the file
-of a dead process counts no more and is removed by whoever finds it. In a process several holders may share a digest.
+Each process writes the digests that it handed out into its own file and keeps this file locked while it lives. The file
+of a dead process is ignored and removed by the next process that finds it. Several holders may share a digest.
 """
 
 import errno
@@ -56,7 +56,7 @@ class DigestLeases:
             return bool(holders)
 
     def release(self, digest: str, holder: str = "") -> None:
-        """A holder needs it no more."""
+        """Release a digest for one holder."""
         with self._guard:
             if holders := self._holders.get(digest):
                 holders.discard(holder)

@@ -1,4 +1,5 @@
-"""The disk tier's rules, as blocking calls: who may take, install, evict or forget an adapter, under which lock.
+"""The rules of the disk cache as blocking calls: when an adapter may be acquired, installed or evicted, and under which
+lock. Downloads are the task of ``adapters.cache.adapter_cache``.
 
 A digest that an engine of this machine may re-read is never removed. Several processes may share the folder; it may be
 changed behind their backs, and is then mended from S3 by ``adapters.cache.adapter_cache``. Each failure of the disk
@@ -123,7 +124,7 @@ class DiskCache:
         return frozenset()
 
     def flush(self) -> None:
-        """Let other processes evict what nobody here holds any more."""
+        """Publish released leases, so that other processes may evict these adapters."""
         with disk_errors("the holds"), self._folder_lock():
             pass
 

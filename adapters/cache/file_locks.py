@@ -1,6 +1,6 @@
 """Advisory locks on files, between the processes of one machine. A lock is gone when its holder dies.
 
-The folder of the locks may be removed under us: it is made again, and a lock on a file that is gone counts no more.
+If the folder of the locks is removed, it is created again, and a lock on a removed file is void.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ def locked(path: Path, *, timeout_s: float, stop: threading.Event | None = None)
     try:
         yield
     finally:
-        if is_same(descriptor, path):  # not another's, who made it anew after ours had been removed
+        if is_same(descriptor, path):  # not the file of a process that created it again after ours was removed
             path.unlink(missing_ok=True)
         os.close(descriptor)
 

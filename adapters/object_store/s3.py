@@ -37,7 +37,7 @@ class ObjectMissing(NotFound):
 
 
 class StoreUnavailable(Unavailable):
-    """S3 cannot do it now. ``kind``: nobody listens, it says 5xx, it fell silent or slow, or it refused the call."""
+    """S3 failed. ``kind``: no connection, a 5xx answer, no answer in time, too slow, or the call was refused."""
 
     default_code = "store_unavailable"
 
