@@ -38,14 +38,14 @@ class Preparation:
         heartbeat: Heartbeat,
         threads: TenantThreadPool,
         counters: PromptCounters,
-        grammars: SchemaCompiler,
+        schemas: SchemaCompiler,
     ) -> None:
         self._settings = settings
         self._snapshot = snapshot
         self._heartbeat = heartbeat
         self._threads = threads
         self._counters = counters
-        self._grammars = grammars
+        self._schemas = schemas
         self.unpaid = Unpaid(settings.tenant_unmetered_requests_per_s)
         self._pepper = settings.key_pepper.get_secret_value().encode()
         self._preparing: Counter[str] = Counter()
@@ -97,7 +97,7 @@ class Preparation:
         target = resolve(self._current_tables(), tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
         if kind != "tokenize":
-            await self._grammars.check(tenant_id, target.base, call)
+            await self._schemas.check(tenant_id, target.base, call)
         await _yield_to_streams()
         prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
         await _yield_to_streams()

@@ -46,21 +46,21 @@ class Relay:
         self,
         upstream: EngineClient,
         breakers: CircuitBreakers,
-        signs: EngineLiveness,
+        liveness: EngineLiveness,
         retries: RetryBudget,
         limits: GatewaySettings,
     ) -> None:
         self.retries = retries
         self._upstream = upstream
         self._breakers = breakers
-        self._signs = signs
+        self._liveness = liveness
         self._limits = limits
 
     def attempt(self, client: Client, request: InferenceRequest, dispatch: Dispatch) -> Attempt:
         """A new attempt, which ``run`` starts."""
         if request.call.stream:
             return StreamingAttempt(self._upstream, self._limits, client, request, dispatch)
-        return UnaryAttempt(self._upstream, self._limits, client, request, dispatch, self._signs)
+        return UnaryAttempt(self._upstream, self._limits, client, request, dispatch, self._liveness)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
         """Relay one attempt to its end. Raises ReplicaFailed, AdapterLoading, LocalShortage or InvalidRequest, and only

@@ -40,10 +40,10 @@ class UnaryAttempt(Attempt):
         client: Client,
         request: InferenceRequest,
         dispatch: Dispatch,
-        signs: EngineLiveness,
+        liveness: EngineLiveness,
     ) -> None:
         super().__init__(upstream, limits, client, request, dispatch)
-        self._signs = signs
+        self._liveness = liveness
         self._raw = bytearray()
         self._too_large = False
         self._answer: openai_response.EngineCompletion | None = None
@@ -57,15 +57,15 @@ class UnaryAttempt(Attempt):
         """Run the attempt, and end it when the engine stops counting tokens."""
         watching = asyncio.create_task(self._watch_engine())
         try:
-            with self._signs.watch(self.replica):
+            with self._liveness.watch(self.replica):
                 return await super().run(breakers)
         finally:
             watching.cancel()
 
     async def _watch_engine(self) -> None:
         while True:
-            await asyncio.sleep(self._signs.poll_s)
-            if self._signs.stalled_s(self.replica) >= self._limits.engine_stalled_s:
+            await asyncio.sleep(self._liveness.poll_s)
+            if self._liveness.stalled_s(self.replica) >= self._limits.engine_stalled_s:
                 break
         metrics.STALLED_ANSWERS.inc()
         self._time_out()
