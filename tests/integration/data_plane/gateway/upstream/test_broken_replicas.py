@@ -159,7 +159,7 @@ def test_a_replica_killed_in_the_middle_of_many_streams(stack):
 
 @pytest.mark.parametrize(
     ("faults", "said"),
-    [({"status": 500}, "replica refused a request"), ({"cut_before": True}, "replica could not be reached")],
+    [({"status": 500}, "request refused by replica"), ({"cut_before": True}, "replica unreachable")],
 )
 def test_what_is_logged_while_a_request_is_served_carries_its_id(stack, tenant, faults, said):
     client = tenant.sdk()
