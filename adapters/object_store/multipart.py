@@ -11,7 +11,7 @@ import msgspec
 MIB: Final = 1 << 20
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     """A slice of a file. Numbers begin with 1."""
 
     number: int
@@ -29,9 +29,9 @@ def part_bytes_for(size_bytes: int, *, part_bytes: int, parts_max: int) -> int |
     return max(part_bytes, needed)
 
 
-def parts_of(size_bytes: int, part_bytes: int) -> list[Part]:
+def parts_of(size_bytes: int, part_bytes: int) -> list[FilePart]:
     """The parts of a file in order; all but the last have ``part_bytes``."""
     return [
-        Part(number=number, offset_bytes=offset, size_bytes=min(part_bytes, size_bytes - offset))
+        FilePart(number=number, offset_bytes=offset, size_bytes=min(part_bytes, size_bytes - offset))
         for number, offset in enumerate(range(0, size_bytes, part_bytes), start=1)
     ]

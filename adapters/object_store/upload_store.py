@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from adapters.object_store.multipart import Part
+from adapters.object_store.multipart import FilePart
 from adapters.object_store.s3 import Bucket, ObjectMissing, base64_of, translated
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class UploadStore:
             params["ChecksumSHA256"] = headers["x-amz-checksum-sha256"] = base64_of(sha256)
         return PresignedUpload(method="PUT", url=self._presign("put_object", params, expires_s), headers=headers)
 
-    def presign_part(self, key: str, upload_id: str, part: Part, *, expires_s: int) -> PresignedUpload:
+    def presign_part(self, key: str, upload_id: str, part: FilePart, *, expires_s: int) -> PresignedUpload:
         """A URL that accepts exactly the bytes of one part of an open multipart upload until it expires."""
         params = {"Key": key, "UploadId": upload_id, "PartNumber": part.number, "ContentLength": part.size_bytes}
         return PresignedUpload(method="PUT", url=self._presign("upload_part", params, expires_s), headers={})
@@ -86,7 +86,7 @@ class UploadStore:
             return None
         return there
 
-    def complete_multipart(self, key: str, upload_id: str, parts: Sequence[Part]) -> list[int]:
+    def complete_multipart(self, key: str, upload_id: str, parts: Sequence[FilePart]) -> list[int]:
         """Make the object out of its parts, or return the numbers of those that are not there in their size. Where the
         upload is no longer open nothing is missing and nothing done: ``head`` tells whether it had been completed.
         """
@@ -154,7 +154,7 @@ class UploadStore:
         )
 
 
-def has_arrived(part: Part, there: dict[int, StoredPart]) -> bool:
+def has_arrived(part: FilePart, there: dict[int, StoredPart]) -> bool:
     """Whether a part has arrived in the size it must have."""
     found = there.get(part.number)
     return found is not None and found.size_bytes == part.size_bytes

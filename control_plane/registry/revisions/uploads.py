@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import Engine
 
-from adapters.object_store.multipart import Part, parts_of
+from adapters.object_store.multipart import FilePart, parts_of
 from adapters.object_store.upload_store import UploadStore, has_arrived, upload_key
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions.upload_rules import FileUpload
@@ -115,7 +115,7 @@ class Uploads:
             self._store.abort_multipart(key, fresh)
         return replace(file, s3_upload_id=kept) if kept else None
 
-    def _signed(self, created: RevisionCreated, file: FileUpload, parts: Iterable[Part]) -> UploadView:
+    def _signed(self, created: RevisionCreated, file: FileUpload, parts: Iterable[FilePart]) -> UploadView:
         key, expires_s = upload_key(created.id, file.path), self._expires_s(created)
         if file.s3_upload_id is None:
             put = self._store.presign_put(key, size_bytes=file.size_bytes, sha256=file.sha256, expires_s=expires_s)
@@ -127,7 +127,7 @@ class Uploads:
             path=file.path, method="PUT", size_bytes=file.size_bytes, url=url, headers=headers, parts=views
         )
 
-    def _signed_part(self, key: str, upload_id: str, part: Part, expires_s: int) -> PartView:
+    def _signed_part(self, key: str, upload_id: str, part: FilePart, expires_s: int) -> PartView:
         put = self._store.presign_part(key, upload_id, part, expires_s=expires_s)
         return PartView(
             number=part.number,
@@ -156,7 +156,7 @@ def revision_id_of(stored: bytes) -> str:
     return msgspec.json.decode(stored, type=RevisionCreated).id
 
 
-def _parts(file: FileUpload) -> list[Part]:
+def _parts(file: FileUpload) -> list[FilePart]:
     return parts_of(file.size_bytes, file.part_bytes) if file.part_bytes else []
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from adapters.object_store.multipart import Part
+from adapters.object_store.multipart import FilePart
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import PART_BYTES_MIN, StoreSettings
@@ -43,7 +43,7 @@ def test_s3_refuses_a_wrong_secret(s3_settings):
 
 def test_a_killed_s3_forgets_uploads_in_parts_and_what_it_leaves_of_them_goes(tmp_path):
     port, key = free_port(), "uploads/rev_1/adapter_model.safetensors"
-    part = Part(number=1, offset_bytes=0, size_bytes=PART_BYTES_MIN)
+    part = FilePart(number=1, offset_bytes=0, size_bytes=PART_BYTES_MIN)
 
     def start():
         server = embedded_servers.s3(
