@@ -24,7 +24,7 @@ class SendFailed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilePart:
+class OutgoingPart:
     """``size_bytes`` of a file from ``offset_bytes`` on, and the URL and headers of its PUT."""
 
     path: Path
@@ -34,10 +34,10 @@ class FilePart:
     headers: dict[str, str]
 
 
-def parts_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[FilePart]:
+def parts_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[OutgoingPart]:
     """The parts that the control plane asks for, in its order. A small file is one part."""
     return [
-        FilePart(
+        OutgoingPart(
             path=folder / upload["path"],
             offset_bytes=each.get("offset_bytes", 0),
             size_bytes=each["size_bytes"],
@@ -49,7 +49,7 @@ def parts_of(folder: Path, uploads: Sequence[dict[str, Any]]) -> list[FilePart]:
     ]
 
 
-def send(parts: Sequence[FilePart], sent: Callable[[int], None]) -> None:
+def send(parts: Sequence[OutgoingPart], sent: Callable[[int], None]) -> None:
     """PUT every part. Several threads call ``sent`` with the bytes just sent, and with a negative number for bytes that
     must be sent again. Raises ``SendFailed`` for the first part that fails, after the running ones have ended.
     """
@@ -62,7 +62,7 @@ def send(parts: Sequence[FilePart], sent: Callable[[int], None]) -> None:
             task.result()
 
 
-def _send(http: httpx.Client, part: FilePart, sent: Callable[[int], None]) -> None:
+def _send(http: httpx.Client, part: OutgoingPart, sent: Callable[[int], None]) -> None:
     for attempt in range(1, _ATTEMPTS_MAX + 1):
         body = _Body(part, sent)
         try:
@@ -86,7 +86,7 @@ def _send(http: httpx.Client, part: FilePart, sent: Callable[[int], None]) -> No
 class _Body:
     """The bytes of a part, counted as they are taken."""
 
-    def __init__(self, part: FilePart, sent: Callable[[int], None]) -> None:
+    def __init__(self, part: OutgoingPart, sent: Callable[[int], None]) -> None:
         self._part = part
         self._sent = sent
         self.sent_bytes = 0

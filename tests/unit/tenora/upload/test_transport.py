@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tenora.upload.transport import FilePart, SendFailed, parts_of, send
+from tenora.upload.transport import OutgoingPart, SendFailed, parts_of, send
 
 BODY = bytes(range(256)) * 4096
 BODY_BYTES = len(BODY)
@@ -56,8 +56,8 @@ def file(tmp_path):
     return tmp_path / "weights"
 
 
-def part(store, file, *, number=0, offset=0, size=BODY_BYTES) -> FilePart:
-    return FilePart(
+def part(store, file, *, number=0, offset=0, size=BODY_BYTES) -> OutgoingPart:
+    return OutgoingPart(
         path=file, offset_bytes=offset, size_bytes=size, url=f"{store.url}/{number}", headers={"x-amz-checksum": "abc"}
     )
 
@@ -108,6 +108,6 @@ def test_the_control_planes_answer_becomes_parts_in_its_order(tmp_path):
         {"path": "b", "size_bytes": 8, "url": None, "headers": {}, "parts": [part]},
     ]
     assert parts_of(tmp_path, uploads) == [
-        FilePart(path=tmp_path / "a", offset_bytes=0, size_bytes=2, url="u1", headers={"h": "1"}),
-        FilePart(path=tmp_path / "b", offset_bytes=5, size_bytes=3, url="u2", headers={}),
+        OutgoingPart(path=tmp_path / "a", offset_bytes=0, size_bytes=2, url="u1", headers={"h": "1"}),
+        OutgoingPart(path=tmp_path / "b", offset_bytes=5, size_bytes=3, url="u2", headers={}),
     ]
