@@ -212,7 +212,7 @@ assert launcher._libc.prctl(38, 1, 0, 0, 0) == 0
 launcher.refuse_calls()
 with structlog.testing.capture_logs() as lines:
     answer = run_confined(
-        [sys.executable, "-I", "-c", "print('fine')"],
+        [sys.executable, "-I", "-B", "-c", "print('fine')"],  # -B: no bytecode that the file limit truncates
         readable=[], writable=[], file_bytes=1000, settings=UploadSettings(),
     )
 counted = {
