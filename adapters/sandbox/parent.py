@@ -52,7 +52,7 @@ def validate_confined(work: Path, request: ValidationRequest, settings: UploadSe
         _admit(work, settings.upload_user_id)
     try:
         answer = run_confined(
-            [sys.executable, "-I", "-m", "adapters.sandbox.child", str(work)],
+            [sys.executable, "-I", "-B", "-m", "adapters.sandbox.child", str(work)],
             readable=[work / REQUEST_FILE, work / UPLOAD_FOLDER],
             writable=[work / REVISION_FOLDER],
             file_bytes=request.limits.bytes_max + settings.upload_answer_bytes_max,
@@ -95,7 +95,8 @@ def run_confined(
             "open_files": settings.upload_open_files_max,
         },
     }
-    argv = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), json.dumps(spec), *command]
+    # -B: a bytecode file that the child's file size limit cuts off would break every later start of this interpreter.
+    argv = [sys.executable, "-I", "-B", "-S", str(Path(launcher.__file__)), json.dumps(spec), *command]
     deadline = time.monotonic() + settings.upload_validation_timeout_s
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603 - our own launcher
