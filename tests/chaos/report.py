@@ -1,4 +1,4 @@
-"""The report of a chaos run, as docs/RELIABILITY.md. Written from results alone: nothing in it is an opinion."""
+"""The report of a chaos run as docs/RELIABILITY.md. It formats results; it measures and judges nothing."""
 
 import os
 import platform as machine
@@ -59,7 +59,7 @@ class KillResult:
 
 @dataclass(frozen=True)
 class Closing:
-    """What the books said when all was over: of how many tenants, how many records, and what was wrong."""
+    """The final check of the ledger: numbers of tenants and records, and the differences that it found."""
 
     tenants: int
     records: int
@@ -68,62 +68,64 @@ class Closing:
 
 _HEAD = """# Reliability
 
-What happens to requests and to money when something breaks, as `make chaos` found it. A real data plane (Valkey,
-Postgres, a billing worker, gateways, and witness replicas that journal every token before they send it) is broken on
-purpose. After each time, what was emitted is compared with the ledger, and the ledger with the usage report and with
-what Redis counts of months and of spending, for the tenant and for its key; and nothing may be held any more, of any
-limit or replica. Written by `python -m tests.chaos`: edit the code, not this page.
+`make chaos` breaks a real data plane on purpose, and this page reports the effects on requests and on money. The data
+plane has Valkey, Postgres, a billing worker, gateways, and witness replicas that journal every token before they send
+it. After each fault, the run compares the emitted tokens with the ledger. It also compares the ledger with the usage
+report and with Redis's counters of months and of spending, for the tenant and for its key. No limit and no replica may
+still hold a reservation. `python -m tests.chaos` writes this page: edit the code, not the page.
 """
 _KILLS = """
 ## Killed at random instants
 
-SIGKILL under {streams} streams of {tokens} tokens, over two gateways and two replicas, at an instant within
-{window:g} s that follows from the victim's name and a seed (from {first} on); then it is started again. Two with a plus
-are killed in the same instant. Requests are those that reached a replica. One counts as *whole* when its caller heard
-its end, as *exact* when it is billed to the token what its replica emitted, and as *short* when billed less. Short by
-up to 64 tokens, in the tenant's favour, is promised for requests whose own gateway or replica died, and for nobody
-else. A stream may be cut without a word only where its own gateway died, end with an error event only where a replica
-did, and be refused (with a status, before it begins) only where either or Redis did. Rows are those of the fault
-matrix.
+The run sends SIGKILL under {streams} streams of {tokens} tokens, over two gateways and two replicas. The instant lies
+within {window:g} s and follows from the victim's name and a seed (from {first} on). Then the run starts the victim
+again. Two victims with a plus are killed at the same instant. The column of requests counts those that reached a
+replica. A request is *whole* when its caller received its end, *exact* when the bill equals the tokens that its replica
+emitted, and *short* when the bill is lower. Short by up to 64 tokens, in the tenant's favor, is promised for requests
+whose own gateway or replica died, and for no others. A stream may be cut without an event only if its own gateway died.
+It may end with an error event only if a replica died. It may be refused (with a status, before it begins) only if
+either of them or Redis died. Rows are those of the fault matrix.
 
 | row | killed | kills | requests | whole | exact | short | longest tail | lost | duplicated | broken promises |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
 _CEILING = """
-Where Valkey is killed, {calls} more calls come before and after it, of a tenant whose spending ceiling allows for
-fewer. It has to be reached, and never passed: at most {share:.1%} of it was spent.
+When Valkey is killed, a tenant sends {calls} more calls before and after the kill. Its spending ceiling allows fewer
+calls. The tenant must reach the ceiling and never exceed it: it spent at most {share:.1%} of it.
 """
 _ROWS = """
 ## Broken in other ways
 
-After each row, too, all that its callers were served is compared, to the token except where a row's own gateway or
-replica was killed.
+After each of these rows, too, the run compares all tokens that the callers received with the ledger. They must agree to
+the token, except in rows that kill a gateway or a replica.
 
 | row | fault | promise | found |
 |---|---|---|---|
 """
 _SETTINGS = """
-## What this ran with
+## Settings of this run
 
-So that a run takes minutes, some times are shorter here than they are shipped, and some rows set their own. Beside each
-stand the rows whose times rest on it; all else is as it is shipped.
+Some times are shorter here than the defaults, so that a run takes minutes. Some rows use their own settings. Each line
+names the rows that depend on the setting. All other settings have their defaults.
 
-| setting | shipped | here | rows |
+| setting | default | here | rows |
 |---|---|---|---|
 """
 _CLOSING = """
-## The books at the end
+## The ledger at the end
 
-After all of that, for every tenant that took part: {tenants} tenants, {records} usage records. Compared are the ledger,
-the usage report, and months and spending of tenants and keys in Redis; and what is held of any level or replica.
+After all faults, the run checks every tenant that took part: {tenants} tenants, {records} usage records. It compares
+the ledger, the usage report, and Redis's counters of months and spending for tenants and keys. It also checks that no
+level and no replica holds a reservation.
 {found}
 """
 _CONTROL = """
 ## The control plane killed under changes
 
-Another stack, in which the control plane itself publishes. Keys are made and revoked through the API, one after the
-other, beside {streams} streams; then the process is killed and started again. Promised: what was acknowledged is so at
-the gateway within {effect_s} s of the kill's end, and no stream notices.
+This part runs on another stack, in which the control plane itself publishes. It creates and revokes keys through the
+API, one after the other, beside {streams} streams. Then it kills the process and starts it again. Two promises are
+checked: an acknowledged change takes effect at the gateway within {effect_s} s after the kill, and no stream is
+affected.
 
 | killed | kills | changes acknowledged | unanswered | streams | ended whole | broken promises |
 |---|---|---|---|---|---|---|
@@ -131,21 +133,21 @@ the gateway within {effect_s} s of the kill's end, and no stream notices.
 _LIMITS = """
 ## What this does not show
 
-- SIGKILL leaves the page cache as it was: what a power cut takes with it is not tested here.
-- Witness replicas run no model. What real engines do when they are killed, and what becomes of a whole platform when
-  any of its processes is, is tested by `tests/e2e/test_survival.py`.
-- A request that dies before its first checkpoint (in a quarter of a second) is billed nothing, and has no record.
-- An outage of Redis longer than a lease (20 s) lets another gateway settle running requests by their last checkpoint.
-  Their own gateway then breaks them off with an error event, and bills what they used beyond it, by a record of its own
+- SIGKILL keeps the page cache. The data that a power cut destroys is not tested here.
+- Witness replicas run no model. `tests/e2e/test_survival.py` tests kills of real engines, and of every process of a
+  whole platform.
+- A request that dies before its first checkpoint (within a quarter of a second) is not billed and has no record.
+- During an outage of Redis that is longer than a lease (20 s), another gateway settles running requests by their last
+  checkpoint. Their own gateway then ends them with an error event and bills their further use in a separate record
   (`<request id>:rest`).
-- A caller without a packet is noticed when its kernel has acknowledged nothing for `TENORA_CLIENT_TCP_TIMEOUT_S`. What
-  its engine produces until then is billed.
-- Memory runs out here for one process, which its allocators are told (`RLIMIT_DATA`). Where a cgroup's limit is reached
-  the kernel kills, as in F18.
-- Nobody waits here for a month to end: what a period holds is tested in `tests/unit/billing` and
-  `tests/integration/billing`.
-- Kills and rows were run one after the other within an hour, on one machine with the load: times are upper bounds.
-- Whole (not streamed) answers have no checkpoints: where their gateway dies, nobody is billed for them.
+- The gateway notices that a caller has disappeared without a packet when the caller's kernel has acknowledged nothing
+  for `TENORA_CLIENT_TCP_TIMEOUT_S`. It bills the tokens that the engine produces until then.
+- Memory runs out here for one process, whose allocators see a limit (`RLIMIT_DATA`). If a cgroup reaches its limit
+  instead, the kernel kills the process, as in F18.
+- This run does not wait for the end of a month. `tests/unit/billing` and `tests/integration/billing` test the content
+  of a period.
+- Kills and rows ran one after the other within an hour, on one machine together with the load. Times are upper bounds.
+- Whole (not streamed) answers have no checkpoints. If their gateway dies, they are not billed.
 """
 
 
@@ -176,7 +178,7 @@ def markdown(
         lines.append(_ROWS)
         lines += [f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} |\n" for one in rows]
     lines += [_SETTINGS, *shipped.table()]
-    found = "".join(f"\n- {one}" for one in closing.problems) or "They agree, and nothing is held."
+    found = "".join(f"\n- {one}" for one in closing.problems) or "All agree, and nothing is held."
     lines.append(_CLOSING.format(tenants=closing.tenants, records=closing.records, found=found))
     if controlled:
         lines.append(_CONTROL.format(streams=control.STREAMS, effect_s=control.EFFECT_S))

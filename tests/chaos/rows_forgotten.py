@@ -62,7 +62,7 @@ def an_old_copy(platform: Platform) -> str:
         platform.retire("billing")
         platform.billing()
     assert verdict.exact == verdict.requests == len(heard)
-    return f"{verdict.requests} requests, all billed exactly; quotas right {time.monotonic() - began:.0f} s later"
+    return f"{verdict.requests} requests, all billed exactly; quotas correct {time.monotonic() - began:.0f} s later"
 
 
 def _counted(platform: Platform, key: str) -> int:

@@ -53,7 +53,9 @@ def told_to_stop(platform: Platform) -> str:
     assert heard[-1].words == _LONG_TOKENS
     assert left_s > DRAIN["gateway_drain_s"] / 2
     longest_s = heard[-1].ended_s
-    return f"100 of 100 streams ended whole, one of {longest_s:.0f} s; the process {left_s:.1f} s after the signal"
+    return (
+        f"100 of 100 streams ended whole, one of {longest_s:.0f} s; the process exited {left_s:.1f} s after the signal"
+    )
 
 
 def jumping_clock(platform: Platform) -> str:
@@ -68,7 +70,7 @@ def jumping_clock(platform: Platform) -> str:
     assert all(1000 < duration < 20_000 for duration in durations), durations
     off = [one for one in found if not began - _NEAR < one["started_at"] < one["settled_at"] < ended + _NEAR]
     assert not off, off[:2]
-    return f"20 requests of {min(durations)} to {max(durations)} ms, each billed in the database's time"
+    return f"20 requests of {min(durations)} to {max(durations)} ms, each billed by the database's clock"
 
 
 def _database_now(platform: Platform) -> datetime:
@@ -88,7 +90,7 @@ def swept_twice(platform: Platform) -> str:
     verdict.check()
     assert len(records(platform, key)) == verdict.requests
     platform.retire("billing_two")
-    return f"{verdict.estimated} orphans, each billed once, the longest tail {verdict.tail_tokens_max} tokens"
+    return f"{verdict.estimated} orphans, each billed once, longest tail {verdict.tail_tokens_max} tokens"
 
 
 def killed_under_whole_answers(platform: Platform) -> str:
@@ -101,7 +103,7 @@ def killed_under_whole_answers(platform: Platform) -> str:
     verdict = judge(platform, before)
     verdict.check()
     assert records(platform, key) == []
-    return f"{verdict.requests} answers, {verdict.tail_tokens} tokens billed to nobody, nothing held"
+    return f"{verdict.requests} answers, {verdict.tail_tokens} tokens not billed, no reservation held"
 
 
 def without_descriptors(platform: Platform) -> str:
@@ -145,7 +147,7 @@ def without_memory(platform: Platform) -> str:
         began = time.monotonic()
         wait_until(lambda: whole(url, key, 1)[0].end == "done", timeout_s=5, what="the gateway to serve again")
         served_s = time.monotonic() - began
-    end = "it lived" if status is None else f"it ended with status {status} and was started again"
+    end = "it survived" if status is None else f"it exited with status {status} and was restarted"
     return (
         f"{_ROOM_BYTES / 1e6:g} MB for 400 streams: {end}; served after {served_s:.1f} s, nothing lost or billed twice"
     )

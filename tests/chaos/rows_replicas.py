@@ -64,8 +64,8 @@ def killed_under_streams(platform: Platform) -> str:
     assert not others, [(one, ran_on[one.request_id]) for one in others[:2]]
     verdict = judge(platform, before)
     return (
-        f"{len(ended)} of 50 streams ended, all of them there, the others whole; the longest tail "
-        f"{verdict.tail_tokens_max}; ten more took {served_s:.2f} s"
+        f"{len(ended)} of 50 streams failed, all of them on that replica, the others ended whole; longest tail "
+        f"{verdict.tail_tokens_max}; ten more requests took {served_s:.2f} s"
     )
 
 
@@ -82,7 +82,7 @@ def stopped(platform: Platform) -> str:
     assert ended_s < 15
     wait_until(lambda: platform.proxies["rep_one"].connections == 0, timeout_s=10, what="its sockets to be closed")
     platform.signal("rep_one", signal.SIGCONT)
-    return f"all streams had ended {ended_s:.1f} s later, and no socket was left"
+    return f"all streams had ended {ended_s:.1f} s later, and no socket stayed open"
 
 
 def hung_but_healthy(platform: Platform) -> str:
@@ -97,7 +97,7 @@ def hung_but_healthy(platform: Platform) -> str:
     assert hung > 0
     slowest_s = max(one.ended_s for one in heard)
     assert slowest_s < 20
-    return f"8 whole answers, {hung} of them tried there first; the slowest took {slowest_s:.1f} s"
+    return f"8 whole answers, {hung} of them first sent to that replica; the slowest took {slowest_s:.1f} s"
 
 
 def failing_now_and_then(platform: Platform) -> str:
@@ -137,7 +137,7 @@ def talking_garbage(platform: Platform) -> str:
                 proxy.set()
     assert max(grown.values()) < _GROWN_BYTES, grown
     peaks = f"+{grown[True] / 1e6:.1f} MB for five streams, +{grown[False] / 1e6:.1f} MB for five whole answers"
-    return f"{len(GARBAGE)} kinds of garbage, memory at its peak {peaks}"
+    return f"{len(GARBAGE)} kinds of garbage, peak memory {peaks}"
 
 
 def without_an_adapter(platform: Platform) -> str:
@@ -147,8 +147,8 @@ def without_an_adapter(platform: Platform) -> str:
         at_once = [_first_calls_at_once(platform, url, broken) for broken in platform.witnesses]
     sent, refused = [sum(counts) for counts in zip(*at_once, strict=True)]
     return (
-        f"{served} adapters served, {tried} of them after a second attempt; of twice {_AT_ONCE} first calls at once "
-        f"{sent} were sent there, and {refused} failed"
+        f"{served} adapters served, {tried} of them after a second attempt; of twice {_AT_ONCE} "
+        f"simultaneous first calls, {sent} were sent to that replica, and {refused} failed"
     )
 
 

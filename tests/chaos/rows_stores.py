@@ -67,4 +67,7 @@ def without_postgres(platform: Platform) -> str:
     drained_s = time.monotonic() - back_at
     verdict.check()
     assert verdict.exact == verdict.requests == len(heard)
-    return f"{len(heard)} streams meanwhile, all ended whole; all billed exactly {drained_s:.1f} s after its return"
+    return (
+        f"{len(heard)} streams during the outage, all ended whole; "
+        f"all billed exactly {drained_s:.1f} s after the restart"
+    )
