@@ -1,5 +1,6 @@
-"""Streams completions and times them: one request, and a closed loop of as many at a time as asked. What is compared
-with what is each benchmark's own business.
+"""Streams completions and times them: a single request, or a closed loop at a fixed concurrency.
+
+Each benchmark decides which results it compares.
 """
 
 import asyncio
@@ -14,15 +15,16 @@ import msgspec
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One streamed answer: seconds to its first token and to its end, tokens by the engine's count, and what the
-    engine's middleware reported about loading its adapter.
+    """One streamed answer: seconds to its first token and to its end, and tokens by the engine's count.
+
+    ``adapter_load`` is the report of the engine's middleware on loading the adapter, or None without one.
     """
 
     model: str
     first_token_s: float
     total_s: float
     output_tokens: int
-    told: dict[str, Any] | None = None
+    adapter_load: dict[str, Any] | None = None
 
 
 async def stream(
@@ -35,7 +37,10 @@ async def stream(
     output_tokens: int,
     tenant: str = "tn_benchmark",
 ) -> Answer:
-    """One completion of exactly ``output_tokens``. Raises aiohttp.ClientError, or RuntimeError for a short answer."""
+    """Request one completion of exactly ``output_tokens``.
+
+    Raises aiohttp.ClientError, or RuntimeError when the answer has another length.
+    """
     body = {
         "model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
@@ -44,25 +49,29 @@ async def stream(
         {"x-tenora-adapter": model, "x-tenora-tenant": tenant} if "@" in model else {}
     )
     started = time.perf_counter()
-    first, usage, told = 0.0, None, None
+    first, usage, adapter_load = 0.0, None, None
     async with session.post(f"{url}/v1/completions", json=body, headers=headers, raise_for_status=True) as response:
         async for line in response.content:
             if line.startswith(b": tenora "):
-                told = msgspec.json.decode(line[9:])
+                adapter_load = msgspec.json.decode(line[9:])
             if not line.startswith(b"data: {"):
                 continue
             first = first or time.perf_counter() - started
             usage = msgspec.json.decode(line[6:]).get("usage") or usage
     if usage is None or usage["completion_tokens"] != output_tokens:
-        raise RuntimeError(f"{model} gave {usage}, not {output_tokens} tokens")
+        raise RuntimeError(f"{model} reported usage {usage}; expected {output_tokens} completion tokens")
     return Answer(
-        model=model, first_token_s=first, total_s=time.perf_counter() - started, output_tokens=output_tokens, told=told
+        model=model,
+        first_token_s=first,
+        total_s=time.perf_counter() - started,
+        output_tokens=output_tokens,
+        adapter_load=adapter_load,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a closed loop saw: all answers, and tokens a second over its whole length."""
+    """The result of a closed loop: all answers and its duration in seconds."""
 
     answers: list[Answer]
     seconds: float
@@ -72,7 +81,7 @@ class Load:
         return sum(answer.output_tokens for answer in self.answers) / self.seconds
 
     def first_token_s(self, share: float) -> float:
-        """The TTFT that ``share`` of the answers were no slower than."""
+        """The TTFT quantile at ``share``."""
         return quantile([answer.first_token_s for answer in self.answers], share)
 
 
@@ -85,7 +94,7 @@ async def closed_loop(
     concurrency: int,
     output_tokens: int,
 ) -> Load:
-    """Send ``requests`` (model, prompt), never more than ``concurrency`` at a time, the next as soon as one ends."""
+    """Send ``requests`` (model, prompt) with at most ``concurrency`` in flight; each one that ends starts the next."""
     waiting = iter(requests)
     answers: list[Answer] = []
 

@@ -1,5 +1,6 @@
-"""What a process and its children use of the machine: CPU time, resident memory and open files. From /proc, so only on
-Linux; who is watched, and when, is the benchmarks' business.
+"""CPU time, resident memory and open files of a process and its children, read from /proc, so on Linux only.
+
+Each benchmark decides which processes it samples, and when.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Of one process tree. ``cpu_s`` is of the threads that still live, to the nanosecond."""
+    """Usage of one process tree. ``cpu_s`` covers the threads that are still alive, to the nanosecond."""
 
     cpu_s: float
     rss_bytes: int
@@ -23,7 +24,7 @@ class Usage:
 
 
 def usage_of(root_pid: int) -> Usage:
-    """What a process and all below it use now. One that ends meanwhile counts nothing."""
+    """Current usage of a process and its descendants. A process that ends during the sample counts as zero."""
     cpu_ns, rss_kib, files = 0, 0, 0
     for pid in tree_of(root_pid):
         folder = Path("/proc", str(pid))

@@ -1,4 +1,4 @@
-"""Traces of requests to many adapters: who is asked for, when, how long. Pure, and the same for the same seed.
+"""Traces of requests to many adapters: which adapter, when, and how long. Pure; the same seed gives the same trace.
 
 Popularity follows S-LoRA (``power``: index = n * U^(1/alpha) of a power distribution; alpha 1 is uniform, smaller is
 more skewed) or Zipf's law; gaps are Gamma with the coefficient of variation ``cv`` (1 is Poisson, more is bursty), as
@@ -13,7 +13,7 @@ import numpy as np
 Popularity = Literal["power", "zipf"]
 
 TENANTS = 16
-"""Adapters belong to this many tenants in turn."""
+"""Adapters are assigned to this many tenants round-robin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceShape:
-    """How a trace is drawn. Lengths are uniform in their bounds, both included."""
+    """How a trace is drawn. Lengths are uniform between their bounds, inclusive."""
 
     adapters: int
     popularity: Popularity
@@ -42,7 +42,7 @@ class TraceShape:
 
 
 def draw(shape: TraceShape) -> list[Arrival]:
-    """The arrivals in order of time, all before ``duration_s``."""
+    """The arrivals ordered by time, all before ``duration_s``."""
     chance = np.random.default_rng(shape.seed)
     count = max(1, round(shape.rate_per_s * shape.duration_s))
     gaps = chance.gamma(1 / shape.cv**2, shape.cv**2 / shape.rate_per_s, count)
@@ -58,7 +58,7 @@ def draw(shape: TraceShape) -> list[Arrival]:
 
 
 def _adapters(chance: np.random.Generator, shape: TraceShape, count: int) -> np.ndarray:
-    """Adapter numbers; which of them are popular is shuffled, so that a number says nothing."""
+    """Adapter numbers. Popularity is shuffled, so that a number does not reveal its rank."""
     if shape.popularity == "power":
         ranked = (chance.power(shape.skew, count) * shape.adapters).astype(int)
     else:
@@ -69,6 +69,6 @@ def _adapters(chance: np.random.Generator, shape: TraceShape, count: int) -> np.
 
 
 def jain(values: list[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything, 0 when nobody has anything."""
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything, 0 when all are zero."""
     total, squares = sum(values), sum(value * value for value in values)
     return total * total / (len(values) * squares) if squares else 0.0

@@ -1,9 +1,10 @@
-"""What one tenant's flood does to another, and what overload does to all: a real gateway, or several, before a witness
-replica that has a fixed number of KV pages and a fixed pace. Its steps do not slow down as a batch grows, so this shows
-admission alone.
+"""Measures how one tenant's flood affects another tenant, and how overload affects all tenants.
 
-Run: ``python -m benchmarks.fairness [--gateways 2 [--apart]]``. Prints a table and writes JSON; each goal
-stands beside its figure, and one that is missed ends it with status 1.
+One or more real gateways run in front of a witness replica with a fixed number of KV pages and a fixed pace. The
+witness's steps do not slow down as a batch grows, so the figures show admission alone.
+
+Run: ``python -m benchmarks.fairness [--gateways 2 [--apart]]``. Prints each goal with its figure and writes JSON; exits
+with status 1 when a goal is missed.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ from tests.fixtures import processes
 from tests.fixtures.gateway.published import AMPLE, Publisher
 
 FIRST_TOKEN_S: Final = 0.25
-TOKENS: Final = 10.5  # of the witness's answers: 5 to 16, as the prompt has it
+TOKENS: Final = 10.5  # mean tokens of the witness's answers: 5 to 16, depending on the prompt
 INTERVAL_S: Final = 0.1
 PAGES: Final = 256
 REQUEST_PAGES: Final = 4
 PROMPT: Final = "Tell me about"
-MAX_TOKENS: Final = 48  # with the prompt between 49 and 64 tokens: four pages
+MAX_TOKENS: Final = 48  # together with the prompt 49 to 64 tokens: four pages
 SECONDS_OF_ONE: Final = FIRST_TOKEN_S + TOKENS * INTERVAL_S
 CAPACITY_PER_S: Final = PAGES / REQUEST_PAGES / SECONDS_OF_ONE
 GOALS: Final = {
@@ -45,7 +46,7 @@ GOALS: Final = {
 
 @dataclass
 class Stage:
-    """Gateways, their witness and their tenants. ``apart`` sends all of a tenant's requests to one gateway."""
+    """The gateways, the witness and the tenants of a run. ``apart`` sends all requests of a tenant to one gateway."""
 
     publisher: Publisher
     urls: list[str]
@@ -53,7 +54,7 @@ class Stage:
     parties: int = 0
 
     def party(self, name: str, **traffic: float) -> Party:
-        """A tenant with ample limits; ``weight`` and ``tier`` are its plan's."""
+        """Create a tenant with ample limits; ``weight`` and ``tier`` belong to its plan."""
         limits = {field: int(traffic.pop(field)) for field in ("weight", "tier") if field in traffic}
         tenant_id = self.publisher.tenant(AMPLE, **limits)
         gateway = self.parties if self.apart else None
@@ -62,7 +63,7 @@ class Stage:
         return Party(name=name, key=key, gateway=gateway, **traffic)  # type: ignore[arg-type]  # by field
 
     def run(self, *parties: Party, seconds: float) -> list[Answer]:
-        """One load, from its start to its last answer."""
+        """Run one load from its start to its last answer."""
         load = Load(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
         return asyncio.run(load.run(parties, seconds=seconds))
 
@@ -71,7 +72,7 @@ class Stage:
 def stage(
     folder: Path, redis_url: str, *, pages: int = PAGES, gateways: int = 1, apart: bool = False, **settings: object
 ) -> Iterator[Stage]:
-    """Gateways before one witness of so many pages, over an emptied Redis."""
+    """Start gateways in front of one witness with ``pages`` KV pages, on an emptied Redis."""
     with redis.Redis.from_url(redis_url) as client, contextlib.ExitStack() as running:
         client.flushall()
         publisher = Publisher(client, processes.PEPPER)
@@ -88,7 +89,7 @@ def stage(
 
 
 def quiet_beside_a_flood(on: Stage, *, seconds: float, quiet_per_s: float = 2.0) -> dict[str, Any]:
-    """TTFT of a tenant that asks now and then, alone and while another sends 32 times as much."""
+    """TTFT of a tenant with a low request rate, alone and while another tenant sends 32 times as many requests."""
     quiet = on.party("quiet", per_s=quiet_per_s)
     flood = on.party("flood", per_s=32 * quiet_per_s)
     alone = [answer.first_token_s for answer in on.run(quiet, seconds=seconds)]
@@ -106,18 +107,21 @@ def quiet_beside_a_flood(on: Stage, *, seconds: float, quiet_per_s: float = 2.0)
 
 
 def backlogged(on: Stage, *, seconds: float, at_once: int, weight: int = 1) -> dict[str, Any]:
-    """Tokens of two tenants that always have more to ask than there is room for; one has three times as much."""
+    """Tokens of two tenants that both always have more requests than fit.
+
+    With equal weights, one tenant has three times as many requests in flight as the other.
+    """
     one = on.party("one", at_once=at_once, weight=weight)
     other = on.party("other", at_once=3 * at_once if weight == 1 else at_once)
     answers = on.run(one, other, seconds=seconds)
-    after_s = 2 * SECONDS_OF_ONE  # both have been backlogged for a while
+    after_s = 2 * SECONDS_OF_ONE  # both tenants have a steady backlog by then
     rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds, party=name) for name in ("one", "other")]
     shares = [rates[0] / weight, rates[1]]
     return {"tokens_per_s": rates, "weight": weight, "ratio": max(shares) / min(shares)}
 
 
 def idle_share(on: Stage, *, seconds: float, at_once: int) -> dict[str, Any]:
-    """Tokens of one tenant alone, beside those of eight with as many requests together."""
+    """Tokens of one tenant alone, compared with eight tenants that together have as many requests in flight."""
     after_s = 2 * SECONDS_OF_ONE
     alone = on.run(on.party("alone", at_once=at_once), seconds=seconds)
     eight = on.run(*(on.party(f"{n}", at_once=at_once // 8) for n in range(8)), seconds=seconds)
@@ -126,13 +130,13 @@ def idle_share(on: Stage, *, seconds: float, at_once: int) -> dict[str, Any]:
 
 
 def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple[float, ...]) -> dict[str, Any]:
-    """Goodput and refusals as ten tenants together ask for more and more."""
+    """Goodput and refusals as the combined load of ten tenants grows by ``factors``."""
     parties = [on.party(f"{n}") for n in range(10)]
     rows = {}
     for factor in factors:
         per_s = factor * capacity_per_s / len(parties)
         answers = on.run(*(replace(party, per_s=per_s) for party in parties), seconds=seconds)
-        # The first seconds, in which all connect at once and nothing is known of the pace, are not steady overload.
+        # In the first seconds all tenants connect at once and the pace is unknown: that is not steady overload.
         refused = [a.total_s for a in answers if a.status != 200 and a.sent_s >= 2 * SECONDS_OF_ONE]
         rows[factor] = {
             "goodput_tokens_per_s": tokens_per_s(answers, after_s=2 * SECONDS_OF_ONE, until_s=seconds),
@@ -150,7 +154,7 @@ def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple
 
 
 def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each goal beside what was seen."""
+    """Each goal with the measured value."""
     seen = (
         result["quiet"]["ratio"], result["quiet"]["quiet_refused"], result["equal"]["ratio"],
         result["weighted"]["ratio"], result["idle"]["ratio"], result["overload"]["ratio"],
@@ -163,9 +167,7 @@ def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def measure(folder: Path, redis_url: str, seconds: float, **on_stage: Any) -> dict[str, Any]:
-    """Every scenario in turn, the overload on a replica of a quarter of the size, since ten times its load is made
-    here.
-    """
+    """Run every scenario. The overload runs on a quarter of the pages, since this process sends ten times its load."""
     many = 2 * PAGES // REQUEST_PAGES
     with stage(folder, redis_url, **on_stage) as on:
         result = {
@@ -180,10 +182,10 @@ def measure(folder: Path, redis_url: str, seconds: float, **on_stage: Any) -> di
 
 
 @click.command()
-@click.option("--seconds", default=20.0, help="Length of each load.")
-@click.option("--gateways", default=1, help="Gateway processes; connections lead to them at random.")
-@click.option("--apart", is_flag=True, help="All connections of a tenant lead to one of them.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Also write everything here.")
+@click.option("--seconds", default=20.0, help="Seconds of each load.")
+@click.option("--gateways", default=1, help="Gateway processes; each connection goes to a random one.")
+@click.option("--apart", is_flag=True, help="All connections of a tenant go to the same gateway.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Also write all results to this file.")
 def main(seconds: float, gateways: int, apart: bool, out: Path | None) -> None:
     """Measure fairness and overload, print the goals, write everything."""
     with tempfile.TemporaryDirectory() as home:

@@ -1,5 +1,6 @@
-"""Tenants that ask a gateway for streams: at a fixed rate, or a number of them always in work. Every answer is kept,
-refusals as well; what they say about fairness is ``fairness``'s.
+"""Tenants that request streams from a gateway, at a fixed rate or at a fixed concurrency.
+
+Every answer is kept, refusals included. ``benchmarks.fairness.__main__`` computes the fairness figures from them.
 """
 
 import asyncio
@@ -10,13 +11,14 @@ from dataclasses import dataclass
 
 import aiohttp
 
-_BUSY_PAUSE_S = 0.5  # of a closed loop whose request was refused
+_BUSY_PAUSE_S = 0.5  # pause of a closed loop after a refused request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """One tenant's traffic: ``per_s`` requests at even gaps, or else ``at_once`` always in work. Its connections lead
-    to gateways at random, or all to the one of this number.
+    """One tenant's traffic: ``per_s`` requests per second at even gaps, or else ``at_once`` always in flight.
+
+    Its connections go to random gateways, or all to gateway number ``gateway``.
     """
 
     name: str
@@ -29,8 +31,8 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One request: when it was sent (seconds after the start), its status, seconds to its first token and to its end,
-    and the tokens that came.
+    """One request: its send time (seconds after the start), status, seconds to its first token and to its end, and
+    received tokens.
     """
 
     party: str
@@ -46,7 +48,7 @@ class Answer:
 
 
 class Load:
-    """Parties at one gateway or several for a while."""
+    """Runs the traffic of several tenants against one or more gateways."""
 
     def __init__(self, urls: Sequence[str], *, prompt: str, max_tokens: int) -> None:
         self._urls = [url + "/v1/completions" for url in urls]
@@ -55,7 +57,7 @@ class Load:
         self.answers: list[Answer] = []
 
     async def run(self, parties: Iterable[Party], *, seconds: float) -> list[Answer]:
-        """All answers to what was sent within ``seconds``; those still on their way are waited for."""
+        """Send for ``seconds`` and return all answers, including those that arrive later."""
         self.answers = []
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=120)
@@ -75,7 +77,7 @@ class Load:
                 requests.create_task(self._ask(session, party, began, self._url(party)))
 
     async def _closed_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
-        url = self._url(party)  # as a connection that is kept
+        url = self._url(party)  # chosen once, as for a keep-alive connection
         while time.perf_counter() - began < seconds:
             if (await self._ask(session, party, began, url)).status != 200:
                 await asyncio.sleep(_BUSY_PAUSE_S)
@@ -90,7 +92,7 @@ class Load:
             **self._body,
             "model": party.model,
             "prompt": f"{self._prompt} {random.randrange(1000)}",
-        }  # the witness's answers follow from it
+        }  # the prompt decides the witness's answer
         async with session.post(url, json=body, headers=headers) as response:
             if response.status == 200:
                 async for line in response.content:
@@ -108,7 +110,7 @@ class Load:
 
 
 def tokens_per_s(answers: Iterable[Answer], *, after_s: float, until_s: float, party: str = "") -> float:
-    """Tokens of whole answers that ended in this window, for each second of it."""
+    """Tokens per second of the complete answers that ended within this window."""
     within = [
         answer.tokens
         for answer in answers

@@ -1,8 +1,9 @@
-"""What a gateway costs: the same upstream and generator before Tenora with everything on, a bare relay, LiteLLM's proxy
-and vllm-router, in shuffled rounds. After litellm-bench's streaming protocol; figures are medians of rounds.
+"""Measures the overhead of a gateway: Tenora with all features on, a bare relay, LiteLLM's proxy and vllm-router.
 
-The gateways have one core, and upstream, generator and Valkey the others. What is asked and checked is in
-``gateway_exchange``, who is asked in ``gateway_contenders``, and what is made of it in ``gateway_figures``.
+All of them get the same upstream and load generator, in shuffled rounds, after litellm-bench's streaming protocol;
+figures are medians of rounds. The gateways have one core; upstream, generator and Valkey have the others. The request
+and the checks are in ``benchmarks.gateway.exchange``, the measured programs in ``benchmarks.gateway.contenders``, and
+the figures in ``benchmarks.gateway.figures``.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from typing import Any
 import click
 
 from benchmarks.gateway import contenders, peers
-from benchmarks.gateway.client import Seen
+from benchmarks.gateway.client import LoadReport
 from benchmarks.gateway.contenders import Contender, Cores
 from benchmarks.gateway.figures import Measured, Rounds, by_cpu, doubts, judged, rows, table
 from benchmarks.process_usage import usage_of
@@ -29,12 +30,12 @@ from tests.fixtures.processes import ROOT
 
 _AT_ONCE = 32
 _PACE = (10, 1)  # ms before the first event, and between events
-_SLOW_PER_S = 200.0  # below it a window holds too few answers: it is made longer
+_SLOW_PER_S = 200.0  # below this rate a window holds too few answers, so the window is made longer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run, from the command line."""
+    """The options of a run, from the command line."""
 
     rounds: int
     seconds: float
@@ -47,7 +48,7 @@ class Plan:
 
 
 class Bench:
-    """The upstream, whoever is before it, and one generator at a time."""
+    """Runs one generator at a time against one contender, with the shared upstream behind it."""
 
     def __init__(self, plan: Plan, upstream: Contender, cores: Cores) -> None:
         self._plan = plan
@@ -57,13 +58,13 @@ class Bench:
         self.measured: list[Measured] = []
 
     def warm(self, contender: Contender) -> float:
-        """Let everything of a contender run once. Returns streams a second, by which a window is chosen."""
+        """Exercise each code path of a contender once. Returns streams per second, to choose the window length."""
         self._pace(0, 0)
         self._generate(contender, "whole", seconds=min(1.0, self._plan.seconds))
         return self._generate(contender, "stream", seconds=min(2.0, self._plan.seconds)).per_s
 
     def round(self, number: int, contender: Contender, *, slow: bool) -> None:
-        """Every kind of load on one contender."""
+        """Apply every kind of load to one contender."""
         longer = 3.0 if slow else 1.0
         self._pace(0, 0)
         self._measure(number, contender, "whole", at_once=_AT_ONCE, longer=longer)
@@ -85,7 +86,7 @@ class Bench:
         at_once: int = _AT_ONCE,
         rate: float | None = None,
         named: str | None = None,
-    ) -> Seen:
+    ) -> LoadReport:
         watched = {"contender": contender.pid, "upstream": self._upstream.pid}
         if contender.store_pid is not None:
             watched["store"] = contender.store_pid
@@ -127,8 +128,8 @@ class Bench:
         at_once: int = _AT_ONCE,
         rate: float | None = None,
         warm_s: float = 0.5,
-    ) -> Seen:
-        """One load, by a process of its own."""
+    ) -> LoadReport:
+        """Run one load in a separate process. Raises RuntimeError when the generator fails."""
         command = [
             sys.executable, "-m", "benchmarks.gateway.client", kind, "--port", str(contender.port),
             "--key", contender.key, "--prompt-tokens", str(self._prompt_tokens), "--concurrency", str(at_once),
@@ -140,9 +141,9 @@ class Bench:
             )
         if done.returncode != 0:
             raise RuntimeError(f"the generator failed: {done.stderr[-1000:]}")
-        told = json.loads(done.stdout)
-        events = {int(count): streams for count, streams in told.pop("events").items()}
-        return Seen(**told, events=events)
+        reported = json.loads(done.stdout)
+        events = {int(count): streams for count, streams in reported.pop("events").items()}
+        return LoadReport(**reported, events=events)
 
     def _pace(self, first_ms: int, gap_ms: int) -> None:
         url = f"http://127.0.0.1:{self._upstream.port}/pace?first_ms={first_ms}&gap_ms={gap_ms}"
@@ -194,19 +195,23 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True, help="Rounds over all contenders, in another order each.")
-@click.option("--seconds", default=3.0, show_default=True, help="Of each load; slow contenders get three times that.")
-@click.option("--warm-s", default=0.7, show_default=True, help="Before each load's window.")
-@click.option("--seed", default=4, show_default=True, help="Of the rounds' orders.")
-@click.option("--rate", type=float, help="Requests a second for the latencies, instead of half of what each gave.")
+@click.option("--rounds", default=5, show_default=True, help="Rounds over all contenders, each in a new order.")
+@click.option(
+    "--seconds", default=3.0, show_default=True, help="Length of each load; slow contenders get three times that."
+)
+@click.option("--warm-s", default=0.7, show_default=True, help="Warm-up seconds before each load's window.")
+@click.option("--seed", default=4, show_default=True, help="Seed of the order in each round.")
+@click.option("--rate", type=float, help="Requests per second for the latencies; default: half of each one's own.")
 @click.option(
     "--home", type=click.Path(path_type=Path), default=Path(".tenora/peers"), help="Where peers are installed."
 )
 @click.option("--peers/--no-peers", default=True, help="Whether to install and measure LiteLLM and vllm-router.")
-@click.option("--quick", is_flag=True, help="One short round beside the bare relay alone, to see that it runs.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything here.")
+@click.option("--quick", is_flag=True, help="One short smoke-test round against the bare relay only.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Also write all results as JSON to this file."
+)
 def main(quick: bool, json_path: Path | None, **options: Any) -> None:
-    """Measure the gateway beside its peers (about ten minutes on two cores)."""
+    """Compare the gateway with its peers (about ten minutes on two cores)."""
     if quick:
         options |= {"rounds": 1, "seconds": 0.5, "warm_s": 0.2, "peers": False}
     with tempfile.TemporaryDirectory(prefix="tenora-gateway-") as folder:
@@ -215,7 +220,7 @@ def main(quick: bool, json_path: Path | None, **options: Any) -> None:
         json_path.write_text(json.dumps(result, indent=1))
     click.echo(table(result["rows"]))
     if options["rate"]:
-        click.echo(f"half load stands for {options['rate']:g} requests a second, whoever was asked")
+        click.echo(f"half load is {options['rate']:g} requests a second for every contender")
     for goal in result["goals"]:
         verdict = {True: "met", False: "missed", None: "not measured"}[goal["met"]]
         click.echo(f"{goal['goal']}: {goal['seen']} ({goal['bound']}: {verdict})")

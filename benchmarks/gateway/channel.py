@@ -1,5 +1,6 @@
-"""One caller's connection: it posts the exchange, reads the answer as it comes, and notes when each event did. When to
-ask, and what the times mean, is ``gateway_client``'s.
+"""One caller's connection: posts a request, reads the answer as it arrives, and records the time of each event.
+
+``benchmarks.gateway.client`` decides when to send and what the times mean.
 """
 
 import asyncio
@@ -16,8 +17,10 @@ _CLOSE: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer; monotonic seconds. ``events_at`` has a time for every event, the same one for events
-    that came together. ``error`` is empty where the answer was whole; the body is forgotten once it has been checked.
+    """One request and its answer; times are monotonic seconds.
+
+    ``events_at`` has a time for every event; events that arrive together have the same time. ``error`` is empty when
+    the answer is complete. The body is cleared after it has been checked.
     """
 
     due: float
@@ -29,7 +32,7 @@ class Exchange:
 
 
 class Channel(asyncio.Protocol):
-    """A kept-alive connection. ``on_end`` is called with every exchange that has ended, whole or not."""
+    """A keep-alive connection. Calls ``on_end`` with every exchange that has ended, complete or not."""
 
     def __init__(self, on_end: "Callable[[Channel, Exchange], None]") -> None:
         self._on_end = on_end
@@ -37,7 +40,7 @@ class Channel(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._raw = b""
         self._body = bytearray()
-        self._length: int | None = None  # of the body; -1 where it is chunked, None before its head has come
+        self._length: int | None = None  # of the body; -1 when it is chunked, None before the head has arrived
         self._close = False
         self.lost = False
 
@@ -72,7 +75,7 @@ class Channel(asyncio.Protocol):
         had = len(self._body)
         whole = self._read_chunks() if self._length == -1 else self._read_length()
         if self._length == -1 and len(self._body) > had:
-            # From one byte before: an event's two ends may lie in two chunks.
+            # Start one byte earlier: an event's final two newlines may lie in two chunks.
             exchange.events_at.extend([now] * self._body.count(b"\n\n", max(0, had - 1)))
         if whole:
             exchange.ended = now
@@ -80,7 +83,7 @@ class Channel(asyncio.Protocol):
             self._end("")
 
     def _read_head(self) -> bool:
-        """True once there is a head of an answer that goes on."""
+        """True once the head of a 200 answer is complete, so that its body follows."""
         end = self._raw.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -95,7 +98,7 @@ class Channel(asyncio.Protocol):
         return True
 
     def _read_chunks(self) -> bool:
-        """Take off the chunks that are whole; True after the last."""
+        """Consume the complete chunks; True after the last chunk."""
         raw, at = self._raw, 0
         while (line := raw.find(b"\r\n", at)) >= 0:
             size = int(raw[at:line], 16)

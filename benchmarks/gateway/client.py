@@ -1,5 +1,7 @@
-"""The generator of the gateway's benchmarks, a process of its own: a closed loop of so many requests at a time, or an
-open loop at a rate. Every answer is checked whole; one that is not as sent counts as an error.
+"""The load generator of the gateway's benchmarks: a closed loop at a concurrency, or an open loop at a rate.
+
+It runs as a separate process. It checks every answer completely; an answer that differs from the upstream's counts as
+an error.
 """
 
 import asyncio
@@ -14,9 +16,9 @@ from typing import Any, Final, Literal
 import click
 import uvloop
 
-from benchmarks.alarm import Alarm
 from benchmarks.gateway.channel import Channel, Exchange
 from benchmarks.gateway.exchange import check_stream, check_whole, post, request_body
+from benchmarks.kernel_timer import KernelTimer
 from benchmarks.load import quantile
 
 _PATIENCE_S: Final = 60.0
@@ -25,8 +27,11 @@ _ERRORS_SHOWN: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What to send. With ``rate_per_s`` requests come as often as that, each at any instant of its share of a second
-    and whether or not earlier ones are done; without, as many as ``concurrency`` are always in work.
+    """What to send.
+
+    With ``rate_per_s`` the loop is open: each request is sent at a random instant of its slot of ``1 / rate_per_s``
+    seconds, whether or not earlier requests are done. Without it the loop is closed: ``concurrency`` requests are
+    always in flight.
     """
 
     port: int
@@ -40,11 +45,12 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What came back. ``served`` counts all that were answered, warm-up included; the rest is of the window alone.
-    ``gap_ms`` is of all gaps, ``event_gap_ms`` of all but the one before [DONE], which waits for the settlement.
-    ``busy`` is this process's own share of a core while it sent, ``cpu_s`` what that took. Times in milliseconds, as
-    [p50, p99].
+class LoadReport:
+    """The results of one load. ``served`` counts all answered requests, warm-up included; the rest covers the window.
+
+    ``gap_ms`` covers all gaps between events, ``event_gap_ms`` all but the gap before [DONE], which waits for the
+    settlement. ``busy`` is this process's share of a core while it sent, ``cpu_s`` its CPU seconds. Values in
+    milliseconds are [p50, p99].
     """
 
     served: int
@@ -78,8 +84,8 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin = self._end = 0.0
 
-    async def run(self) -> Seen:
-        """Send the load and wait for its last answer."""
+    async def run(self) -> LoadReport:
+        """Send the load and wait for the last answer."""
         load, used = self._load, time.process_time()
         started = time.monotonic()
         self._begin, self._end = started + load.warm_s, started + load.warm_s + load.seconds
@@ -104,12 +110,12 @@ class Session:
 
     async def _send_at(self, rate_per_s: float, started: float) -> None:
         rung = asyncio.Event()
-        alarm, dice, sent = Alarm(lambda _times: rung.set()), random.Random(rate_per_s), 0
-        # Evenly spaced ones would all come at the same instant of the upstream's ticks.
+        timer, dice, sent = KernelTimer(lambda _times: rung.set()), random.Random(rate_per_s), 0
+        # Evenly spaced requests would all arrive at the same phase of the upstream's ticks.
         while (due := started + (sent + dice.random()) / rate_per_s) < self._end:
             if due > time.monotonic():
                 rung.clear()
-                alarm.at(due)
+                timer.at(due)
                 await rung.wait()
             await self._ask(due)
             sent += 1
@@ -133,7 +139,7 @@ class Session:
         now = time.monotonic()
         self._exchanges.append(exchange)
         closed_loop = self._load.rate_per_s is None
-        if closed_loop:  # an open one is timed, and checking would delay what comes meanwhile: that is done in the end
+        if closed_loop:  # an open loop checks at the end: a check now would delay the sends and the events it times
             self._judge(exchange)
         goes_on = closed_loop and now < self._end
         if goes_on and not channel.lost:
@@ -148,7 +154,7 @@ class Session:
         self._ended.set()
 
     def _judge(self, exchange: Exchange) -> None:
-        """Check an answer, and forget its bytes."""
+        """Check an answer and clear its bytes."""
         if not exchange.error:
             try:
                 self._events[self._check(exchange.body, self._load.prompt_tokens)] += 1
@@ -156,13 +162,13 @@ class Session:
                 exchange.error = str(error)
         exchange.body = b""
 
-    def _seen(self, busy: float, cpu_s: float) -> Seen:
+    def _seen(self, busy: float, cpu_s: float) -> LoadReport:
         served = [each for each in self._exchanges if not each.error]
         errors = [each.error for each in self._exchanges if each.error]
         timed = [each for each in served if self._begin <= each.sent < self._end]
         completed = sum(self._begin <= each.ended < self._end for each in served)
         gaps = [[late - early for early, late in itertools.pairwise(each.events_at)] for each in timed]
-        return Seen(
+        return LoadReport(
             served=len(served),
             completed=completed,
             errors=len(errors),
@@ -187,16 +193,16 @@ def _quantiles_ms(seconds: list[float]) -> list[float]:
 @click.argument("kind", type=click.Choice(["stream", "whole"]))
 @click.option("--port", type=int, required=True)
 @click.option("--key", required=True)
-@click.option("--prompt-tokens", type=int, required=True, help="What the answer's usage must say.")
+@click.option("--prompt-tokens", type=int, required=True, help="Prompt tokens that the answer's usage must report.")
 @click.option("--concurrency", default=32)
 @click.option("--rate", "rate_per_s", type=float)
 @click.option("--seconds", type=float, required=True)
 @click.option("--warm-s", type=float, default=0.5)
 def main(kind: Literal["stream", "whole"], **options: Any) -> None:
-    """Print one JSON object."""
+    """Run one load and print its report as one JSON object."""
     load = Load(stream=kind == "stream", **options)
 
-    async def measure() -> Seen:
+    async def measure() -> LoadReport:
         return await Session(load).run()
 
     click.echo(json.dumps(asdict(uvloop.run(measure()))))

@@ -1,5 +1,5 @@
-"""Starts what the gateway's benchmarks compare, each on a core of its own: the upstream, Tenora's gateway with a real
-Valkey, the bare relay, and the peers. Who is measured how is ``gateway``'s.
+"""Starts the programs that the gateway's benchmarks compare: the upstream, Tenora's gateway with a real Valkey, the
+bare relay, and the peers. ``benchmarks.gateway.__main__`` decides how each of them is measured.
 """
 
 import contextlib
@@ -47,8 +47,9 @@ CEILING_NANOS: Final = 10**15
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Something that answers the exchange. ``pid`` is the root of its processes; ``store_pid`` of what it needs beside
-    it. ``concurrency`` is how many streams at a time it is given to show its best.
+    """A running program under test. ``pid`` is the root of its processes; ``store_pid`` is that of the store it needs.
+
+    ``concurrency`` is the number of concurrent streams at which it reaches its best throughput.
     """
 
     name: str
@@ -61,21 +62,21 @@ class Contender:
 
 @dataclass(frozen=True)
 class Cores:
-    """Which cores are whose. With two, the gateway has one and all else the other; the kernel must share that out."""
+    """The assignment of cores. With two cores the gateway has one, and the kernel shares the other between the rest."""
 
     gateway: frozenset[int]
     others: frozenset[int]
 
     @classmethod
     def of_this_machine(cls) -> "Cores":
-        """The first core that this process may use is the gateways'."""
+        """Assign the first core that this process may use to the gateways."""
         first, *rest = sorted(os.sched_getaffinity(0))
         return cls(frozenset({first}), frozenset(rest or [first]))
 
 
 @contextlib.contextmanager
 def pinned(cores: frozenset[int]) -> Iterator[None]:
-    """What is started by this thread meanwhile stays on these cores."""
+    """Pin processes that this thread starts inside the block to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -85,7 +86,7 @@ def pinned(cores: frozenset[int]) -> Iterator[None]:
 
 
 def prompt_tokens(number: int = 0) -> int:
-    """How many tokens a question has, as the gateway and so the engine count: all have as many."""
+    """Prompt tokens of a request, as the gateway and therefore the engine count them. All requests have the same."""
     call = parse_call("chat", request_body(number, stream=False), BodyLimits(24, 256))
     return PromptCounter(tokenizer_json(), tiny_route()).count(call)
 
@@ -104,7 +105,7 @@ def upstream(folder: Path, *options: str) -> Iterator[Contender]:
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A Valkey as gateways need it: a published key, and a replica that is alive."""
+    """A Valkey with everything that a gateway needs: a published API key and a live replica."""
 
     client: "redis.Redis"
     url: str
@@ -116,14 +117,15 @@ class Store:
         return self.client.xlen(redis_keys.USAGE_STREAM)
 
     def trim(self) -> None:
-        """Forget the usage events, as billing does once it has them."""
+        """Delete the usage events, as billing does after recording them."""
         self.client.xtrim(redis_keys.USAGE_STREAM, maxlen=0, approximate=False)
 
 
 @contextlib.contextmanager
 def store(folder: Path, upstream_port: int) -> Iterator[Store]:
-    """Valkey with its append-only file, the upstream as its replica, and one tenant. It and its key have limits that
-    are never met; it has prices, and a ceiling for what it spends.
+    """Start Valkey with its append-only file, the upstream as the only replica, and one tenant.
+
+    The tenant and its key have limits that the load never reaches; the tenant has prices and a spend ceiling.
     """
     with valkey(folder) as server:
         publisher = Publisher(server.client, PEPPER)
@@ -136,8 +138,9 @@ def store(folder: Path, upstream_port: int) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def tenora(folder: Path, stored: Store, name: str = "tenora", **settings: object) -> Iterator[Contender]:
-    """The gateway as it is shipped, one process, and limits of the platform; but a reservation may wait longer,
-    since a closed loop fills any machine.
+    """Start the gateway as shipped, with one process and platform limits set.
+
+    Only the reservation deadline is longer than the default, since a closed loop saturates any machine.
     """
     with gateway(folder, stored.url, name, **_OWN, **settings) as process:
         port = int(process.url.rsplit(":", 1)[1])
@@ -146,7 +149,7 @@ def tenora(folder: Path, stored: Store, name: str = "tenora", **settings: object
 
 @contextlib.contextmanager
 def unmetered(folder: Path, stored: Store) -> Iterator[Contender]:
-    """The gateway with its metering taken out."""
+    """Start the gateway without its metering."""
     port = free_port()
     secrets_of = {"key_pepper": PEPPER, "engine_key": ENGINE_KEY, "salt_secret": SALT_SECRET}
     given = {
@@ -170,7 +173,7 @@ def unmetered(folder: Path, stored: Store) -> Iterator[Contender]:
 
 @contextlib.contextmanager
 def bare_relay(folder: Path, upstream_port: int) -> Iterator[Contender]:
-    """The same server and client, and nothing between."""
+    """Start a relay with the same server and HTTP client, and no logic in between."""
     port = free_port()
     to = f"http://127.0.0.1:{upstream_port}"
     with running(_module("relay", "benchmarks.gateway.relay", folder, port, "--upstream", to)) as process:
@@ -179,12 +182,12 @@ def bare_relay(folder: Path, upstream_port: int) -> Iterator[Contender]:
 
 @contextlib.contextmanager
 def peer(which: peers.Peer, home: Path, folder: Path, upstream_port: int) -> Iterator[Contender]:
-    """A peer before the upstream. Raises gateway_peers.PeerUnavailable."""
+    """Start a peer in front of the upstream. Raises benchmarks.gateway.peers.PeerUnavailable."""
     command = peers.installed(which, home)
     start = peers.litellm if which is peers.LITELLM else peers.router
     with start(command, folder, f"http://127.0.0.1:{upstream_port}") as (port, key, pid):
         made = Contender(name=which.name, port=port, pid=pid, key=key)
-        # More than it can work on only lengthens its queue: at 16 its throughput is what it is at 128.
+        # A higher concurrency only lengthens LiteLLM's queue: its throughput at 16 equals its throughput at 128.
         yield replace(made, concurrency=16) if which is peers.LITELLM else made
 
 
@@ -200,7 +203,7 @@ def _module(name: str, module: str, folder: Path, port: int, *arguments: str) ->
 
 @contextlib.contextmanager
 def _beating(client: "redis.Redis", url: str) -> Iterator[None]:
-    """An agent's heartbeats for a replica with room for everything, and billing's word that it has recorded all."""
+    """Publish heartbeats for a replica with ample capacity, and mark all usage events as recorded by billing."""
     stopped = threading.Event()
 
     def beat() -> None:

@@ -1,5 +1,7 @@
-"""The one exchange that every contender relays: what is asked, the 31 events of its answer as bytes, and the check that
-a caller got exactly them. After litellm-bench's streaming fixture; who sends and who times it is elsewhere.
+"""The request and answer that every contender relays: the request body, the 31 events of the answer as bytes, and the
+check that a caller received exactly these events.
+
+After litellm-bench's streaming fixture. Sending and timing are elsewhere.
 """
 
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ import msgspec
 
 MODEL: Final = "tiny-chat"
 EVENTS: Final = 31
-"""Of one answer: the role, 27 pieces of content, the stop, the usage and [DONE]."""
+"""Events of one answer: the role, 27 pieces of content, the stop, the usage and [DONE]."""
 DONE: Final = b"data: [DONE]\n\n"
 _CONTENT_BYTES: Final = 8441
 _LARGE_BYTES: Final = 8192
@@ -20,23 +22,23 @@ _SMALL: Final = (
 _LARGE: Final = "x" * _LARGE_BYTES
 _LAST: Final = "." * (_CONTENT_BYTES - _LARGE_BYTES - len("".join(_SMALL).encode()))
 PIECES: Final = (*_SMALL[:13], _LARGE, *_SMALL[13:], _LAST)
-"""What the answer says, event by event."""
+"""The answer's content, event by event."""
 TEXT: Final = "".join(PIECES)
 _SYSTEM: Final = "You answer the customers of an outdoor shop briefly and kindly. " * 4
 _QUESTION: Final = "My parcel has not come yet; where are my boots, size 43? Größe und Farbe: 緑. Order: "
 _NUMBER_CHARS: Final = 8
-_DIGITS: Final = "αβγδεζηθικ"  # no tokenizer of ours joins these: every number has as many tokens as any other
+_DIGITS: Final = "αβγδεζηθικ"  # our tokenizers never merge these letters, so all numbers have the same token count
 
 
 class Delta(msgspec.Struct):
-    """A part of a message; a whole message has the same two members."""
+    """A part of a message. A complete message has the same two members."""
 
     role: str | None = None
     content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """The only choice of a chunk or of a whole answer."""
+    """The only choice of a chunk or of a complete answer."""
 
     finish_reason: str | None = None
     delta: Delta = msgspec.field(default_factory=Delta)
@@ -44,14 +46,14 @@ class Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What the answer says that it used."""
+    """The token counts that an answer reports."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Answer(msgspec.Struct):
-    """A chunk, or a whole answer."""
+    """A chunk, or a complete answer."""
 
     choices: list[Choice]
     usage: Usage | None = None
@@ -65,7 +67,7 @@ class Options(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """What the upstream reads of a request."""
+    """The members of a request that the upstream reads."""
 
     model: str
     messages: list[dict[str, str]]
@@ -79,13 +81,13 @@ _request: Final = msgspec.json.Decoder(Request)
 
 
 def messages(number: int) -> list[dict[str, str]]:
-    """What is asked. Each number is another question, so that no cache has seen it; all are of one length."""
+    """The messages of request ``number``. Each number gives a new question that no cache holds, of the same length."""
     order = "".join(_DIGITS[int(digit)] for digit in f"{number:0{_NUMBER_CHARS}d}")
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION + order}]
 
 
 def request_body(number: int = 0, *, stream: bool, model: str = MODEL, max_tokens: int = 256) -> bytes:
-    """What a caller posts."""
+    """The JSON body that a caller posts."""
     body: dict[str, object] = {"model": model, "messages": messages(number), "max_tokens": max_tokens, "temperature": 0}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -93,7 +95,7 @@ def request_body(number: int = 0, *, stream: bool, model: str = MODEL, max_token
 
 
 def post(port: int, key: str, body: bytes) -> bytes:
-    """The whole HTTP request that posts a body."""
+    """The complete HTTP request, head and body."""
     head_of = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nauthorization: Bearer %b\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -102,34 +104,37 @@ def post(port: int, key: str, body: bytes) -> bytes:
 
 
 def understood(body: bytes) -> Request:
-    """A request as it came to the upstream. Raises ValueError where a relay has changed what it asks."""
+    """Decode a request that the upstream received. Raises ValueError when a relay has changed it."""
     try:
         request = _request.decode(body)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"a body that cannot be read: {error}") from None
+        raise ValueError(f"the request body cannot be decoded: {error}") from None
     asked = request.messages[-1].get("content", "") if request.messages else ""
     expected = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
     if request.model != MODEL or request.messages != expected or asked[:-_NUMBER_CHARS] != _QUESTION:
-        raise ValueError("another model or other messages than were sent")
+        raise ValueError("the model or the messages differ from the request that was sent")
     if request.stream and not (request.stream_options and request.stream_options.include_usage):
-        raise ValueError("a stream without include_usage")
+        raise ValueError("the streamed request lacks stream_options.include_usage")
     return request
 
 
 @dataclass(frozen=True)
 class Script:
-    """The upstream's words for prompts of ``prompt_tokens``, encoded once. ``pieces`` is one content after another."""
+    """The upstream's answer to prompts of ``prompt_tokens``, encoded once. ``pieces`` are the contents in order."""
 
     prompt_tokens: int
     pieces: tuple[str, ...] = PIECES
 
     def usage(self, completion: int) -> bytes:
-        """The members of a usage object up to here."""
+        """The first members of a usage object after ``completion`` tokens, without the closing brace."""
         total = self.prompt_tokens + completion
         return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (self.prompt_tokens, total, completion)
 
     def tails(self, *, continuous: bool) -> list[bytes]:
-        """Every event but [DONE], from its choices on, as vLLM writes them; with running counts where asked."""
+        """Every event but [DONE], from its choices on, as vLLM writes them.
+
+        With ``continuous`` each event carries the usage so far.
+        """
         blank = b'"logprobs":null,"finish_reason":null}]'
         choices = [b'[{"index":0,"delta":{"role":"assistant","content":""},' + blank]
         choices += [
@@ -147,14 +152,14 @@ class Script:
         return [*tails, b'[],"usage":' + self.usage(len(self.pieces)) + details]
 
     def whole(self) -> bytes:
-        """The answer in one piece, from its choices on."""
+        """The complete answer without streaming, from its choices on."""
         message = msgspec.json.encode({"role": "assistant", "content": "".join(self.pieces)})
         choice = b'[{"index":0,"message":%b,"logprobs":null,"finish_reason":"stop","stop_reason":null}]' % message
         return choice + b',"usage":' + self.usage(len(self.pieces)) + b"}}"
 
 
 def head(request_id: bytes, *, chunk: bool, model: bytes = MODEL.encode()) -> bytes:
-    """What an answer or each of its events begins with."""
+    """The first bytes of a complete answer, or of each event (``chunk``), up to the choices."""
     kind = b"chat.completion.chunk" if chunk else b"chat.completion"
     start = b"data: " if chunk else b""
     return b'%b{"id":"chatcmpl-%b","object":"%b","created":1790000000,"model":"%b","choices":' % (
@@ -163,8 +168,9 @@ def head(request_id: bytes, *, chunk: bool, model: bytes = MODEL.encode()) -> by
 
 
 def check_stream(body: bytes, prompt_tokens: int, expected: tuple[str, ...] = PIECES) -> int:
-    """How many events a whole stream had. Raises ValueError unless role, every piece in order, the stop, one usage and
-    the end came whole.
+    """Check a complete stream and return its number of events.
+
+    Raises ValueError unless it has the role, every piece in order, the stop, one usage and the end.
     """
     events = body.split(b"\n\n")
     if len(events) < 3 or events[-1] or events[-2] != b"data: [DONE]":
@@ -175,7 +181,7 @@ def check_stream(body: bytes, prompt_tokens: int, expected: tuple[str, ...] = PI
     usages: list[Usage] = []
     for event in events[:-2]:
         if not event.startswith(b"data: "):
-            raise ValueError(f"no event: {event[:200]!r}")
+            raise ValueError(f"an event does not start with 'data: ': {event[:200]!r}")
         chunk = _decoded(event[6:])
         if chunk.usage is not None:
             usages.append(chunk.usage)
@@ -187,19 +193,19 @@ def check_stream(body: bytes, prompt_tokens: int, expected: tuple[str, ...] = PI
             if choice.finish_reason:
                 reasons.append(choice.finish_reason)
     if tuple(pieces) != expected or reasons != ["stop"] or "assistant" not in roles:
-        raise ValueError(f"another answer: {len(pieces)} pieces, roles {roles[:2]}, ends {reasons}")
+        raise ValueError(f"the answer differs: {len(pieces)} pieces, roles {roles[:2]}, finish reasons {reasons}")
     if usages != [Usage(prompt_tokens, len(expected))]:
-        raise ValueError(f"another usage: {usages[:2]}")
+        raise ValueError(f"the usage differs: {usages[:2]}")
     return len(events) - 1
 
 
 def check_whole(body: bytes, prompt_tokens: int) -> int:
-    """1, for an answer in one piece. Raises ValueError unless it is the one that was sent."""
+    """Check a complete answer and return 1. Raises ValueError unless it is the one that was sent."""
     answer = _decoded(body)
     if answer.choices[0].message.content != TEXT or answer.choices[0].finish_reason != "stop":
-        raise ValueError("another answer")
+        raise ValueError("the answer differs from the one that was sent")
     if answer.usage != Usage(prompt_tokens, len(PIECES)):
-        raise ValueError(f"another usage: {answer.usage}")
+        raise ValueError(f"the usage differs: {answer.usage}")
     return 1
 
 
@@ -207,4 +213,4 @@ def _decoded(raw: bytes) -> Answer:
     try:
         return _answer.decode(raw)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"an answer that cannot be read: {error}: {raw[:200]!r}") from None
+        raise ValueError(f"the answer cannot be decoded: {error}: {raw[:200]!r}") from None

@@ -1,5 +1,6 @@
-"""What the gateway's benchmark makes of what it measured: medians of rounds, ratios within rounds, goals and a table.
-Pure: it measures nothing itself.
+"""Computes the figures of the gateway's benchmark: medians of rounds, ratios within rounds, goals and a table.
+
+Pure functions; the measuring is in ``benchmarks.gateway.__main__``.
 """
 
 import statistics
@@ -7,25 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.gateway.client import Seen
+from benchmarks.gateway.client import LoadReport
 from benchmarks.gateway.exchange import EVENTS
 
 KINDS: Final = ("whole", "burst", "paced", "half", "half_direct")
-"""Answers in one piece; streams that come in one piece; paced streams; those at half of that rate, and the upstream
-itself at the same rate."""
+"""Kinds of load: complete answers; streams that arrive all at once; paced streams; paced streams at half the paced
+rate; and the upstream itself at that half rate."""
 _BUSY_MAX: Final = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One load on one contender. CPU microseconds are of the contender's processes, per answered request; ``busy`` are
-    shares of a core by who used it.
+    """One load on one contender.
+
+    CPU microseconds are of the contender's processes, per answered request. ``busy`` is the share of a core that each
+    process used, by its name.
     """
 
     contender: str
     round: int
     kind: str
-    seen: Seen
+    seen: LoadReport
     cpu_us: float
     store_cpu_us: float
     rss_bytes: int
@@ -33,7 +36,7 @@ class Measured:
 
 
 class Rounds:
-    """All that was measured, to be asked for medians over rounds."""
+    """All measurements, with medians over rounds."""
 
     def __init__(self, measured: list[Measured]) -> None:
         self._by_kind = {(each.contender, each.kind, each.round): each for each in measured}
@@ -41,35 +44,35 @@ class Rounds:
         self.contenders = list(dict.fromkeys(each.contender for each in measured))
 
     def all(self, contender: str, kind: str) -> list[Measured]:
-        """One kind of load on one contender, round by round."""
+        """The measurements of one kind of load on one contender, in the order of rounds."""
         found = [self._by_kind.get((contender, kind, each)) for each in self.rounds]
         return [each for each in found if each is not None]
 
     def median(self, contender: str, kind: str, figure: Callable[[Measured], float]) -> float | None:
-        """Over rounds; None where it was not measured."""
+        """The median over rounds; None when nothing was measured."""
         values = [figure(each) for each in self.all(contender, kind)]
         return statistics.median(values) if values else None
 
     def ratio(self, kind: str, of: str, to: str) -> float | None:
-        """How many times as many answers a second ``of`` gave as ``to``, the median of the rounds' own ratios."""
+        """Answers per second of ``of`` divided by those of ``to``: the median of the ratios of each round."""
         pairs = zip(self.all(of, kind), self.all(to, kind), strict=False)
         ratios = [mine.seen.per_s / theirs.seen.per_s for mine, theirs in pairs if theirs.seen.per_s]
         return statistics.median(ratios) if ratios else None
 
-    def added_ms(self, contender: str, figure: Callable[[Seen], float]) -> float | None:
-        """A latency at half load less the upstream's own at the same rate in the same round; the rounds' median."""
+    def added_ms(self, contender: str, figure: Callable[[LoadReport], float]) -> float | None:
+        """A latency at half load minus the upstream's own at the same rate in the same round; median over rounds."""
         pairs = zip(self.all(contender, "half"), self.all(contender, "half_direct"), strict=False)
         added = [figure(through.seen) - figure(direct.seen) for through, direct in pairs]
         return statistics.median(added) if added else None
 
 
 def rows(rounds: Rounds) -> list[dict[str, Any]]:
-    """One summary a contender, all figures medians over rounds."""
+    """One summary per contender; all figures are medians over rounds."""
 
-    def first(share: int) -> Callable[[Seen], float]:
+    def first(share: int) -> Callable[[LoadReport], float]:
         return lambda seen: seen.first_ms[share]
 
-    def gap(share: int) -> Callable[[Seen], float]:
+    def gap(share: int) -> Callable[[LoadReport], float]:
         return lambda seen: seen.gap_ms[share]
 
     return [
@@ -94,7 +97,7 @@ def rows(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def judged(rounds: Rounds) -> list[dict[str, Any]]:
-    """Each goal beside what was seen; ``met`` is None where a peer was not measured."""
+    """Each goal with the measured value; ``met`` is None when a peer was not measured."""
     goals: list[dict[str, Any]] = []
     for to, least in (("litellm", 20.0), ("relay", 0.6), ("vllm-router", 0.6)):
         for kind, words in (("paced", "paced"), ("burst", "unpaced")):
@@ -107,8 +110,10 @@ def judged(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def by_cpu(rounds: Rounds) -> list[dict[str, Any]]:
-    """Streams a second of the gateways' CPU time, ours to each other's: what the ratio of streams/s would be were the
-    core theirs alone. Other work on the machine moves this less than anything timed by the clock.
+    """Tenora's streams per second of gateway CPU time, divided by those of each other contender.
+
+    This is the ratio of streams per second on a core without other work. Other work on the machine changes it less
+    than it changes any wall-clock figure.
     """
 
     def ratio(kind: str, to: str) -> float | None:
@@ -124,7 +129,7 @@ def by_cpu(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def doubts(rounds: Rounds) -> list[str]:
-    """Loads in which the measuring itself was short of CPU, so that a contender may be better than its figure."""
+    """Loads whose measuring processes were short of CPU, so that a contender may be faster than its figure."""
     found = []
     for name in rounds.contenders:
         for kind in KINDS:
@@ -136,7 +141,7 @@ def doubts(rounds: Rounds) -> list[str]:
 
 
 def table(summaries: list[dict[str, Any]]) -> str:
-    """For people: one line a contender."""
+    """A text table with one line per contender."""
     lines = [
         f"{'':>11}  req/s  streams/s  streams/s   added TTFT       added gap    CPU us    CPU us  CPU us    RSS",
         f"{'':>11}           (burst)    (paced)  p50/p99 ms      p50/p99 ms  /request   /stream  /event    MiB  errors",

@@ -1,5 +1,6 @@
-"""The two programs that people would run instead, each in a virtual environment of its own with its version pinned. One
-that cannot be installed or started is reported so; no figure is ever made up for it.
+"""Two alternatives to Tenora's gateway, LiteLLM's proxy and vllm-router, each pinned in its own virtual environment.
+
+A peer that cannot be installed or started is reported as not measured; it gets no figures.
 """
 
 import contextlib
@@ -24,12 +25,12 @@ _KEY: Final = "sk-key-of-the-benchmark"
 
 
 class PeerUnavailable(Exception):
-    """A peer cannot be measured here; the message says why."""
+    """A peer cannot be measured on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What pip is asked for, and the command that it installs."""
+    """A pip requirement, and the command that it installs."""
 
     name: str
     requirement: str
@@ -41,8 +42,9 @@ ROUTER: Final = Peer(name="vllm-router", requirement="vllm-router==0.1.17", comm
 
 
 def installed(peer: Peer, home: Path) -> Path:
-    """The peer's command, installed under ``home`` if it is not yet. pip's own settings (PIP_*) hold. Raises
-    PeerUnavailable.
+    """The peer's command, installed under ``home`` if it is missing. pip's own settings (PIP_*) apply.
+
+    Raises PeerUnavailable.
     """
     folder = home / peer.requirement.replace("[", "-").replace("]", "").replace("==", "-")
     stamp, command = folder / ".installed", folder / "bin" / peer.command
@@ -69,7 +71,7 @@ def installed(peer: Peer, home: Path) -> Path:
 
 @contextlib.contextmanager
 def litellm(command: Path, folder: Path, upstream: str) -> Iterator[tuple[int, str, int]]:
-    """LiteLLM's proxy with one worker and no database. Yields its port, the key to show it, and its process."""
+    """Start LiteLLM's proxy with one worker and no database. Yields its port, its API key and its process id."""
     config = folder / "litellm.json"  # JSON is YAML
     parameters = {"model": f"openai/{MODEL}", "api_base": f"{upstream}/v1", "api_key": "none"}
     config.write_text(
@@ -93,7 +95,7 @@ def litellm(command: Path, folder: Path, upstream: str) -> Iterator[tuple[int, s
 
 @contextlib.contextmanager
 def router(command: Path, folder: Path, upstream: str) -> Iterator[tuple[int, str, int]]:
-    """vllm-router before the one upstream. Yields as ``litellm`` does; it knows no keys."""
+    """Start vllm-router in front of the upstream. Yields as ``litellm`` does; the router checks no keys."""
     port, metrics_port = free_port(), free_port()
     program = _program(
         "vllm-router", folder, port, "/health",

@@ -1,5 +1,6 @@
-"""The bare relay that the gateway is measured beside: the same server, framework and HTTP client, and nothing else. It
-knows no keys, counts nothing, and passes bytes on as they come.
+"""The bare relay that the gateway is compared with: the same server, framework and HTTP client, and nothing else.
+
+It checks no keys, counts nothing, and forwards bytes as they arrive.
 """
 
 from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ def create_app(upstream: str) -> Litestar:
 
 @click.command(help=__doc__)
 @click.option("--port", type=int, required=True)
-@click.option("--upstream", required=True, help="Where to, as http://host:port.")
+@click.option("--upstream", required=True, help="Base URL to forward to, as http://host:port.")
 def main(port: int, upstream: str) -> None:
     """Serve on a loopback port with one process."""
     uvicorn.run(

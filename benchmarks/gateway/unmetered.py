@@ -1,7 +1,8 @@
-"""The gateway with its metering taken out, to tell what metering costs: each quota script is asked once, its answer is
-repeated without asking Redis again, and nothing is journalled. Keys, counting, placement and relaying stay as they are.
+"""The gateway without its metering, to measure the cost of metering.
 
-For benchmarks alone: such a gateway enforces no limit and bills nobody.
+Each quota script runs once; its reply is then repeated without another call to Redis, and nothing is journaled. Keys,
+token counting, placement and relaying are unchanged. For benchmarks only: this gateway enforces no limit and records
+no usage.
 """
 
 import math
@@ -17,15 +18,15 @@ from data_plane.gateway.settlement.journal import Journal
 from data_plane.gateway.state.redis_connection import Argument, RedisConnection
 
 
-class RepeatingLine(RedisConnection):
-    """Answers a script as Redis did the first time."""
+class RepeatingConnection(RedisConnection):
+    """A Redis connection that repeats the first reply to each script."""
 
     def __init__(self, url: str, *, connect_s: float, stalled_s: float, pending_max: int) -> None:
         super().__init__(url, connect_s=connect_s, stalled_s=stalled_s, pending_max=pending_max)
         self._answers: dict[Argument, Any] = {}  # by the script's digest
 
     async def call(self, *command: Argument, due: float = math.inf) -> Any:  # a reply is whatever the server said
-        """The first reply to this script, for ever. Raises redis.RedisError until there is one."""
+        """Return the first reply to this script on every call. Raises redis.RedisError until there is one."""
         if command[0] != "EVALSHA":
             return await super().call(*command, due=due)
         if command[1] not in self._answers:
@@ -34,23 +35,24 @@ class RepeatingLine(RedisConnection):
 
 
 class NoJournal(Journal):
-    """Takes nothing."""
+    """A journal that stores nothing."""
 
     def append(self, settlement: Settlement) -> None:
-        """Not taken."""
+        """Discard the settlement."""
 
     def done(self, request_id: str) -> None:
-        """It never held it."""
+        """Do nothing: the journal is always empty."""
 
 
 def create_worker_app() -> Litestar:
-    """The application, as the gateway's server builds it."""
-    vars(app).update(RedisConnection=RepeatingLine, Journal=NoJournal)  # what app.py builds itself and is not handed
+    """Build the application as the gateway's server does."""
+    # app.py builds these two itself and takes no argument for them.
+    vars(app).update(RedisConnection=RepeatingConnection, Journal=NoJournal)
     return app.create_app(GatewaySettings())
 
 
 def main() -> None:
-    """Serve as the gateway does, with its settings."""
+    """Serve with the gateway's settings."""
     settings = GatewaySettings()
     uvicorn.run(
         create_worker_app(), host=settings.gateway_host, port=settings.gateway_port, loop="uvloop",

@@ -1,7 +1,7 @@
-"""The upstream of the gateway's benchmarks: one process that speaks an engine's HTTP and costs as little as Python can.
-Its bytes are encoded beforehand, and one alarm paces all streams. What it says is in ``gateway_exchange``.
+"""The upstream of the gateway's benchmarks: one process that speaks an engine's HTTP at the least CPU cost in Python.
 
-Paces: ``PUT /pace?first_ms=10&gap_ms=1``; with both 0 a stream leaves in one piece.
+Its bytes are encoded in advance, and one kernel timer paces all streams. The content of its answers is in
+``benchmarks.gateway.exchange``. ``PUT /pace?first_ms=10&gap_ms=1`` sets the pace; with both 0 a stream is sent at once.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Final, cast
 import click
 import uvloop
 
-from benchmarks.alarm import Alarm
 from benchmarks.gateway.exchange import DONE, MODEL, PIECES, Script, head, understood
+from benchmarks.kernel_timer import KernelTimer
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _REQUEST_ID: Final = re.compile(rb"\r\nx-request-id: *([^\r]+)", re.IGNORECASE)
@@ -26,7 +26,7 @@ _MODELS: Final = b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MO
 
 
 class Upstream:
-    """What all connections share: the words, the pace, and the timer wheel of running streams."""
+    """The state that all connections share: the encoded answers, the pace, and the timer wheel of running streams."""
 
     def __init__(self, script: Script) -> None:
         self.tails = {continuous: script.tails(continuous=continuous) for continuous in (False, True)}
@@ -34,53 +34,53 @@ class Upstream:
         self.first_ms, self.gap_ms = 0, 0
         self._wheel: dict[int, list[Stream]] = defaultdict(list)  # by the tick at which they are due
         self.ticks = 0
-        self._alarm = Alarm(self._tick)
+        self._timer = KernelTimer(self._tick)
         self._ticking = False
 
     def schedule(self, stream: "Stream", due: int) -> None:
-        """Have a stream write its next event at a tick; ticks are milliseconds, and come while anything is due."""
+        """Schedule a stream's next event at tick ``due``. A tick is a millisecond; ticks run while anything is due."""
         if not self._ticking:
             self._ticking = True
-            self._alarm.every(0.001)
+            self._timer.every(0.001)
         self._wheel[due].append(stream)
 
     def _tick(self, times: int) -> None:
-        """Whatever is due by now. A stream keeps to its own times, also where a tick comes late."""
+        """Write all events that are due. A stream keeps its own schedule even when a tick is late."""
         for _ in range(times):
             self.ticks += 1
             for stream in self._wheel.pop(self.ticks, ()):
                 stream.write_next()
         if not self._wheel:
             self._ticking = False
-            self._alarm.every(0)
+            self._timer.every(0)
 
 
 class Stream:
     """One paced answer."""
 
-    __slots__ = ("_due", "_head", "_index", "_line", "_tails", "_upstream")
+    __slots__ = ("_connection", "_due", "_head", "_index", "_tails", "_upstream")
 
-    def __init__(self, upstream: Upstream, line: "Line", head: bytes, tails: list[bytes]) -> None:
-        self._upstream, self._line, self._head, self._tails = upstream, line, head, tails
+    def __init__(self, upstream: Upstream, connection: "Connection", head: bytes, tails: list[bytes]) -> None:
+        self._upstream, self._connection, self._head, self._tails = upstream, connection, head, tails
         self._index = 0
         self._due = upstream.ticks + 1 + upstream.first_ms
         upstream.schedule(self, self._due)
 
     def write_next(self) -> None:
-        """Write one event, and come again for the next. [DONE] follows the usage by itself, a gap later."""
-        if self._line.closed:
+        """Write one event and schedule the next. [DONE] is a separate write, one gap after the usage."""
+        if self._connection.closed:
             return
         if self._index == len(self._tails):
-            self._line.write(_LAST_CHUNKS)
+            self._connection.write(_LAST_CHUNKS)
             return
-        self._line.write(_chunk(self._head + self._tails[self._index]))
+        self._connection.write(_chunk(self._head + self._tails[self._index]))
         self._index += 1
         self._due += max(1, self._upstream.gap_ms)
         self._upstream.schedule(self, self._due)
 
 
-class Line(asyncio.Protocol):
-    """One connection, kept alive. Requests on it come one after another."""
+class Connection(asyncio.Protocol):
+    """One keep-alive connection. It answers its requests one after another."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -116,13 +116,15 @@ class Line(asyncio.Protocol):
             pace = _PACE.search(request_head)
             if pace is not None:
                 self._upstream.first_ms, self._upstream.gap_ms = int(pace[1]), int(pace[2])
-            self.write(_json(b"{}") if pace else _json(b'{"error":"no pace"}', b"400 Bad Request"))
+            self.write(
+                _json(b"{}") if pace else _json(b'{"error":"first_ms and gap_ms are required"}', b"400 Bad Request")
+            )
         elif request_head.startswith(b"GET /v1/models"):
             self.write(_json(_MODELS))
         elif request_head.startswith((b"GET /health", b"GET / ", b"POST /inference/v1/abort_requests")):
             self.write(_json(b"{}"))
         else:
-            self.write(_json(b'{"error":"nothing is here"}', b"404 Not Found"))
+            self.write(_json(b'{"error":"not found"}', b"404 Not Found"))
 
     def _complete(self, request_head: bytes, body: bytes) -> None:
         try:
@@ -157,14 +159,16 @@ def _json(body: bytes, status: bytes = b"200 OK") -> bytes:
 async def serve(port: int, script: Script) -> None:
     """Listen until cancelled."""
     upstream = Upstream(script)
-    server = await asyncio.get_running_loop().create_server(lambda: Line(upstream), "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(upstream), "127.0.0.1", port, backlog=4096
+    )
     await server.serve_forever()
 
 
 @click.command(help=__doc__)
 @click.option("--port", type=int, required=True)
-@click.option("--prompt-tokens", type=int, required=True, help="What it says that a prompt has.")
-@click.option("--ticks", type=int, help="So many equal pieces, instead of the exchange's own.")
+@click.option("--prompt-tokens", type=int, required=True, help="Prompt tokens that the usage reports.")
+@click.option("--ticks", type=int, help="Answer with this many equal pieces instead of the default answer.")
 def main(port: int, prompt_tokens: int, ticks: int | None) -> None:
     """Serve on a loopback port."""
     pieces = PIECES if ticks is None else (" tick",) * ticks

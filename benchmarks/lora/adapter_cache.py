@@ -1,5 +1,7 @@
-"""How long an adapter takes from S3 to a replica's disk: alone, by size, in one piece and in ranges, and beside another
-tenant whose fifty adapters have stalled. Real S3 server for the former, one that stalls on purpose for the latter.
+"""Measures the time to fetch an adapter from S3 to a replica's disk: by size, with one GET and with ranges, and while
+another tenant's fifty fetches are stalled.
+
+The first part uses a real S3 server, the second a server that stalls on purpose.
 """
 
 import asyncio
@@ -27,7 +29,7 @@ MIB = 1 << 20
 
 @contextmanager
 def opened(s3: S3Settings, folder: Path, store: StoreSettings) -> Iterator[AdapterCache]:
-    """A cache on a folder of its own."""
+    """An adapter cache in ``folder``, closed at the end of the block."""
     cache = AdapterCache(CacheSettings(cache_dir=folder, cache_free_bytes_min=0), RevisionStore(Bucket(s3, store)))
     try:
         yield cache
@@ -36,14 +38,14 @@ def opened(s3: S3Settings, folder: Path, store: StoreSettings) -> Iterator[Adapt
 
 
 async def timed_ms(cache: AdapterCache, digest: str, tenant: str) -> float:
-    """One fetch."""
+    """The duration of one fetch in milliseconds."""
     started = time.perf_counter()
     await cache.fetch(digest, holder=f"{tenant}@{digest}", tenant=tenant)
     return 1000 * (time.perf_counter() - started)
 
 
 async def by_size(s3: S3Settings, folder: Path, sizes_mib: list[int], repeats: int) -> list[dict[str, object]]:
-    """Medians for each size, alternating between one piece and ranges so that a slow minute hits both."""
+    """Medians for each size. One GET and ranges alternate, so that a slow minute affects both."""
     ways = {"one GET": StoreSettings(store_part_bytes=1 << 40), "ranges": StoreSettings()}
     Bucket(s3, StoreSettings()).ensure()
     rows: list[dict[str, object]] = []
@@ -74,7 +76,7 @@ async def by_size(s3: S3Settings, folder: Path, sizes_mib: list[int], repeats: i
 
 
 async def beside_a_stall(folder: Path, fetches: int, stalled: int) -> list[dict[str, object]]:
-    """Tenant b's fetches of 1 MiB adapters, alone and while tenant a waits for adapters of which no byte comes."""
+    """Tenant b's fetches of 1 MiB adapters, alone and while tenant a waits for adapters that send no byte."""
     revisions = [make_revision(MIB, seed) for seed in range(2 * fetches + stalled)]
     digests = [manifest.digest for manifest, _ in revisions]
     rows: list[dict[str, object]] = []
@@ -105,7 +107,7 @@ async def beside_a_stall(folder: Path, fetches: int, stalled: int) -> list[dict[
 @click.option("--fetches", default=100, show_default=True, help="Fetches of tenant b, alone and beside the stall.")
 @click.option("--stalled", default=50, show_default=True, help="Adapters of tenant a that stall.")
 def main(sizes_mib: str, repeats: int, fetches: int, stalled: int) -> None:
-    """Print one JSON object a line."""
+    """Print one JSON object per line."""
     with tempfile.TemporaryDirectory() as folder, embedded_s3(Path(folder)) as s3:
         sizes = [int(size) for size in sizes_mib.split(",")]
         for row in asyncio.run(by_size(s3, Path(folder) / "cache", sizes, repeats)):

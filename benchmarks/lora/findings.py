@@ -1,4 +1,4 @@
-"""What ``multilora`` makes of what it saw: one summary a trace, and each goal beside its figure. Pure."""
+"""Computes the results of ``benchmarks.lora.multilora``: one summary per trace, and each goal with its figure. Pure."""
 
 import statistics
 from collections import defaultdict
@@ -17,7 +17,7 @@ GOALS: Final = {
 
 
 def summary(shape: TraceShape, served: list[Served], stalls_ms: list[float], seconds: float) -> dict[str, Any]:
-    """What one trace showed. ``stalls_ms`` are the loads that held up a step while it ran."""
+    """The summary of one trace. ``stalls_ms`` are the adapter loads that stalled a step during the trace."""
     by_tier: dict[str, list[float]] = defaultdict(list)
     attained: dict[int, list[bool]] = defaultdict(list)
     seen: set[int] = set()
@@ -57,9 +57,10 @@ def summary(shape: TraceShape, served: list[Served], stalls_ms: list[float], sec
 
 
 def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each goal beside what was seen."""
+    """Each goal with the measured value."""
     rounds = {row["adapters"]: row["rounds"] for row in result["saturated"]}
-    ratios = [most / five for most, five in zip(rounds[max(rounds)], rounds[5], strict=True)]  # of neighbours in time
+    # Each ratio is of two loads that ran close together in time.
+    ratios = [most / five for most, five in zip(rounds[max(rounds)], rounds[5], strict=True)]
     at_slots, at_twice = (row["p50_s"] for row in result["cliff"])
     seen = {
         "throughput at the most adapters / at 5": round(statistics.median(ratios), 3),

@@ -1,8 +1,8 @@
-"""What one replica does with 1 to 1,000 adapters: throughput, time to first token by where the adapter lay, hit rates
-of the tiers, the stall that loads impose on everyone, and fairness between tenants.
+"""Measures one replica with 1 to 1,000 adapters: throughput, time to first token by the adapter's tier, hit rates of
+the tiers, the stall that adapter loads cause for all requests, and fairness between tenants.
 
-A real engine behind its own middleware, S3 and disk cache included, serves a small model of random weights and adapters
-of mixed ranks, so that two cores can show the engine's bookkeeping at full rate. Traces are drawn from a seed.
+A real engine with its middleware, S3 and disk cache serves a small model with random weights and adapters of mixed
+ranks, so that two cores are enough to run the engine's bookkeeping at full rate. Traces are drawn from a seed.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ from tests.fixtures.engine.real_engine import KEY, real_engine
 from tests.fixtures.processes import ENGINE_KEY, witness
 
 RANKS = (4, 8, 16)
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")  # as S-LoRA's; an adapter is then 0.4 % of this model's weights
+# The modules of S-LoRA. An adapter then has 0.4 % of this model's weights.
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 AT_ONCE = 32
 SATURATED_ROUNDS, SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 7, 256, (8, 128)
 POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
@@ -46,7 +47,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = (8, 48), (8, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run, from the command line."""
+    """The options of a run, from the command line."""
 
     counts: tuple[int, ...]
     slots: int
@@ -57,7 +58,7 @@ class Plan:
 
     @property
     def adapters(self) -> int:
-        """How many there must be: the largest trace, and a hundred that are asked for once before any trace."""
+        """Adapters to create: enough for the largest trace, and for a hundred single requests before the traces."""
         return max(200, *self.counts)
 
     def trace(self, adapters: int, popularity: Popularity, skew: float, cv: float) -> TraceShape:
@@ -70,7 +71,7 @@ class Plan:
 
 @contextlib.asynccontextmanager
 async def client_of(plan: Plan, engine: Engine, names: list[str]) -> AsyncIterator[Replica]:
-    """The replica with a client, after its first answer: code is compiled and sockets are warm."""
+    """The replica with a client, after a first answer that compiles code and warms the sockets."""
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         replica = Replica(engine, names, session, plan.seed)
@@ -79,7 +80,7 @@ async def client_of(plan: Plan, engine: Engine, names: list[str]) -> AsyncIterat
 
 
 async def with_few_slots(plan: Plan, engine: Engine, names: list[str]) -> dict[str, Any]:
-    """Everything about tiers, in an order that leaves adapters only in S3 until their part comes."""
+    """All measurements of tiers, ordered so that adapters stay only in S3 until their own measurement."""
     async with client_of(plan, engine, names) as replica:
         result: dict[str, Any] = {"store_first_hit": await only_in_store(replica), "traces": []}
         for popularity, skew in POPULARITIES:
@@ -93,19 +94,19 @@ async def with_few_slots(plan: Plan, engine: Engine, names: list[str]) -> dict[s
 
 
 async def with_ample_slots(plan: Plan, engine: Engine, names: list[str]) -> dict[str, Any]:
-    """Throughput where a slot is free for every request in work and host memory holds all adapters."""
+    """Throughput when every request in flight has a slot and host memory holds all adapters."""
     async with client_of(plan, engine, names) as replica:
         return {"saturated": await saturated(replica, plan)}
 
 
 async def trace_of(replica: Replica, shape: TraceShape) -> dict[str, Any]:
-    """Replay one trace and look at the loads that the engine recorded meanwhile."""
+    """Replay one trace and collect the adapter loads that the engine records during it."""
     before = replica.engine.table()
     last = before.loads[-1].seq if before.loads else 0
     started = time.perf_counter()
     stalls: dict[int, float] = {}
     replaying = asyncio.create_task(replica.replay(draw(shape)))
-    while not replaying.done():  # the table keeps the newest loads only, so they are read as they come
+    while not replaying.done():  # the table keeps only the newest loads, so poll it
         await asyncio.wait([replaying], timeout=0.5)
         for load in replica.engine.table().loads:
             if load.seq > last and load.in_step:
@@ -114,7 +115,7 @@ async def trace_of(replica: Replica, shape: TraceShape) -> dict[str, Any]:
 
 
 async def only_in_store(replica: Replica) -> dict[str, Any]:
-    """First requests of adapters that no tier of the replica has, one after another, taken from the end of the list."""
+    """Request adapters that are in no tier of the replica, one after another from the end of the list."""
     served = [
         await replica.ask(Arrival(at_s=0, adapter=len(replica.names) - 1 - index, prompt_tokens=16, output_tokens=4))
         for index in range(100)
@@ -129,8 +130,10 @@ async def only_in_store(replica: Replica) -> dict[str, Any]:
 
 
 async def saturated(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
-    """Closed loops over n adapters in turn; in rounds, after every adapter was loaded. Answers are longer
-    than in the traces, though a quarter as long as S-LoRA's, where each load is spread over 260 tokens on average.
+    """Closed loops over n adapters round-robin, in several rounds after every adapter was loaded once.
+
+    Answers are longer than in the traces, but a quarter as long as S-LoRA's, where each load is spread over 260 tokens
+    on average.
     """
     seen: dict[int, list[float]] = defaultdict(list)
     counts = sorted({5, *plan.counts})
@@ -149,12 +152,13 @@ async def saturated(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
 
 
 async def cliff(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
-    """Time to first token in closed loops, when as many adapters as slots are asked for in turn, and
-    when twice as many are: then half of what is in work waits for a slot at any time.
+    """Time to first token in closed loops, with as many adapters as slots and with twice as many.
+
+    With twice as many, half of the requests in flight wait for a slot at any time.
     """
     rows = []
     for adapters in (plan.slots, 2 * plan.slots):
-        await replica.saturate(in_turn(plan, adapters, 64), concurrency=AT_ONCE)  # loaded, before anything is timed
+        await replica.saturate(in_turn(plan, adapters, 64), concurrency=AT_ONCE)  # untimed: loads the adapters
         served: list[Served] = []
         await replica.saturate(in_turn(plan, adapters, 400), concurrency=AT_ONCE, served=served)
         times = [each.answer.first_token_s for each in served]
@@ -167,8 +171,10 @@ async def cliff(replica: Replica, plan: Plan) -> list[dict[str, Any]]:
 def in_turn(
     plan: Plan, adapters: int, requests: int, *, output_tokens: tuple[int, int] = OUTPUT_TOKENS
 ) -> list[Arrival]:
-    """Requests for one adapter after another in a shuffled order, of the same lengths whatever the number of adapters:
-    how the last ones of a closed loop end is a good part of its throughput.
+    """Requests for one adapter after another in a shuffled order.
+
+    The lengths are the same for any number of adapters: the last requests of a closed loop affect its throughput
+    strongly.
     """
     chance = random.Random(plan.seed)
     order = random.Random(plan.seed + adapters).sample(range(adapters), adapters)
@@ -183,14 +189,14 @@ def in_turn(
 
 @contextlib.contextmanager
 def real(plan: Plan, home: Path, work: Path) -> Iterator[tuple[Engine, list[str], str]]:
-    """A real engine with a tiny model, and its adapters in a real store."""
+    """A real engine with a tiny model, and its adapters in a real S3 store."""
     tokenizer_of = materialize(home, lambda text: click.echo(text, err=True))
     checkpoint = make_tiny_model(work / "model", tokenizer_of, seed=plan.seed)
     with (
         embedded_s3(work / "s3") as s3,
         real_engine(checkpoint, s3, work, slots=plan.slots, memory=plan.memory) as engine,
     ):
-        click.echo("storing adapters", err=True)
+        click.echo("uploading adapters to the store", err=True)
         names = [
             engine.new_adapter(plan.seed + index, rank=RANKS[index % len(RANKS)], modules=MODULES)
             for index in range(plan.adapters)
@@ -201,7 +207,7 @@ def real(plan: Plan, home: Path, work: Path) -> Iterator[tuple[Engine, list[str]
 
 @contextlib.contextmanager
 def modelled(plan: Plan, work: Path) -> Iterator[tuple[Engine, list[str], str]]:
-    """The witness: no weights, and the costs of an 8B model on a GPU with rank 64 (100 MB an adapter), as published."""
+    """The witness: no weights, with published costs of an 8B model on a GPU at rank 64 (100 MB per adapter)."""
     costs = {"store-load-s": 0.6, "disk-load-s": 0.05, "slot-load-s": 0.035, "token-interval-s": 0.012}
     options = {"slots": plan.slots, "memory-adapters": plan.memory, "run-dir": work / "run", **costs}
     with witness(work, "redis://127.0.0.1:1", silent=True, **options) as process:
@@ -210,10 +216,10 @@ def modelled(plan: Plan, work: Path) -> Iterator[tuple[Engine, list[str], str]]:
 
 
 @click.command()
-@click.option("--counts", default="1,4,16,64,256,1000", show_default=True, help="Adapters of each trace.")
+@click.option("--counts", default="1,4,16,64,256,1000", show_default=True, help="Number of adapters in each trace.")
 @click.option("--slots", default=8, show_default=True)
-@click.option("--memory", default=128, show_default=True, help="Adapters that host memory holds.")
-@click.option("--rate", "rate_per_s", default=12.0, show_default=True, help="Requests a second of the open loops.")
+@click.option("--memory", default=128, show_default=True, help="Adapters that fit in host memory.")
+@click.option("--rate", "rate_per_s", default=12.0, show_default=True, help="Requests per second of the traces.")
 @click.option("--duration", "duration_s", default=15.0, show_default=True, help="Seconds of each trace.")
 @click.option("--seed", default=42, show_default=True)
 @click.option("--witness", "use_witness", is_flag=True, help="A replica with modelled costs instead of a real engine.")
@@ -243,7 +249,7 @@ def main(counts: str, use_witness: bool, home: Path, out: Path, **numbers: Any) 
     draw_result(result, out.with_suffix(".svg"))
     for goal, row in result["goals"].items():
         click.echo(f"{goal}: {row['seen']} (goal {row['goal']}: {'met' if row['met'] else 'missed'})")
-    click.echo(f"all of it: {out.with_suffix('.json')}, drawn in {out.with_suffix('.svg')}")
+    click.echo(f"all results: {out.with_suffix('.json')}, chart: {out.with_suffix('.svg')}")
     sys.exit(0 if all(row["met"] for row in result["goals"].values()) else 1)
 
 

@@ -1,11 +1,11 @@
-"""A picture of ``multilora``'s result. Nothing is computed here."""
+"""Draws the result of ``benchmarks.lora.multilora`` as a chart. It computes no figures."""
 
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
-mpl.use("svg")  # no display is needed
+mpl.use("svg")  # this backend needs no display
 
 from matplotlib import pyplot as plt
 
@@ -13,7 +13,7 @@ _TIERS = ("slot", "memory", "disk", "store")
 
 
 def draw_result(result: dict[str, Any], path: Path) -> None:
-    """Time to first token and hit rates by number of adapters, one line a kind of trace, written as SVG."""
+    """Time to first token and hit rates by number of adapters, one line per kind of trace, as SVG."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in result["traces"]:
         shape = row["trace"]

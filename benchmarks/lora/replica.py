@@ -1,5 +1,5 @@
-"""A replica under load: requests for adapters, sent at their times or as fast as they are answered, and the report of
-its middleware on each adapter's load.
+"""A replica under load: sends requests for adapters in an open or a closed loop, and reads the middleware's report on
+each adapter load. It starts no engine.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from data_plane.engine.residency import EngineResidency, read_residency
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One request of a trace as it was served. ``tier`` is where its adapter lay when it came."""
+    """One served request of a trace. ``tier`` is the tier of its adapter when the request arrived."""
 
     arrival: Arrival
     answer: Answer
@@ -29,7 +29,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine's URL and key, and the folder of its residency table. ``words`` makes prompts of text."""
+    """An engine's URL and key, and the folder of its residency table. ``words`` sends text, not token ids."""
 
     url: str
     key: str
@@ -37,14 +37,14 @@ class Engine:
     words: bool = False
 
     def table(self) -> EngineResidency:
-        """Where adapters lie now. Raises RuntimeError while there is no table."""
+        """The current residency of adapters. Raises RuntimeError while there is no table."""
         if (table := read_residency(self.run_dir)) is None:
             raise RuntimeError(f"there is no residency table in {self.run_dir}")
         return table
 
 
 class Replica:
-    """An engine behind its middleware, real or a witness, with the names of its adapters, and a client."""
+    """A client of an engine with its middleware, real or a witness, and the names of its adapters."""
 
     def __init__(self, engine: Engine, names: list[str], session: aiohttp.ClientSession, seed: int) -> None:
         self.engine, self.names = engine, names
@@ -52,22 +52,25 @@ class Replica:
         self._chance = random.Random(seed)
 
     async def ask(self, arrival: Arrival, *, late_s: float = 0.0) -> Served:
-        """Send one request for an adapter, with a prompt that no other has."""
+        """Send one request for an adapter, with a unique prompt.
+
+        Raises RuntimeError when the engine does not report the adapter's tier.
+        """
         numbers = [self._chance.randrange(100, 40_000) for _ in range(arrival.prompt_tokens)]
         prompt = " ".join(map(str, numbers)) if self.engine.words else numbers
         answer = await stream(
             self._session, self.engine.url, self.engine.key, model=self.names[arrival.adapter], prompt=prompt,
             output_tokens=arrival.output_tokens, tenant=f"tn_{arrival.adapter % TENANTS}",
         )  # fmt: skip
-        if answer.told is None:
+        if answer.adapter_load is None:
             raise RuntimeError("the engine did not report the adapter's tier")
         return Served(
-            arrival=arrival, answer=answer, tier=answer.told["tier"], load_ms=answer.told["load_ms"],
-            stall_ms=answer.told["stall_ms"], late_s=late_s,
+            arrival=arrival, answer=answer, tier=answer.adapter_load["tier"], load_ms=answer.adapter_load["load_ms"],
+            stall_ms=answer.adapter_load["stall_ms"], late_s=late_s,
         )  # fmt: skip
 
     async def replay(self, trace: list[Arrival]) -> list[Served]:
-        """Send each request at its time, whether or not earlier ones are done (an open loop)."""
+        """Send each request at its time, whether or not earlier requests are done (an open loop)."""
         started = time.perf_counter()
 
         async def one(arrival: Arrival) -> Served:
@@ -77,7 +80,7 @@ class Replica:
         return list(await asyncio.gather(*(one(arrival) for arrival in trace)))
 
     async def saturate(self, trace: list[Arrival], *, concurrency: int, served: list[Served] | None = None) -> float:
-        """Tokens a second with ``concurrency`` requests always in work (a closed loop); answers go to ``served``."""
+        """Tokens per second at ``concurrency`` requests in flight (a closed loop); answers go to ``served``."""
         waiting, tokens, started = iter(trace), 0, time.perf_counter()
 
         async def client() -> None:

@@ -1,4 +1,4 @@
-"""The S3 server that one machine embeds, on its own, for a benchmark's adapters."""
+"""Starts the one-machine stack's embedded S3 server alone, to store a benchmark's adapters."""
 
 import contextlib
 import secrets
@@ -16,7 +16,7 @@ from tenora.stack.program import free_port
 
 @contextlib.contextmanager
 def embedded_s3(home: Path) -> Iterator[S3Settings]:
-    """A fresh bucket under ``home``, until the block ends. Raises RuntimeError when the server does not start."""
+    """Serve a new bucket under ``home`` until the block ends. Raises RuntimeError when the server does not start."""
     home.mkdir(parents=True, exist_ok=True)
     secret = secrets.token_hex(16)
     server = embedded_servers.s3(

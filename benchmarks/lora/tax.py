@@ -1,7 +1,7 @@
-"""What adapters cost beside the base model: throughput and time to first token of 1, 2, 4 and 8 adapters at 1, 8 and 32
-requests at a time, as ratios to the base model on the same engine in the same run.
+"""Measures the overhead of adapters compared with the base model: throughput and time to first token of 1, 2, 4 and 8
+adapters at concurrency 1, 8 and 32, as ratios to the base model on the same engine in the same run.
 
-Rounds are shuffled and every ratio is taken inside its round, so that a slow machine, or a slow minute, cancels out.
+Rounds are shuffled and every ratio is computed within its round, so that a slow machine or a slow minute cancels out.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ GOALS = {(adapters, at_once): 0.85 for adapters in (1, 2, 4, 8) for at_once in (
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What every request is like. The seed makes prompts and weights the same in every run."""
+    """The shape of every request. The same seed gives the same prompts and weights."""
 
     rounds: int
     prompt_tokens: int
@@ -61,7 +61,7 @@ async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tu
                 session, engine.url, key, requests, concurrency=concurrency, output_tokens=shape.output_tokens
             )
 
-        await load(max(shape.counts), 8)  # the adapters take their slots before anything is timed
+        await load(max(shape.counts), 8)  # load the adapters into slots before the timed loads
         await load(0, 8)
         for done in range(shape.rounds):
             for concurrency in shape.concurrencies:
@@ -74,7 +74,7 @@ async def measure(engine: RealEngine, names: list[str], shape: Shape) -> dict[tu
 
 
 def ratios(loads: dict[tuple[int, int], list[Load]], shape: Shape) -> list[dict[str, Any]]:
-    """One row for each number of adapters and concurrency: medians over the rounds of ratios taken inside each."""
+    """One row for each number of adapters and concurrency: medians over rounds of the ratios within each round."""
     rows = []
     for concurrency in shape.concurrencies:
         base = loads[0, concurrency]
@@ -99,7 +99,7 @@ def ratios(loads: dict[tuple[int, int], list[Load]], shape: Shape) -> list[dict[
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """For people: one line a row."""
+    """A text table with one line per row."""
     lines = ["adapters  at a time  tokens/s  of base  goal   TTFT p50  of base"]
     for row in rows:
         goal = f"{row['goal']:.2f}" if row["goal"] else "    "
@@ -113,20 +113,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path), help="Checkpoint; the one-machine base model if not given.")
-@click.option("--home", type=click.Path(path_type=Path), default=Path(".tenora"), help="Where that one is kept.")
+@click.option("--home", type=click.Path(path_type=Path), default=Path(".tenora"), help="Folder of that base model.")
 @click.option("--rounds", default=5, show_default=True, help="Loads of each kind.")
 @click.option("--rank", default=8, show_default=True)
 @click.option("--prompt-tokens", default=32, show_default=True)
 @click.option("--output-tokens", default=48, show_default=True)
 @click.option("--seed", default=20, show_default=True)
 @click.option("--stock", is_flag=True, help="Measure vLLM's own LoRA operations instead of Tenora's.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything here.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write all results to this file.")
 def main(model: Path | None, home: Path, stock: bool, json_path: Path | None, **numbers: int) -> None:
-    """Measure what adapters cost beside the base model (about ten minutes on two cores)."""
+    """Measure the overhead of adapters compared with the base model (about ten minutes on two cores)."""
     shape = Shape(counts=(1, 8) if stock else (1, 2, 4, 8), concurrencies=CONCURRENCIES, **numbers)
     checkpoint = model or materialize(home, lambda text: click.echo(text, err=True))
     slots = max(shape.counts)
-    environment = {ACTIVATION: "stock"} if stock else {}  # no device: the plugin then leaves the operations alone
+    # "stock" names no device, so the plugin replaces no operations.
+    environment = {ACTIVATION: "stock"} if stock else {}
     with (
         tempfile.TemporaryDirectory(prefix="tenora-lora-tax-") as folder,
         embedded_s3(Path(folder, "s3")) as s3,

@@ -1,5 +1,6 @@
-"""A Llama of random weights, small enough that two cores serve it by the hundred requests a second: what a benchmark of
-a thousand adapters needs is the engine's bookkeeping at full rate, not the model's answers.
+"""Creates a Llama checkpoint with random weights, small enough for hundreds of requests per second on two cores.
+
+A benchmark of a thousand adapters needs the engine's bookkeeping at full rate, not the model's answers.
 """
 
 import shutil
@@ -13,7 +14,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 
 def make_tiny_model(folder: Path, tokenizer_of: Path, *, seed: int) -> Path:
-    """Write a checkpoint to ``folder`` with the tokenizer of another one; about 30 MB, most of it embeddings."""
+    """Write a checkpoint to ``folder`` with another checkpoint's tokenizer; about 30 MB, most of it embeddings."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=49_152, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS,

@@ -1,9 +1,9 @@
-"""Hundreds of simulated replicas under a trace of adapters, placed by the gateway's own function and by simpler rules
-beside it. Costs of loading and of steps are modelled; what placement sees of a replica is as old here as it is in a
-gateway.
+"""Simulates hundreds of replicas under a trace of adapters, and compares the gateway's placement with simpler rules.
 
-Run: ``python -m benchmarks.placement``; ``--trace FILE`` replays a recorded one, JSON lines of ``{"at_s",
-"adapter", "prompt_tokens", "output_tokens"}``. A goal that is missed ends it with status 1.
+Costs of loading and of steps are modeled. Placement sees a replica's state with the same age as in a gateway.
+
+Run: ``python -m benchmarks.placement``; ``--trace FILE`` replays a recorded trace, JSON lines of ``{"at_s",
+"adapter", "prompt_tokens", "output_tokens"}``. Exits with status 1 when a goal is missed.
 """
 
 import json
@@ -35,13 +35,13 @@ Rule = Callable[[Fleet, Request], SimReplica | None]
 
 
 def tenora(fleet: Fleet, request: Request) -> SimReplica | None:
-    """The gateway's placement; None is to wait."""
+    """The gateway's placement; None means that the request waits."""
     ranking = rank(fleet.candidates(), query_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S), COSTS)
     return fleet.by_id[ranking.now[0].status.id] if ranking.now else None
 
 
 def residency_only(fleet: Fleet, request: Request) -> SimReplica | None:
-    """Where the adapter lies fastest, then the most free pages: what the gateway did before."""
+    """The replica with the fastest tier for the adapter, then the most free pages: the gateway's previous rule."""
     tiers = {"slot": 0, "memory": 1, "disk": 2, "store": 3}
     roomy = fleet.with_room(request)
     by_tier = [(tiers[r.candidate.resident.tier(request.name)], r.taken_pages, r.number, r) for r in roomy]
@@ -49,18 +49,18 @@ def residency_only(fleet: Fleet, request: Request) -> SimReplica | None:
 
 
 def least_loaded(fleet: Fleet, request: Request) -> SimReplica | None:
-    """The fewest pages taken."""
+    """The replica with the fewest taken pages."""
     return min(fleet.with_room(request), key=lambda r: (r.taken_pages, r.number), default=None)
 
 
 def round_robin(fleet: Fleet, request: Request) -> SimReplica | None:
-    """One after the other."""
+    """The replicas with room in turn."""
     roomy = fleet.with_room(request)
     return roomy[request.number % len(roomy)] if roomy else None
 
 
 def at_random(fleet: Fleet, request: Request) -> SimReplica | None:
-    """Any."""
+    """A random replica with room."""
     roomy = fleet.with_room(request)
     return random.Random(request.number).choice(roomy) if roomy else None
 
@@ -84,7 +84,7 @@ def query_of(request: Request, *, overdue: bool) -> PlacementQuery:
 
 
 def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -> dict[str, Any]:
-    """One rule over one trace. All times but ``placement_us`` are the simulation's."""
+    """Run one rule over one trace. All times are simulated, except the wall time in ``simulated_s_per_s``."""
     fleet = Fleet(replicas, model)
     began = time.perf_counter()
     done = fleet.run(arrivals, rule)
@@ -107,7 +107,7 @@ def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -
 
 
 def judged(rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each goal, a ratio that is not to be exceeded, beside what was seen."""
+    """Each goal, the upper bound of a ratio, with the measured value."""
     ours, others = rules["tenora"], [row for name, row in rules.items() if name != "tenora"]
     p50, p99 = (
         ours["first_token_s"][quantile] / min(row["first_token_s"][quantile] for row in others)
@@ -121,19 +121,19 @@ def judged(rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def recorded(path: Path) -> list[Arrival]:
-    """A trace that was written down."""
+    """Read a recorded trace from JSON lines."""
     return [msgspec.json.decode(line, type=Arrival) for line in path.read_bytes().splitlines() if line]
 
 
 @click.command()
-@click.option("--replicas", default=200, help="How many.")
-@click.option("--slots", default=8, help="Adapters that run at a time on one replica.")
+@click.option("--replicas", default=200, help="Simulated replicas.")
+@click.option("--slots", default=8, help="Adapter slots of one replica.")
 @click.option("--adapters", default=2000, help="Adapters in all.")
-@click.option("--skew", default=1.0, help="Of Zipf's law.")
+@click.option("--skew", default=1.0, help="Exponent of Zipf's law.")
 @click.option("--rate", default=800.0, help="Requests a second.")
-@click.option("--cv", default=1.0, help="Of the gaps between requests: 1 is Poisson, more is bursty.")
+@click.option("--cv", default=1.0, help="Variation of the gaps between requests: 1 is Poisson, more is bursty.")
 @click.option("--duration", default=30.0, help="Simulated seconds.")
-@click.option("--trace", type=click.Path(path_type=Path, exists=True), help="A recorded trace in place of a drawn one.")
+@click.option("--trace", type=click.Path(path_type=Path, exists=True), help="Replay this recorded trace.")
 @click.option("--seed", default=42)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("placement_sim.json"))
 def main(replicas: int, slots: int, trace: Path | None, out: Path, **shape: Any) -> None:

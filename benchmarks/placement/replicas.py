@@ -1,8 +1,8 @@
-"""Simulated replicas: slots, host memory, disk, pages and a step that all running requests share, with modelled costs
-and no weights. What goes where is decided by the rule they are run with.
+"""Simulated replicas: slots, host memory, disk, pages and a step that all running requests share. Costs are modeled and
+there are no weights. The placement rule is passed in from ``benchmarks.placement.__main__``.
 
-An adapter that comes into a slot stops everybody there for that long; a request whose adapter finds every slot in use
-waits on the replica, as in vLLM's scheduler.
+Loading an adapter into a slot stalls all running requests of the replica for that time. A request whose adapter finds
+every slot in use waits on the replica, as in vLLM's scheduler.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, S
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A replica's size, and what things take, in seconds. A step grows with the requests in it."""
+    """A replica's capacity, and its costs in seconds. A step's time grows with the number of requests in it."""
 
     slots: int = 8
     memory: int = 32
@@ -35,7 +35,7 @@ class Model:
 
 
 class Request:
-    """One arrival on its way."""
+    """One arrival and its progress through the simulation."""
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.number = number
@@ -51,15 +51,15 @@ class Request:
 
 
 class SimReplica:
-    """One replica. ``resident`` is what a gateway knows of it, refreshed by the fleet."""
+    """One replica. ``candidate`` is its state as a gateway knows it; the fleet refreshes it periodically."""
 
     def __init__(self, number: int, model: Model) -> None:
         self.number, self.model = number, model
         self.load = ReplicaLoad()
-        self.slots: OrderedDict[str, int] = OrderedDict()  # adapters by when they were last used, and their requests
+        self.slots: OrderedDict[str, int] = OrderedDict()  # adapters in LRU order, with their running requests
         self.memory: OrderedDict[str, None] = OrderedDict()
         self.disk: OrderedDict[str, None] = OrderedDict()
-        self.ready_s: dict[str, float] = {}  # when an adapter that is on its way will be in memory
+        self.ready_s: dict[str, float] = {}  # when an adapter that is being fetched will be in memory
         self.queue: deque[Request] = deque()
         self.running = 0
         self.swaps = 0
@@ -72,7 +72,7 @@ class SimReplica:
         return self.load.taken_pages
 
     def see(self) -> None:
-        """Publish where adapters lie, and how much runs."""
+        """Publish where adapters are resident, and the load."""
         status = ReplicaStatus(
             id=f"rep_{self.number:04}", url="", base_model="m", state="ready", boot_id="b", block_tokens=16,
             pages_total=self.model.pages, pages_free=self.model.pages - self.load.held_pages, slots=self.model.slots,
@@ -89,7 +89,7 @@ class SimReplica:
         return "disk" if name in self.disk else "store"
 
     def fetch_s(self, name: str, now: float) -> float:
-        """When an adapter is in memory: at once, or after what it takes from where it lies."""
+        """The time at which an adapter is in memory: now, or after fetching it from its tier."""
         tier, model = self.tier(name), self.model
         if tier in ("slot", "memory"):
             return max(now, self.ready_s.get(name, 0.0))
@@ -102,7 +102,7 @@ class SimReplica:
         return self.ready_s[name]
 
     def take_slot(self, name: str) -> float | None:
-        """Seconds for which everybody stands still; None where every slot is in use."""
+        """Take a slot; returns the stall of all running requests in seconds, or None when every slot is in use."""
         if name in self.slots:
             self.slots.move_to_end(name)
             self.slots[name] += 1
@@ -122,7 +122,7 @@ class SimReplica:
 
 
 class Fleet:
-    """All replicas, the clock, and who waits for room."""
+    """All replicas, the simulated clock, and the requests that wait for room."""
 
     def __init__(self, replicas: int, model: Model) -> None:
         self.model = model
@@ -136,15 +136,15 @@ class Fleet:
         self._done: list[Request] = []
 
     def candidates(self) -> list[Candidate]:
-        """The snapshot that a gateway places by."""
+        """The replicas' states that a gateway's placement reads."""
         return [replica.candidate for replica in self.replicas]
 
     def with_room(self, request: Request) -> list[SimReplica]:
-        """Those whose pages suffice."""
+        """The replicas with enough free pages for the request."""
         return [r for r in self.replicas if r.taken_pages + request.pages <= self.model.pages]
 
     def busiest_to_mean(self) -> float:
-        """Requests that the busiest replica served, to the mean."""
+        """Requests served by the busiest replica, divided by the mean."""
         served = [replica.served for replica in self.replicas]
         return max(served) * len(served) / max(1, sum(served))
 
@@ -196,7 +196,7 @@ class Fleet:
         return True
 
     def _start(self, request: Request, replica: SimReplica) -> None:
-        """Its adapter is in memory: into a slot, or behind those that use them all."""
+        """Start a request whose adapter is in memory: take a slot, or queue when all slots are in use."""
         stall_s = replica.take_slot(request.name)
         if stall_s is None:
             replica.queue.append(request)
@@ -211,7 +211,7 @@ class Fleet:
         self._at(first_s + request.output_tokens * replica.interval_s(), "end", request, replica)
 
     def _end(self, request: Request, replica: SimReplica) -> bool:
-        """It has ended, unless others' adapters held it up meanwhile: then it ends that much later."""
+        """End a request. If adapter loads stalled it since it started, end it that much later and return False."""
         held_up_s = replica.stalled_s - request.stalls_seen_s
         if held_up_s > 0:
             request.stalls_seen_s = replica.stalled_s

@@ -1,7 +1,8 @@
-"""Ten thousand streams at once through two gateway processes, an event a second each: errors, memory a stream, and
-whether memory stands still. The upstream is the benchmarks' own, Valkey is real, and every stream is metered.
+"""Runs ten thousand concurrent streams, one event per second each, through two gateway processes. Measures errors,
+memory per stream, and memory growth over time.
 
-Needs as many file descriptors a process as there are streams, and some: the soft limit is raised to the hard one here.
+The upstream is the benchmarks' own, Valkey is real, and every stream is metered. Each process needs slightly more file
+descriptors than there are streams; this program raises the soft limit to the hard limit.
 """
 
 import contextlib
@@ -30,14 +31,14 @@ GOAL_KIB_PER_MINUTE: Final = 1024.0
 _TICK_MS: Final = 1000
 _SPARE_FILES: Final = 500
 _WARM_STREAMS: Final = 200
-_COUNTS_KEPT_BYTES: Final = 1 << 20
-"""For the counts of known messages, which no two of these streams share: full within the ramp, so that what grows
-afterwards is a leak. The setting's own default would take most of the run to fill."""
+_TOKEN_COUNT_CACHE_BYTES: Final = 1 << 20
+"""Size of the token-count cache. No two of these streams share a message, so the cache is full within the ramp and any
+later growth is a leak. With the setting's default the cache would fill for most of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run, from the command line. A stream lives for ``ticks`` seconds; then another takes its place."""
+    """The options of a run, from the command line. A stream lasts ``ticks`` seconds; then another one replaces it."""
 
     streams: int
     gateways: int
@@ -48,72 +49,74 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One second: what the generator told, and what each gateway used."""
+    """One second of the run: the generator's progress report, and the usage of each gateway."""
 
-    told: dict[str, Any]
+    progress: dict[str, Any]
     gateways: list[Usage]
 
 
 def raise_file_limit(wanted: int) -> None:
-    """For this process and its children. Raises click.ClickException where the hard limit is too low."""
+    """Raise the limit for this process and its children. Raises click.ClickException when the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise click.ClickException(
-            f"{wanted} open files are needed and the hard limit is {hard}; raise it (ulimit -Hn), or ask for less"
+            f"the run needs {wanted} open files and the hard limit is {hard}; raise it (ulimit -Hn) or lower --streams"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted) if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def measure(plan: Plan, work: Path) -> dict[str, Any]:
-    """Run the plan."""
+    """Run the plan and return the findings as JSON values."""
     raise_file_limit(plan.streams + _SPARE_FILES)
     with contextlib.ExitStack() as opened:
         upstream = opened.enter_context(contenders.upstream(work, "--ticks", str(plan.ticks)))
         stored = opened.enter_context(contenders.store(work, upstream.port))
         gateways = [
             opened.enter_context(
-                contenders.tenora(work, stored, f"gateway-{number}", token_count_cache_max_bytes=_COUNTS_KEPT_BYTES)
+                contenders.tenora(
+                    work, stored, f"gateway-{number}", token_count_cache_max_bytes=_TOKEN_COUNT_CACHE_BYTES
+                )
             )
             for number in range(plan.gateways)
         ]
         ports = [gateway.port for gateway in gateways]
         _pace(upstream, 0)
         for _ in _generated(plan, ports, stored.key, streams=_WARM_STREAMS, ramp_s=1, seconds=1):
-            pass  # so that what is loaded once is in the baseline
+            pass  # the baseline must include everything that the gateway loads once
         stored.trim()
         _pace(upstream, _TICK_MS)
         baseline = [usage_of(gateway.pid) for gateway in gateways]
         samples = []
-        for told in _generated(
+        for progress in _generated(
             plan, ports, stored.key, streams=plan.streams, ramp_s=plan.ramp_s, seconds=plan.duration_s
         ):
-            samples.append(Sample(told=told, gateways=[usage_of(gateway.pid) for gateway in gateways]))
+            samples.append(Sample(progress=progress, gateways=[usage_of(gateway.pid) for gateway in gateways]))
             if len(samples) % 10 == 0:
                 rss = ", ".join(f"{each.rss_bytes >> 20} MiB" for each in samples[-1].gateways)
-                click.echo(f"{told}  {rss}", err=True)
-        last = samples[-1].told
+                click.echo(f"{progress}  {rss}", err=True)
+        last = samples[-1].progress
         wait_until(lambda: stored.usage_events() >= last["ended"], what="every stream to settle")
         settled = stored.usage_events()
     return {"plan": asdict(plan), "settled": settled, **findings(plan, baseline, samples)}
 
 
 def findings(plan: Plan, baseline: list[Usage], samples: list[Sample]) -> dict[str, Any]:
-    """What the samples show while all streams are open. Pure."""
-    steady = [each for each in samples if plan.ramp_s + 1 < each.told["at_s"] <= plan.ramp_s + plan.duration_s]
+    """Summarize the samples taken while all streams are open. Pure."""
+    steady = [each for each in samples if plan.ramp_s + 1 < each.progress["at_s"] <= plan.ramp_s + plan.duration_s]
     if not steady:
         raise click.ClickException("the run was too short for one second with all streams open")
     each_has = plan.streams / plan.gateways
     numbers = range(plan.gateways)
     kib = [[sample.gateways[number].rss_bytes / 1024 for sample in steady] for number in numbers]
-    at_s = [sample.told["at_s"] for sample in steady]
+    at_s = [sample.progress["at_s"] for sample in steady]
     first, last = steady[0].gateways, steady[-1].gateways
     took = max(1e-9, at_s[-1] - at_s[0])
     return {
-        "running_least": min(sample.told["running"] for sample in steady),
-        "ended": samples[-1].told["ended"],
-        "errors": samples[-1].told["errors"],
-        "error_example": samples[-1].told["error_example"],
-        "gap_ms_p50_p99_max": samples[-1].told["gap_ms"],
+        "running_least": min(sample.progress["running"] for sample in steady),
+        "ended": samples[-1].progress["ended"],
+        "errors": samples[-1].progress["errors"],
+        "error_example": samples[-1].progress["error_example"],
+        "gap_ms_p50_p99_max": samples[-1].progress["gap_ms"],
         "kib_per_stream": [
             round((statistics.median(kib[number]) - baseline[number].rss_bytes / 1024) / each_has, 1)
             for number in numbers
@@ -129,7 +132,7 @@ def findings(plan: Plan, baseline: list[Usage], samples: list[Sample]) -> dict[s
 
 
 def _slope(xs: list[float], ys: list[float]) -> float:
-    """Of the line of least squares."""
+    """The slope of the least-squares line."""
     return statistics.linear_regression(xs, ys).slope if len(xs) > 1 else 0.0
 
 
@@ -141,7 +144,7 @@ def _pace(upstream: Contender, gap_ms: int) -> None:
 def _generated(
     plan: Plan, ports: list[int], key: str, *, streams: int, ramp_s: float, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Run the generator; yields what it tells, once a second."""
+    """Run the generator; yields its progress report once a second."""
     command = [
         sys.executable, "-m", "benchmarks.streams.client", "--key", key,
         "--prompt-tokens", str(contenders.prompt_tokens()), "--streams", str(streams), "--ticks", str(plan.ticks),
@@ -159,14 +162,14 @@ def _generated(
 
 
 @click.command()
-@click.option("--streams", default=10_000, show_default=True, help="At a time, over all gateways.")
+@click.option("--streams", default=10_000, show_default=True, help="Concurrent streams over all gateways.")
 @click.option("--gateways", default=2, show_default=True, help="Gateway processes.")
-@click.option("--ticks", default=60, show_default=True, help="Events of content a stream, one a second.")
-@click.option("--ramp", "ramp_s", default=40.0, show_default=True, help="Seconds over which the first ones begin.")
-@click.option("--duration", "duration_s", default=600.0, show_default=True, help="Seconds with all of them open.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the result here.")
+@click.option("--ticks", default=60, show_default=True, help="Content events per stream, one per second.")
+@click.option("--ramp", "ramp_s", default=40.0, show_default=True, help="Seconds in which the first streams start.")
+@click.option("--duration", "duration_s", default=600.0, show_default=True, help="Seconds with all streams open.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the result to this file.")
 def main(json_path: Path | None, **options: Any) -> None:
-    """Hold many slow streams open and watch the gateways (twelve minutes)."""
+    """Hold many slow streams open and measure the gateways (twelve minutes)."""
     with tempfile.TemporaryDirectory(prefix="tenora-streams-") as folder:
         result = measure(Plan(**options), Path(folder))
     click.echo(json.dumps(result, indent=1))

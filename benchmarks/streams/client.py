@@ -1,5 +1,6 @@
-"""The generator of the streams benchmark, a process of its own: it keeps so many slow streams open at a time, and
-begins another whenever one ends. Every stream is checked whole; once a second it prints a line of JSON.
+"""The load generator of the streams benchmark: keeps a number of slow streams open and replaces each one that ends.
+
+It runs as a separate process, checks every stream completely, and prints its progress as one line of JSON per second.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _ERRORS_SHOWN: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """``streams`` at a time over these ports, each of ``ticks`` pieces, the first ones begun evenly over ``ramp_s``."""
+    """``streams`` concurrent streams of ``ticks`` pieces over these ports; the first start evenly over ``ramp_s``."""
 
     ports: tuple[int, ...]
     key: str
@@ -35,8 +36,8 @@ class Load:
 
 
 @dataclass(kw_only=True)
-class Told:
-    """What is printed: how things stand since the beginning. ``gap_ms`` is [p50, p99, largest] between events."""
+class Progress:
+    """The printed totals since the start. ``gap_ms`` is [p50, p99, max] of the gaps between events."""
 
     at_s: float = 0.0
     running: int = 0
@@ -47,14 +48,14 @@ class Told:
 
 
 class Streams:
-    """Slow streams, for as long as asked."""
+    """Keeps the streams of one load open for its duration."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._asked = 0
         self._pieces = (" tick",) * load.ticks
-        self._told = Told()
-        self._gaps = [0] * (_GAP_MS_MAX + 1)  # how many there were, by their milliseconds
+        self._progress = Progress()
+        self._gaps = [0] * (_GAP_MS_MAX + 1)  # histogram: the number of gaps by milliseconds
         self._began = time.monotonic()
         self._end = self._began + load.ramp_s + load.seconds
         self._channels: dict[Channel, int] = {}
@@ -62,8 +63,8 @@ class Streams:
         self._last_ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Begin them all, keep their number, and wait for the last ones to end."""
-        telling = asyncio.create_task(self._tell_on())
+        """Start all streams, keep their number constant, and wait for the last ones to end."""
+        reporting = asyncio.create_task(self._report_forever())
         load = self._load
         for index, port in zip(range(load.streams), itertools.cycle(load.ports), strict=False):
             due = self._began + load.ramp_s * index / load.streams
@@ -73,8 +74,8 @@ class Streams:
         await asyncio.sleep(max(0.0, self._end - time.monotonic()))
         async with asyncio.timeout(load.ticks + _PATIENCE_S):
             await self._last_ended.wait()
-        telling.cancel()
-        self._tell()
+        reporting.cancel()
+        self._report()
 
     async def _open(self, port: int) -> None:
         try:
@@ -82,11 +83,11 @@ class Streams:
                 lambda: Channel(self._on_end), "127.0.0.1", port
             )
         except OSError as error:
-            self._told.errors += 1
-            self._told.error_example = self._told.error_example or repr(error)
+            self._progress.errors += 1
+            self._progress.error_example = self._progress.error_example or repr(error)
             return
         self._channels[channel] = port
-        self._told.running += 1
+        self._progress.running += 1
         self._ask(channel, port)
 
     def _ask(self, channel: Channel, port: int) -> None:
@@ -94,8 +95,8 @@ class Streams:
         channel.ask(post(port, self._load.key, request_body(self._asked, stream=True)), time.monotonic())
 
     def _on_end(self, channel: Channel, exchange: Exchange) -> None:
-        told, port = self._told, self._channels[channel]
-        told.running -= 1
+        progress, port = self._progress, self._channels[channel]
+        progress.running -= 1
         error = exchange.error
         try:
             if not error:
@@ -103,16 +104,16 @@ class Streams:
         except ValueError as wrong:
             error = str(wrong)
         if error:
-            told.errors += 1
-            told.error_example = told.error_example or error[:300]
+            progress.errors += 1
+            progress.error_example = progress.error_example or error[:300]
         else:
-            told.ended += 1
+            progress.ended += 1
             for early, late in itertools.pairwise(exchange.events_at):
                 self._gaps[min(_GAP_MS_MAX, round((late - early) * 1000))] += 1
         if channel.lost:
             del self._channels[channel]
         if time.monotonic() >= self._end:
-            if not told.running:
+            if not progress.running:
                 self._last_ended.set()
             return
         if channel.lost:
@@ -120,22 +121,22 @@ class Streams:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            told.running += 1
+            progress.running += 1
             self._ask(channel, port)
 
-    async def _tell_on(self) -> None:
+    async def _report_forever(self) -> None:
         while True:
             await asyncio.sleep(1)
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        self._told.at_s = round(time.monotonic() - self._began, 1)
-        self._told.gap_ms = (self._gap(0.5), self._gap(0.99), self._gap(1.0))
-        sys.stdout.write(json.dumps(asdict(self._told)) + "\n")
+    def _report(self) -> None:
+        self._progress.at_s = round(time.monotonic() - self._began, 1)
+        self._progress.gap_ms = (self._gap(0.5), self._gap(0.99), self._gap(1.0))
+        sys.stdout.write(json.dumps(asdict(self._progress)) + "\n")
         sys.stdout.flush()
 
     def _gap(self, share: float) -> int:
-        """The gap that ``share`` of all do not exceed, in ms."""
+        """The quantile of the gaps at ``share``, in milliseconds."""
         left = share * sum(self._gaps)
         for gap_ms, count in enumerate(self._gaps):
             left -= count
@@ -153,7 +154,7 @@ class Streams:
 @click.option("--ramp-s", type=float, required=True)
 @click.option("--seconds", type=float, required=True)
 def main(**options: Any) -> None:
-    """Print a line a second, and a last one."""
+    """Run the load; print one line of progress per second and a final line."""
     load = Load(**options)
 
     async def run() -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.gateway.client import Seen
+from benchmarks.gateway.client import LoadReport
 from benchmarks.gateway.contenders import prompt_tokens
 from benchmarks.gateway.exchange import (
     DONE,
@@ -62,14 +62,14 @@ def test_the_exchange_is_thirty_one_events_of_8441_content_bytes(continuous):
     ],
 )
 def test_a_stream_that_is_not_as_sent_is_an_error(damage):
-    with pytest.raises(ValueError, match=r"another|end|read"):
+    with pytest.raises(ValueError, match=r"differs|end|decoded|data: "):
         check_stream(b"".join(damage(stream())), 7)
 
 
 def test_a_whole_answer_is_checked_too():
     whole = head(b"req_1", chunk=False) + SCRIPT.whole()
     assert check_whole(whole, 7) == 1
-    with pytest.raises(ValueError, match="another answer"):
+    with pytest.raises(ValueError, match="the answer differs"):
         check_whole(whole.replace(b"xxxx", b"xxx", 1), 7)
 
 
@@ -81,7 +81,7 @@ def test_the_upstream_refuses_what_a_relay_has_changed():
         request_body(stream=True).replace(b'"include_usage":true', b'"include_usage":false'),
         request_body(stream=False, model="another"),
     ):
-        with pytest.raises(ValueError, match=r"another|include_usage"):
+        with pytest.raises(ValueError, match=r"differ|include_usage"):
             understood(changed)
 
 
@@ -93,7 +93,7 @@ def measured(contender: str, kind: str, number: int, per_s: float, **changes: ob
         "cpu_s": 0.5, **changes,
     }  # fmt: skip
     return Measured(
-        contender=contender, round=number, kind=kind, seen=Seen(**seen), cpu_us=620.0, store_cpu_us=40.0,
+        contender=contender, round=number, kind=kind, seen=LoadReport(**seen), cpu_us=620.0, store_cpu_us=40.0,
         rss_bytes=64 << 20, busy={"generator": 0.3, "other core": 0.95 if kind == "paced" else 0.5},
     )  # fmt: skip
 
@@ -123,10 +123,10 @@ def test_ratios_are_taken_within_rounds_and_what_was_not_measured_is_said():
 def test_memory_a_stream_is_what_came_on_top_of_the_baseline():
     plan = Plan(streams=200, gateways=2, ticks=5, ramp_s=2, duration_s=60)
     baseline = [Usage(cpu_s=1, rss_bytes=100 << 20, files=20)] * 2
-    told = {"running": 200, "ended": 50, "errors": 0, "error_example": "", "gap_ms": [1000, 1003, 1010]}
+    progress = {"running": 200, "ended": 50, "errors": 0, "error_example": "", "gap_ms": [1000, 1003, 1010]}
     samples = [
         Sample(
-            told={**told, "at_s": float(second)},
+            progress={**progress, "at_s": float(second)},
             gateways=[
                 Usage(cpu_s=1 + second / 4, rss_bytes=(100 << 20) + 100 * 30 * 1024, files=220),
                 Usage(cpu_s=1, rss_bytes=(100 << 20) + second * 1024, files=220),

@@ -1,5 +1,7 @@
-"""A timer of the kernel's, to the microsecond. The event loop's own are of whole milliseconds and begin anew when a
-socket wakes the loop, which made a benchmark's events 0.6 ms late, and before one gateway more often than another.
+"""A kernel timer (timerfd) with microsecond resolution for the asyncio event loop; it schedules nothing itself.
+
+The event loop's own timers count whole milliseconds and restart when a socket wakes the loop. They made a benchmark's
+events 0.6 ms late, and more often for one gateway than for another.
 """
 
 import asyncio
@@ -15,8 +17,8 @@ _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
 _NS: Final = 1_000_000_000
 
 
-class Alarm:
-    """``on_ring`` is called with how many times it has rung since the last call."""
+class KernelTimer:
+    """Calls ``on_ring`` with the number of expirations since the previous call."""
 
     def __init__(self, on_ring: Callable[[int], None]) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -27,12 +29,12 @@ class Alarm:
         asyncio.get_running_loop().add_reader(self._file, self._ring)
 
     def every(self, period_s: float) -> None:
-        """Ring each ``period_s`` from now on; with 0 no more."""
+        """Ring every ``period_s`` seconds from now on; 0 stops the timer."""
         period_ns = round(period_s * _NS)
         self._set(period_ns, period_ns)
 
     def at(self, monotonic_s: float) -> None:
-        """Ring once, then; at once where that has been."""
+        """Ring once at this monotonic time, or immediately if it has passed."""
         self._set(0, max(1, round(monotonic_s * _NS)), _ABSOLUTE)
 
     def _set(self, period_ns: int, first_ns: int, flags: int = 0) -> None:
@@ -41,5 +43,5 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # set anew meanwhile
+        with contextlib.suppress(BlockingIOError):  # the timer was set again before this read
             self._on_ring(*struct.unpack("Q", os.read(self._file, 8)))
