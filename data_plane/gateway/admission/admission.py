@@ -24,8 +24,8 @@ from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.quota.allowance import Allowance
-from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, Verdict, quota_exceeded
-from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
+from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, ReservationResult, quota_exceeded
+from data_plane.gateway.quota.reservation import ReservationRequest, Reservations, Settlement
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settlement.settler import Hold, Settler
 
@@ -43,7 +43,7 @@ class Placement:
 
     replica: ReplicaStatus
     hold: Hold
-    verdict: Verdict
+    verdict: ReservationResult
     assignment: Assignment = field(repr=False)
 
 
@@ -175,8 +175,8 @@ class Admission:
 
     async def _reserve(
         self, request: InferenceRequest, allowance: Allowance, replica: ReplicaStatus, pages_max: int
-    ) -> Verdict:
-        ask = Ask(
+    ) -> ReservationResult:
+        ask = ReservationRequest(
             request_id=request.id,
             sequences=request.call.n,
             prompt_tokens=request.prompt_tokens,

@@ -19,8 +19,8 @@ from core.ids import new_id
 from data_plane.gateway import metrics
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.quota.allowance import Allowance, Costs
-from data_plane.gateway.quota.rate_limit_response import Verdict
-from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
+from data_plane.gateway.quota.rate_limit_response import ReservationResult
+from data_plane.gateway.quota.reservation import ReservationRequest, Reservations, Settlement
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 
@@ -77,7 +77,7 @@ class QuotaSlices:
         elif len(self._callers) < self._settings.quota_slice_callers_max:
             self._callers[key] = _Caller(allowance, time.monotonic())
 
-    def spend(self, request: InferenceRequest, allowance: Allowance, block_tokens: int) -> Verdict | None:
+    def spend(self, request: InferenceRequest, allowance: Allowance, block_tokens: int) -> ReservationResult | None:
         """A slice for this request, as the answer of a reservation; None where no slice covers it."""
         if request.limits.when_quota_is_unavailable != "slice":
             return None
@@ -90,7 +90,7 @@ class QuotaSlices:
             if granted is not None and each.renewed_at >= oldest:
                 caller.slices.remove(each)
                 metrics.QUOTA_SLICE_REQUESTS.inc()
-                return Verdict(
+                return ReservationResult(
                     blocked_by="", level="", wait_us=0, limit=0, remaining=0, fits=granted, max_tokens=granted,
                     pages=each.pages, requests_limit=-1, requests_remaining=-1, requests_reset_us=0, tokens_limit=-1,
                     tokens_remaining=-1, tokens_reset_us=0, replica_pages_held=0, slice_id=each.request_id,
@@ -127,7 +127,7 @@ class QuotaSlices:
     async def _reserve(self, caller: _Caller) -> bool:
         """Add one slice; False where the caller's limits have no room for it."""
         allowance, tokens, started = caller.allowance, self._settings.quota_slice_tokens, time.monotonic()
-        ask = Ask(
+        ask = ReservationRequest(
             request_id=new_id("req"), sequences=1, prompt_tokens=0, max_tokens=tokens, min_tokens=tokens,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""What a caller may take, as reserve.lua asks for it: one level each for the platform, the tenant and the key, and what
-a request costs at most. Pure; what is taken of a level at this moment is in Redis alone.
+"""The limits of a caller, in the form that reserve.lua takes: a level each for platform, tenant and key, and the
+highest costs of a request. Pure; the usage of a level is in Redis only.
 """
 
 from typing import Literal
@@ -10,12 +10,12 @@ from core import redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
 
 NO_LIMIT = -1
-_NANOS_MAX = (1 << 53) - 1  # what a Lua number counts exactly
+_NANOS_MAX = (1 << 53) - 1  # the largest integer that a Lua number represents exactly
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """One hash of Redis and its ceilings; ``NO_LIMIT`` is none. ``spend_ceiling_nanos`` bounds what was ever spent,
-    which is ``charged_nanos`` at least, and ``month_nanos`` what was spent this month.
+    """One hash in Redis (``quota`` is its key) and its limits; ``NO_LIMIT`` means none. ``spend_ceiling_nanos`` limits
+    the total spending, which is at least ``charged_nanos``; ``month_nanos`` limits the spending of this month.
     """
 
     name: Literal["platform", "tenant", "key"]
@@ -33,7 +33,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """In the order of reserve.lua."""
+        """The limits, in the order that reserve.lua takes."""
         return (
             self.requests_per_minute,
             self.tokens_per_minute,
@@ -49,7 +49,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """The most a token of each kind and a KV page can cost, in nanodollars; a page for as long as a request may run."""
+    """The highest cost of a token of each kind and of a KV page held for the longest request, in nanodollars."""
 
     input_nanos: int = 0
     output_nanos: int = 0
@@ -57,7 +57,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What all tenants together may take. Months and money are between the platform and each tenant."""
+    """The limits on all tenants together. Limits a month and on spending exist for tenants and keys only."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -68,7 +68,7 @@ class PlatformLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What an admitted request holds at each of its levels, by their hashes, and in pages on its replica."""
+    """The holds of an admitted request: at its levels (the keys of their hashes), and KV pages on its replica."""
 
     tenant_id: str
     levels: tuple[str, ...]
@@ -79,14 +79,14 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose, in which levels from the widest to the narrowest, and at which costs."""
+    """The levels of a caller, from the widest to the narrowest, and the costs of a request."""
 
     tenant_id: str
     levels: tuple[Level, ...]
     costs: Costs = Costs()
 
     def taken(self, *, input_tokens: int, output_tokens: int, pages: int) -> Taken:
-        """What so much holds, as reserve.lua reckons it."""
+        """The holds of a request of this size, computed as in reserve.lua."""
         costs = self.costs
         nanos = input_tokens * costs.input_nanos + output_tokens * costs.output_nanos + pages * costs.page_nanos
         return Taken(
@@ -100,8 +100,8 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, longest_ms: int) -> Allowance:
-    """What a key of a tenant may take now. A request holds its pages for ``longest_ms`` at most. The platform and
-    the key are levels only where they have limits.
+    """The limits of a tenant's key. A request holds its KV pages for ``longest_ms`` at most. The platform and the key
+    are levels only where they have limits.
     """
     levels = [_tenant(tenant)]
     if platform != PlatformLimits():
@@ -119,7 +119,7 @@ def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, l
 
 
 def one_request(tenant: TenantGrant, key: KeyGrant) -> Allowance:
-    """One request of the minute and nothing else, for what no engine is asked for."""
+    """An allowance that counts one request a minute and nothing else, for answers that use no engine."""
     limit = tenant.limits.requests_per_minute
     levels = [Level(name="tenant", quota=redis_keys.tenant_quota(tenant.tenant_id), requests_per_minute=limit)]
     if key.limits is not None and (limit_of_key := key.limits.requests_per_minute) is not None:

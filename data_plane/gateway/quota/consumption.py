@@ -1,4 +1,7 @@
-"""What a request used, as quotas count it: the tokens that count, and their cost. Pure; nothing is stored here."""
+"""The usage of a request as quotas count it: tokens and cost. Pure.
+
+Rating for bills is in ``core.rating``; the counters are in Redis.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +13,7 @@ from core.rating import rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """Tokens that count towards minutes and months, and nanodollars. A part of what the reservation holds."""
+    """Tokens that count towards limits a minute and a month, and nanodollars. Never more than the reservation holds."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -21,7 +24,7 @@ NOTHING_USED: Final = Used()
 
 
 def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
-    """What ``event`` counts for. Its cost is what billing charges for it at the same prices."""
+    """The usage that ``event`` counts as. The cost equals what billing charges for it at the same prices."""
     cached = 0 if tenant.limits.count_cached_tokens else event.cached_tokens
     return Used(
         input_tokens=event.input_tokens - cached,
@@ -31,7 +34,7 @@ def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
 
 
 def saved_by_cache(tenant: TenantGrant) -> Used:
-    """What a prompt token counts for less where it came from a prefix cache."""
+    """The discount on one prompt token that came from a prefix cache."""
     prices = tenant.prices
     return Used(
         input_tokens=0 if tenant.limits.count_cached_tokens else 1,

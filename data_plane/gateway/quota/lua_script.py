@@ -1,6 +1,6 @@
-"""One Lua script as it is sent to Redis: by its digest, and whole where the server does not know it yet.
+"""Runs one Lua script in Redis by its digest, and loads the source where the server does not have it yet.
 
-What the scripts do is told in the folder beside this file.
+The scripts themselves, and what each does, are in ``scripts/``.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _SCRIPTS: Final = Path(__file__).parent / "scripts"
 
 
 class Script:
-    """One Lua file, with what all of them share in front of it."""
+    """One Lua file, with the shared functions of ``prelude.lua`` in front of it."""
 
     def __init__(self, name: str) -> None:
         self.source = (_SCRIPTS / "prelude.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
@@ -32,7 +32,9 @@ class Script:
         *,
         within_s: float | None = None,
     ) -> Any:
-        """The script's reply, of its own shape. Raises redis.RedisError, or TimeoutError where none comes in time."""
+        """Run the script and return its reply, whose shape the script defines. Raises redis.RedisError, or TimeoutError
+        where no reply comes within ``within_s``.
+        """
         command = "EVALSHA", self.digest, len(script_keys), *script_keys, *arguments
         due = math.inf if within_s is None else time.monotonic() + within_s
         try:

@@ -1,6 +1,6 @@
-"""``GET /v1/quota``: what the caller's own key and tenant may use, what they use and hold, and when all is free again.
+"""``GET /v1/quota``: the limits of the caller's key and tenant, their usage and holds, and when each limit resets.
 
-Fails closed: without Redis there is no answer rather than zeros.
+Fails closed: without Redis it answers an error, never zeros. It changes nothing; reservations are in ``reservation``.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from core.quota_state import FIELDS, HELD_FIELDS, LevelState, month_ends_ms, rea
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_connection import RedisConnection
 
-_EXPIRED_MAX: Final = 1000  # leases that ran out and were not swept yet; gateways sweep within seconds
+_EXPIRED_MAX: Final = 1000  # expired leases that were not swept yet; gateways sweep within seconds
 _RATES = {
     "requests_per_minute": "requests",
     "tokens_per_minute": "tokens",
@@ -26,14 +26,14 @@ _RATES = {
 
 
 class QuotaReader:
-    """Reads the levels of one caller, without what leases hold that ran out. It changes nothing."""
+    """Reads the levels of one caller. Holds of expired leases are subtracted."""
 
     def __init__(self, line: RedisConnection, *, deadline_s: float) -> None:
         self._line = line
         self._deadline_s = deadline_s
 
     async def read(self, caller: Caller) -> dict[str, Any]:
-        """``{"object": "quota", "tenant": …, "key": …}``; ``key`` is null where it has no limits of its own. Raises
+        """``{"object": "quota", "tenant": …, "key": …}``; ``key`` is null where the key has no limits. Raises
         Unavailable.
         """
         tenant_id, own = caller.tenant.tenant_id, caller.key.limits
@@ -58,7 +58,9 @@ class QuotaReader:
                 )
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             raise Unavailable(
-                "Quotas cannot be read now; try again shortly.", code="quota_unavailable", retry_after_s=1
+                "Quotas are unavailable: Redis did not answer in time. Retry shortly.",
+                code="quota_unavailable",
+                retry_after_s=1,
             ) from error
         of_tenant = without_expired(read_level(tenant, now_us=now_us), [said for *said, _ in held])
         by_key = [said for *said, levels in held if of_key.encode() in (levels or b"").split()]
@@ -71,8 +73,8 @@ class QuotaReader:
 
 
 def shown(level: LevelState, limits: Limits | KeyLimits, *, now_us: int) -> dict[str, Any]:
-    """One level: ``limits`` (null is none), ``used`` and ``held`` of them, and ``resets_ms``: how long until each is
-    whole again. Pure.
+    """One level as the API shows it: ``limits`` (null is no limit), ``used``, ``held``, and ``resets_ms``, the time
+    until each limit is full again. Pure.
     """
     all_limits = msgspec.structs.asdict(limits)
     month_ms = month_ends_ms(now_us) - now_us // 1000

@@ -1,14 +1,18 @@
-"""What a reservation's answer means to the caller: the x-ratelimit headers, and the 429 for each limit. Pure."""
+"""The result of a reservation, and how a caller sees it: the x-ratelimit headers, and a 429 for each limit. Pure.
 
-from typing import Final
+The reservation itself is made in ``reservation``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Self
 
 import msgspec
 
 from core.money import format_usd
 from data_plane.gateway.errors import Headers, QuotaExceeded
 
-REPLICA_PAGES: Final = "replica_pages"  # nobody's limit: the replica is full, so the request may wait
-_BUSY_RETRY_S: Final = 1.0  # for limits that free themselves when a running request ends
+REPLICA_PAGES: Final = "replica_pages"  # no limit of a caller: the replica is full, so the request may wait
+_BUSY_RETRY_S: Final = 1.0  # for limits that have room again when a running request ends
 _WHOSE: Final = {"platform": "the platform", "tenant": "the plan", "key": "this key"}
 _RATES: Final = {
     "requests_per_minute": "requests",
@@ -18,11 +22,12 @@ _RATES: Final = {
 }
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The answer of reserve.lua. ``blocked_by`` is empty when everything was taken; ``max_tokens`` and ``pages`` were
-    granted then. Else ``level`` says whose limit it was, ``wait_us`` < 0 means never, and ``fits`` is the max_tokens
-    that would fit now. Requests and tokens are of the level with the least room; a limit of -1 is none.
-    ``slice_id`` is the reservation that was made beforehand, where Redis was not there to be asked.
+class ReservationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of reserve.lua. ``blocked_by`` is empty when the reservation was made; then ``max_tokens`` and
+    ``pages`` were granted. Otherwise ``level`` names the level whose limit blocks the request, ``wait_us`` < 0 means
+    that waiting never helps, and ``fits`` is the max_tokens that would fit now. The requests and tokens fields describe
+    the level with the least room; a limit of -1 is no limit. ``slice_id`` is the request id of a reservation that was
+    made beforehand and is used because Redis does not answer.
     """
 
     blocked_by: str
@@ -42,9 +47,21 @@ class Verdict(msgspec.Struct, frozen=True):
     replica_pages_held: int
     slice_id: str = ""
 
+    @classmethod
+    def from_reply(cls, reply: Sequence[Any], level_names: Sequence[str]) -> Self:
+        """Read a reply of reserve.lua. It names a level by its number in ``level_names``, from 1 (0 is no level), and
+        its numbers come in the order of the fields.
+        """
+        blocked_by, level, *numbers = reply
+        return cls(
+            blocked_by=blocked_by.decode(),
+            level=level_names[level - 1] if level else "",
+            **dict(zip(cls.__struct_fields__[2:-1], numbers, strict=True)),
+        )
+
 
 def duration(microseconds: int) -> str:
-    """``12ms``, ``1.5s``, ``6m0s``: how OpenAI writes the time until a limit is whole again."""
+    """``12ms``, ``1.5s``, ``6m0s``: the format in which OpenAI sends the time until a limit is full again."""
     milliseconds = max(0, -(-microseconds // 1000))
     if milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -53,25 +70,25 @@ def duration(microseconds: int) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def rate_headers(verdict: Verdict) -> Headers:
-    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``."""
-    if verdict.requests_limit < 0:
-        return []  # nobody could be asked
+def rate_headers(result: ReservationResult) -> Headers:
+    """The ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` headers; none where the limits are unknown."""
+    if result.requests_limit < 0:
+        return []  # the request runs on a quota slice: Redis did not answer
     return [
-        (b"x-ratelimit-limit-requests", b"%d" % verdict.requests_limit),
-        (b"x-ratelimit-remaining-requests", b"%d" % verdict.requests_remaining),
-        (b"x-ratelimit-reset-requests", duration(verdict.requests_reset_us).encode()),
-        (b"x-ratelimit-limit-tokens", b"%d" % verdict.tokens_limit),
-        (b"x-ratelimit-remaining-tokens", b"%d" % verdict.tokens_remaining),
-        (b"x-ratelimit-reset-tokens", duration(verdict.tokens_reset_us).encode()),
+        (b"x-ratelimit-limit-requests", b"%d" % result.requests_limit),
+        (b"x-ratelimit-remaining-requests", b"%d" % result.requests_remaining),
+        (b"x-ratelimit-reset-requests", duration(result.requests_reset_us).encode()),
+        (b"x-ratelimit-limit-tokens", b"%d" % result.tokens_limit),
+        (b"x-ratelimit-remaining-tokens", b"%d" % result.tokens_remaining),
+        (b"x-ratelimit-reset-tokens", duration(result.tokens_reset_us).encode()),
     ]
 
 
-def quota_exceeded(verdict: Verdict, *, tokens: int) -> QuotaExceeded:
-    """The 429 for a verdict that blocks a request of at most ``tokens``: whose limit, what would fit, what to do."""
-    whose, limit, left, never = _WHOSE[verdict.level], verdict.limit, verdict.remaining, verdict.wait_us < 0
-    retry_after_s: float | None = verdict.wait_us / 1_000_000
-    match verdict.blocked_by:
+def quota_exceeded(result: ReservationResult, *, tokens: int) -> QuotaExceeded:
+    """The 429 for a request of at most ``tokens`` that a limit blocks: the limit, what would fit, and the fix."""
+    whose, limit, left, never = _WHOSE[result.level], result.limit, result.remaining, result.wait_us < 0
+    retry_after_s: float | None = result.wait_us / 1_000_000
+    match result.blocked_by:
         case "tokens_per_month":
             code, retry_after_s = "insufficient_quota", None
             text = f"{whose} allows {limit} tokens a month, {left} are left, and this request may take {tokens}"
@@ -88,22 +105,22 @@ def quota_exceeded(verdict: Verdict, *, tokens: int) -> QuotaExceeded:
             text = f"{whose} allows {limit} requests at a time"
         case "kv_pages":
             code, retry_after_s = "kv_pages_exceeded", _BUSY_RETRY_S
-            text = f"{whose} allows {limit} KV pages in flight, and this request may take {verdict.pages}"
+            text = f"{whose} allows {limit} KV pages in flight, and this request may take {result.pages}"
             text += "" if never else f" while {left} are free"
         case other:
             raise AssertionError(f"reserve.lua named an unknown limit: {other}")
-    if never and verdict.blocked_by != "concurrent_requests":
+    if never and result.blocked_by != "concurrent_requests":
         text += (
-            f"; lower max_tokens to {verdict.fits} or ask for a larger limit"
-            if verdict.fits > 0
+            f"; lower max_tokens to {result.fits} or ask for a larger limit"
+            if result.fits > 0
             else "; lower max_tokens, shorten the prompt or ask for a larger limit"
         )
-    counted = verdict.blocked_by not in ("requests_per_minute", "concurrent_requests")
+    counted = result.blocked_by not in ("requests_per_minute", "concurrent_requests")
     return QuotaExceeded(
         text[0].upper() + text[1:] + ".",
         code=code,
-        headers=rate_headers(verdict),
+        headers=rate_headers(result),
         retry_after_s=None if never else retry_after_s,
         retryable=not never,
-        max_tokens_that_fit=verdict.fits if counted else None,
+        max_tokens_that_fit=result.fits if counted else None,
     )

@@ -1,6 +1,6 @@
-"""Reserve, renew, move, settle and sweep, each one atomic script in Redis. What a request may take, its caller decides.
+"""Reserve, renew, move, settle, restore and sweep quotas, each by one atomic Lua script in Redis (``scripts/``).
 
-Fails closed: without an answer in time nothing is admitted. The scripts are files beside this one.
+Fails closed: without an answer in time, no request is admitted. The limits of a request are computed in ``allowance``.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.allowance import Allowance, Taken
 from data_plane.gateway.quota.consumption import NOTHING_USED, Used
 from data_plane.gateway.quota.lua_script import Script
-from data_plane.gateway.quota.rate_limit_response import Verdict
+from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.state.redis_connection import Argument, RedisConnection
 
-RENEWED_AT_ONCE_MAX: Final = 200  # requests in one run of a script, which everybody else waits for
+RENEWED_AT_ONCE_MAX: Final = 200  # requests in one script run; all other Redis clients wait while a script runs
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request takes at most, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
-    prompt and up to ``max_tokens``; where those do not fit, as few as ``min_tokens`` may be granted in their place.
+class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a request may use, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
+    prompt and up to ``max_tokens``. Where ``max_tokens`` do not fit, fewer may be granted, but at least ``min_tokens``.
     """
 
     request_id: str
@@ -37,8 +37,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended. Without an event nothing is billed, and the whole reservation is refunded. ``cached_saves``
-    is what each prompt token counts for less where it was cached.
+    """The end of a request. Without an event nothing is billed, and the whole reservation is refunded. ``cached_saves``
+    is the discount on each prompt token that came from a prefix cache.
     """
 
     request_id: str
@@ -50,19 +50,20 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running request has used so far: the event that is billed if nobody settles it."""
+    """The usage of a running request so far. Its event is billed if the request's lease expires before it settles."""
 
     event: UsageEvent
     used: Used
 
 
 class QuotasForgotten(RedisError):
-    """Redis is there, but does not know what was used this month. Callers fail as if it were away."""
+    """Redis answers but has lost the usage counters. Callers fail as they do when Redis is unreachable."""
 
 
 class Settled(NamedTuple):
-    """Whether a settlement was the first of its request, as which it is true, and the entry of the usage stream that
-    told billing: that one or one before it; empty where nothing is billed.
+    """The result of a settlement. ``first`` says whether it was the first one of its request; the truth value is the
+    same. ``entry`` is the usage stream's entry that billing reads: this settlement's or, where the request had settled
+    before, the newest one. It is empty where nothing is billed.
     """
 
     first: bool
@@ -73,8 +74,8 @@ class Settled(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """How many reservations were not there any more, for whatever reason, the requests whose leases had run out, and
-    those of which Redis knows nothing.
+    """The result of a renewal: the number of reservations that do not exist (for any reason), the ids of the requests
+    whose leases expired, and the ids of those that Redis does not know.
     """
 
     missing: int
@@ -83,7 +84,7 @@ class Renewed(NamedTuple):
 
 
 class Reservations:
-    """The quota scripts over one Redis. Raises redis.RedisError where the server cannot be reached."""
+    """The quota scripts on one Redis. Every method raises redis.RedisError where the server cannot be reached."""
 
     def __init__(self, line: RedisConnection, *, lease_s: float, settled_marker_s: int) -> None:
         self._line = line
@@ -98,23 +99,23 @@ class Reservations:
 
     async def reserve(
         self,
-        ask: Ask,
+        request: ReservationRequest,
         allowance: Allowance,
         *,
         replica_id: str,
         replica_pages_max: int,
         within_s: float | None = None,
-    ) -> Verdict:
-        """Take what ``ask`` names at every level, or nothing. ``replica_pages_max`` of -1 only asks whether the caller
-        may. The same request again gives back first what it took before. Raises QuotasForgotten.
+    ) -> ReservationResult:
+        """Reserve the maximum of a request at every level, or nothing. With ``replica_pages_max`` -1 the script only
+        checks the caller's limits. A repeated request first gives back its earlier reservation. Raises QuotasForgotten.
         """
         tenant_id, costs = allowance.tenant_id, allowance.costs
         reply = await self._reserve(
             self._line,
             (
                 redis_keys.tenant_leases(tenant_id),
-                redis_keys.reservation(tenant_id, ask.request_id),
-                redis_keys.settled(tenant_id, ask.request_id),
+                redis_keys.reservation(tenant_id, request.request_id),
+                redis_keys.settled(tenant_id, request.request_id),
                 redis_keys.LEASED_TENANTS,
                 redis_keys.USAGE_STREAM,
                 redis_keys.replica_held(replica_id),
@@ -123,17 +124,17 @@ class Reservations:
                 *(level.quota for level in allowance.levels),
             ),
             (
-                ask.request_id,
+                request.request_id,
                 tenant_id,
                 self._lease_ms,
                 self._marker_s,
                 redis_keys.reservation(tenant_id, ""),
                 redis_keys.settled(tenant_id, ""),
-                ask.sequences,
-                ask.prompt_tokens,
-                ask.max_tokens,
-                ask.min_tokens,
-                ask.block_tokens,
+                request.sequences,
+                request.prompt_tokens,
+                request.max_tokens,
+                request.min_tokens,
+                request.block_tokens,
                 replica_pages_max,
                 costs.input_nanos,
                 costs.output_nanos,
@@ -142,10 +143,9 @@ class Reservations:
             ),
             within_s=within_s,
         )
-        verdict, number, *rest = reply
-        if verdict == b"forgotten":
-            raise QuotasForgotten("Redis lost what was used; billing has yet to give it back")
-        return Verdict(verdict.decode(), allowance.levels[number - 1].name if number else "", *rest)
+        if reply[0] == b"forgotten":
+            raise QuotasForgotten("Redis lost the usage counters; billing has not restored them yet")
+        return ReservationResult.from_reply(reply, [level.name for level in allowance.levels])
 
     async def move(
         self,
@@ -157,7 +157,7 @@ class Reservations:
         replica_id: str,
         replica_pages_max: int,
     ) -> bool:
-        """Exchange the pages held on one replica for pages on another; False where they do not fit."""
+        """Exchange the KV pages held on one replica for pages on another. Returns False where they do not fit."""
         return bool(
             await self._move(
                 self._line,
@@ -203,15 +203,15 @@ class Reservations:
         return Settled(bool(first), entry)
 
     async def bill(self, event: UsageEvent) -> bytes:
-        """Tell billing of a request whose marker may be gone; it knows what it has recorded. No quota counts it.
-        Returns the entry of the usage stream.
+        """Send the event of a request whose settled marker may have expired. Billing ignores an event that it has
+        recorded before, and no quota counts this one. Returns the entry of the usage stream.
         """
         entry: bytes = await self._line.call("XADD", redis_keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
         return entry
 
     async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> Renewed:
-        """Extend leases, and note what their requests have used: by (tenant, replica), request ids with a checkpoint,
-        or None where the last one still says it all.
+        """Extend leases and record checkpoints. ``groups`` maps (tenant id, replica id) to request ids, each with its
+        new checkpoint, or with None where the last one is still complete.
         """
         replies = await asyncio.gather(
             *(
@@ -231,7 +231,7 @@ class Reservations:
         )
 
     async def restore(self, request_id: str, taken: Taken, *, replica_id: str) -> bool:
-        """Hold again what a running request holds and Redis has forgotten; False where it is held, or has ended."""
+        """Reserve again for a running request that Redis lost. Returns False where the reservation exists or ended."""
         tenant_id = taken.tenant_id
         return bool(
             await self._restore(
@@ -253,8 +253,9 @@ class Reservations:
         )  # fmt: skip
 
     async def sweep(self, tenant_id: str) -> int:
-        """End a tenant's reservations whose leases ran out, each by its last checkpoint, and note in ``LEASED_TENANTS``
-        when the next one does. Returns how many there were: a bounded number, so call again while there are any.
+        """End a tenant's reservations whose leases expired, each by its last checkpoint, and record in
+        ``LEASED_TENANTS`` when the next lease expires. Returns how many it ended. One call ends a bounded number, so
+        call again until it returns 0.
         """
         return int(
             await self._sweep(
@@ -266,7 +267,7 @@ class Reservations:
 
 
 def _parts(requests: Mapping[str, Checkpoint | None]) -> list[list[Argument]]:
-    """What renew.lua is told of each request, in runs of a bounded length."""
+    """The arguments of renew.lua for each request, in batches of at most ``RENEWED_AT_ONCE_MAX`` requests."""
     items = iter(requests.items())
     parts = []
     while batch := list(islice(items, RENEWED_AT_ONCE_MAX)):

@@ -1,8 +1,8 @@
-"""What a tenant asks of one gateway process that no limit of its plan counts: what is refused, counting, and listings.
+"""The rate limit on requests that use no quota: rejected requests, token counts and model lists, per tenant.
 
-So many a second (GCRA, as reserve.lua has it for requests that are served), and then all of the tenant's requests are
-refused at once, for hardly more than it takes to know whose they are. It is in memory alone and asks nobody: a process
-that begins anew remembers nothing.
+The limiter uses GCRA, as reserve.lua does for served requests. Over the limit, the gateway rejects every request of the
+tenant right after authentication, which costs little. The state is in this process's memory only, and a restart clears
+it; quotas of a plan are in ``reservation``.
 """
 
 import time
@@ -11,30 +11,30 @@ from typing import Final
 
 from core.errors import TooManyRequests
 
-_BURST_S: Final = 5.0  # of the rate, which a tenant may use at once
+_BURST_S: Final = 5.0  # seconds of the rate that a tenant may use in one burst
 _TENANTS_MAX: Final = 10_000
 
 
-class Unpaid:
-    """The buckets of one process, by tenant."""
+class UnmeteredRateLimiter:
+    """One process's buckets, by tenant id. Over ``_TENANTS_MAX`` tenants, the oldest charge is evicted."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
         self._arrivals: OrderedDict[str, float] = OrderedDict()
 
     def check(self, tenant_id: str) -> None:
-        """Raises TooManyRequests for a tenant whose bucket is full."""
+        """Raise TooManyRequests, with the time to wait, where the tenant's bucket is full."""
         over_s = self._arrivals.get(tenant_id, 0.0) - time.monotonic() - _BURST_S
         if over_s > 0:
             raise TooManyRequests(
-                f"Requests that are refused, or only count or list, may be {self._per_second:g} a second here, and you "
-                "sent more; mend what is refused, and ask for counts and lists less often.",
+                f"Too many rejected, token-count or list requests (limit {self._per_second:g}/s). "
+                "Fix the rejected requests and poll less often.",
                 code="too_many_refusals",
                 retry_after_s=over_s,
             )
 
     def charge(self, tenant_id: str) -> None:
-        """One more such request."""
+        """Count one request that uses no quota."""
         now = time.monotonic()
         self._arrivals[tenant_id] = max(now, self._arrivals.pop(tenant_id, 0.0)) + 1 / self._per_second
         if len(self._arrivals) > _TENANTS_MAX:

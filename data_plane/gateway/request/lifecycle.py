@@ -66,7 +66,7 @@ class Lifecycle:
                 if first:
                     await self._serve(request, client)
         except (QuotaExceeded, InvalidRequest, Conflict, Unprocessable):
-            self._preparation.unpaid.charge(request.tenant_id)
+            self._preparation.unmetered.charge(request.tenant_id)
             raise
 
     async def _serve(self, request: InferenceRequest, client: Client) -> None:

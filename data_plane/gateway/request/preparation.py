@@ -20,7 +20,7 @@ from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, Parse,
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
-from data_plane.gateway.quota.unmetered_rate_limit import Unpaid
+from data_plane.gateway.quota.unmetered_rate_limit import UnmeteredRateLimiter
 from data_plane.gateway.scheduling.affinity import affinity_key, session_key
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.authenticate import Caller, authenticate
@@ -46,7 +46,7 @@ class Preparation:
         self._threads = threads
         self._counters = counters
         self._schemas = schemas
-        self.unpaid = Unpaid(settings.tenant_unmetered_requests_per_s)
+        self.unmetered = UnmeteredRateLimiter(settings.tenant_unmetered_requests_per_s)
         self._pepper = settings.key_pepper.get_secret_value().encode()
         self._preparing: Counter[str] = Counter()
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
@@ -54,7 +54,7 @@ class Preparation:
     def identify(self, client: Client) -> tuple[Caller, Tables]:
         """The caller and the current snapshot, for responses that no quota meters. Raises AppError."""
         caller, tables = self._identify(client)
-        self.unpaid.charge(caller.tenant.tenant_id)
+        self.unmetered.charge(caller.tenant.tenant_id)
         return caller, tables
 
     def _identify(self, client: Client) -> tuple[Caller, Tables]:
@@ -64,7 +64,7 @@ class Preparation:
         if tables is None:
             raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
         caller = authenticate(client.request_headers, tables, self._pepper)
-        self.unpaid.check(caller.tenant.tenant_id)
+        self.unmetered.check(caller.tenant.tenant_id)
         return caller, tables
 
     async def prepare(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> InferenceRequest:
@@ -76,10 +76,10 @@ class Preparation:
                 request = await self._prepare(caller, kind, client, request_id, parse, arrived_at)
         except AppError as error:
             if error.status < 500:
-                self.unpaid.charge(caller.tenant.tenant_id)
+                self.unmetered.charge(caller.tenant.tenant_id)
             raise
         if kind == "tokenize":
-            self.unpaid.charge(caller.tenant.tenant_id)
+            self.unmetered.charge(caller.tenant.tenant_id)
         return request
 
     async def _prepare(

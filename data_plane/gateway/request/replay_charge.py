@@ -12,7 +12,7 @@ from core import kv_pages
 from core.errors import Unavailable
 from data_plane.gateway.quota.allowance import one_request
 from data_plane.gateway.quota.rate_limit_response import quota_exceeded
-from data_plane.gateway.quota.reservation import Ask, Reservations, Settlement
+from data_plane.gateway.quota.reservation import ReservationRequest, Reservations, Settlement
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.authenticate import Caller
 
@@ -32,7 +32,7 @@ class ReplayCharge:
         """Raises QuotaExceeded when the minute has no request left, and Unavailable when Redis does not answer in time;
         the concurrency slot that the charge holds for a moment is given back once Redis answers.
         """
-        ask = Ask(
+        ask = ReservationRequest(
             request_id=request_id, sequences=1, prompt_tokens=0, max_tokens=0, min_tokens=0,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip

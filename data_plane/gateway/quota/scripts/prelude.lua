@@ -1,13 +1,14 @@
--- Shared by the scripts beside this one; the loader puts it in front of each. It knows how a month begins, how a
--- reservation ends, and what becomes of one whose lease ran out. A tenant's keys share a hash tag; a replica's keys and
--- the platform's have others, so this needs one Redis (or one with replicas behind it), not a Redis Cluster.
+-- Functions that the scripts in this folder share; the loader puts this file in front of each. They start a new month,
+-- end a reservation, and end the reservations whose leases expired. A tenant's keys share a hash tag, but a replica's keys
+-- and the platform's have other tags. The scripts therefore need one Redis (replicas are fine), not a Redis Cluster.
 --
 -- A level (the platform, a tenant, a key) is one hash:
 --   requests_tat_us, tokens_tat_us, input_tat_us, output_tat_us   theoretical arrival times of its four rates
---   concurrent, kv_pages, month_held, spend_held_nanos            what requests in work hold
---   month, month_used, month_spent_nanos, spent_nanos             what was settled, this month and in all
--- A reservation is one hash: `levels` names the hashes it holds of, `<n>:<rate>_us` and `<n>:<rate>_end_us` what it took of
--- the rates of the nth, the rest is what it holds of each. Numbers are integers below 2^53, which Lua counts exactly.
+--   concurrent, kv_pages, month_held, spend_held_nanos            holds of running requests
+--   month, month_used, month_spent_nanos, spent_nanos             settled usage, this month and in total
+-- A reservation is one hash. `levels` lists the keys of its levels. `<n>:<rate>_us` and `<n>:<rate>_end_us` are the time
+-- that it took from a rate of the nth level, and that rate's arrival time afterwards. The other fields are its holds at
+-- every level. Numbers are integers below 2^53, which Lua represents exactly.
 
 local function now_us()
   local time = redis.call('TIME')
@@ -32,7 +33,7 @@ local function exact(number)
   return string.format('%.0f', number)
 end
 
--- Where the month has turned, a level's count of it starts again; what is held stays held.
+-- In a new month, reset a level's counters of the month. Holds do not change.
 local function turn_month(quota, now)
   local month = month_of(math.floor(now / 1000000))
   if redis.call('HGET', quota, 'month') ~= month then
@@ -40,7 +41,7 @@ local function turn_month(quota, now)
   end
 end
 
--- Add what was used to a level.
+-- Add usage to a level.
 local function count_use(quota, used, now)
   local tokens = used.input + used.output
   if tokens > 0 or used.nanos > 0 then
@@ -51,19 +52,19 @@ local function count_use(quota, used, now)
   end
 end
 
--- Give back to one rate of a level what was taken of it and not used.
+-- Refund the unused part of a reservation to one rate of a level.
 local function refund(quota, rate, took_us, end_us, took, used, now)
   if not took_us or took <= 0 then
     return
   end
   local back_us = math.floor(tonumber(took_us) * (took - used) / took)
-  -- The bucket has drained since the reservation; what has drained is back already and must not be given twice.
+  -- The bucket has drained since the reservation. The drained part is free again already and must not be refunded twice.
   back_us = math.min(back_us, math.max(0, tonumber(end_us) - now))
   local tat = tonumber(redis.call('HGET', quota, rate .. '_tat_us')) or now
   redis.call('HSET', quota, rate .. '_tat_us', exact(tat - back_us))
 end
 
--- Give back what a request holds of a replica, if anything.
+-- Release a request's KV pages on a replica, if it has any.
 local function release_replica(held, pages, request_id)
   local count = redis.call('HGET', pages, request_id)
   redis.call('ZREM', held, request_id)
@@ -73,7 +74,7 @@ local function release_replica(held, pages, request_id)
   end
 end
 
--- End a reservation: every level it holds of gets that back and counts what was used. False where there is none any more.
+-- End a reservation: release its holds at every level and count its usage there. Returns false where it does not exist.
 local function finish(leases, reservation, request_id, used, now)
   redis.call('ZREM', leases, request_id)
   local stored = redis.call('HGETALL', reservation)
@@ -90,7 +91,7 @@ local function finish(leases, reservation, request_id, used, now)
   for quota in string.gmatch(held.levels, '%S+') do
     level = level + 1
     redis.call('HINCRBY', quota, 'concurrent', -1)
-    redis.call('HINCRBY', quota, 'kv_pages', 0 - held.pages) -- not -x: Lua's minus zero is no integer to Redis
+    redis.call('HINCRBY', quota, 'kv_pages', 0 - held.pages) -- not -x: Redis does not accept Lua's minus zero as an integer
     redis.call('HINCRBY', quota, 'month_held', 0 - (input + output))
     redis.call('HINCRBY', quota, 'spend_held_nanos', 0 - held.nanos)
     local n = level .. ':'
@@ -104,22 +105,22 @@ local function finish(leases, reservation, request_id, used, now)
 end
 
 local EXPIRED_AT_ONCE_MAX = 100
-local SETTLED = '1' -- a marker that says anything else says what a lease that ran out was billed for
+local SETTLED = '1' -- any other marker records what an expired lease was billed for
 
--- The marker of a request that was ended by its lease: tokens in, tokens out, nanodollars, and the estimate if there was one.
+-- The marker of a request whose lease expired: input tokens, output tokens, nanodollars, and the estimate if there is one.
 local function marker_of(used, event)
   return string.format('%.0f %.0f %.0f %s', used.input, used.output, used.nanos, event)
 end
 
--- What such a marker says: use, and the estimate ('' for none).
+-- Read such a marker: the usage, and the estimate ('' for none).
 local function read_marker(marker)
   local input, output, nanos, event = string.match(marker, '^(%d+) (%d+) (%d+) (.*)$')
   return { input = tonumber(input), output = tonumber(output), nanos = tonumber(nanos) }, event
 end
 
--- End a tenant's reservations whose leases ran out: each counts what its last checkpoint says, and is billed for that, once.
--- The marker keeps what that was, so that a gateway that lives after all still settles the rest.
--- Returns how many there were. `tenant` has its leases, reservation_prefix, settled_prefix, usage_stream, marker_ttl_s.
+-- End a tenant's reservations whose leases expired. Each one is counted and billed once, by its last checkpoint. The marker
+-- records the billed amounts, so that a gateway that was only paused can still settle the rest.
+-- Returns how many it ended. `tenant` has leases, reservation_prefix, settled_prefix, usage_stream, marker_ttl_s.
 local function expire_leases(tenant, now)
   local now_ms = math.floor(now / 1000)
   local expired = redis.call('ZRANGEBYSCORE', tenant.leases, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)
@@ -141,7 +142,7 @@ local function expire_leases(tenant, now)
   return #expired
 end
 
--- Give back what the leases that ran out hold on a replica.
+-- Release the KV pages that expired leases hold on a replica.
 local function expire_replica(held, pages, now_ms)
   for _, request_id in ipairs(redis.call('ZRANGEBYSCORE', held, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)) do
     release_replica(held, pages, request_id)

@@ -1,10 +1,10 @@
--- Extend the leases of one tenant's requests on one replica, and note what they have used so far. A lease that ran out
--- before is not brought back: what it held may be another's by now.
+-- Extend the leases of one tenant's requests on one replica, and record their checkpoints. An expired lease is not
+-- restored: another request may have taken its holds.
 -- KEYS leases, replica_held
--- ARGV lease_ms, reservation_prefix, settled_prefix, then for each request: request_id, checkpoint ('' for none newer), its
---      input, output, nanos
--- Returns how many are not there (settled, run out, or forgotten by Redis), the ids of those that had run out, and of those
--- of which nothing is known.
+-- ARGV lease_ms, reservation_prefix, settled_prefix, then for each request: request_id, checkpoint ('' where the last one is complete),
+--      its input, output, nanos
+-- Returns the number of missing leases (settled, expired, or lost by Redis), the ids of the expired ones, and the ids that
+-- Redis does not know.
 
 local expires_ms = math.floor(now_us() / 1000) + tonumber(ARGV[1])
 local missing, expired, unknown = 0, {}, {}

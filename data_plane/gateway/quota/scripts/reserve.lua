@@ -1,4 +1,4 @@
--- All or nothing: take one request, its tokens, KV pages and cost from every level, and its pages from the replica.
+-- Reserve, all or nothing: one request, its tokens, KV pages and cost at every level, and its pages on the replica.
 -- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, quotas_rebuilt, then each
 --      level's hash
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
@@ -7,14 +7,16 @@
 --      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit)
 -- Returns {verdict, level, wait_us, limit, remaining, fits, max_tokens, pages, requests_limit, requests_remaining,
 --          requests_reset_us, tokens_limit, tokens_remaining, tokens_reset_us, replica_pages_held}
--- The verdict is '' or the first limit in the way, of the level with that number; wait_us < 0 means never, and fits is the
--- max_tokens that would fit now. It is 'forgotten' where a level has a limit on what was ever used, and Redis lost that. Where max_tokens do not fit but min_tokens do, as many as fit are granted.
+-- The verdict is '' where the reservation was made, else the first limit that blocks it, at the level with that number;
+-- wait_us < 0 means that waiting never helps, and fits is the max_tokens that would fit now. The verdict is 'forgotten' where
+-- a level limits the usage of a month or in total, and Redis lost those counters. Where max_tokens do not fit but min_tokens
+-- do, as many as fit are granted.
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
 local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 16, 10
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
-local NANOS_MAX = 9007199254740991 -- what a Lua number counts exactly; more is held by nobody
+local NANOS_MAX = 9007199254740991 -- the largest integer that a Lua number represents exactly; no hold is larger
 local RATES = { 'requests', 'tokens', 'input', 'output' }
 local FIELDS = { 'month', 'concurrent', 'kv_pages', 'month_held', 'month_used', 'spend_held_nanos', 'spent_nanos',
   'month_spent_nanos', 'requests_tat_us', 'tokens_tat_us', 'input_tat_us', 'output_tat_us' }
@@ -29,7 +31,7 @@ local now = now_us()
 local now_ms = math.floor(now / 1000)
 local month = month_of(math.floor(now / 1000000))
 
--- What the request takes at most with so many max_tokens.
+-- The most that the request may use with this many max_tokens.
 local function needs(max_tokens)
   local need = { requests = 1, input = sequences * prompt, output = sequences * max_tokens }
   need.tokens = need.input + need.output
@@ -55,13 +57,13 @@ local function read_level(index)
   end
   level.concurrent_limit, level.pages_limit = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
   level.month_limit, level.spend_ceiling = tonumber(ARGV[first + 6]), tonumber(ARGV[first + 7])
-  level.spent_is_lost = level.spent_nanos < tonumber(ARGV[first + 8]) -- Redis forgot what had been charged long ago
+  level.spent_is_lost = level.spent_nanos < tonumber(ARGV[first + 8]) -- Redis lost older charges
   level.spent_nanos = math.max(level.spent_nanos, tonumber(ARGV[first + 8]))
   level.month_nanos = tonumber(ARGV[first + 9])
   return level
 end
 
--- How many units still fit a bucket; a limit of none has room for all.
+-- How many units still fit into a bucket. Only for a rate that has a limit.
 local function left_in(rate)
   return math.max(0, math.floor((now + MINUTE_US - rate.tat) * rate.limit / MINUTE_US))
 end
@@ -70,7 +72,7 @@ local function takes_us(rate, cost)
   return math.ceil(cost * MINUTE_US / rate.limit)
 end
 
--- Nanodollars that a level may still hold, by its ceiling or its month, whichever leaves less; and the limit that does.
+-- The nanodollars that a level may still hold by its ceiling and its month (the smaller of both), and the limit that decides.
 local function spend_left(level)
   local left, limit = NANOS_MAX - level.spend_held_nanos, NANOS_MAX
   if level.spend_ceiling >= 0 and level.spend_ceiling - level.spent_nanos - level.spend_held_nanos < left then
@@ -126,7 +128,7 @@ local CHECKS = {
 
 local levels = {}
 
--- The first limit in the way: verdict, level, wait_us, limit, remaining; nil where there is none.
+-- The first limit that blocks: verdict, level, wait_us, limit, remaining; nil where no limit blocks.
 local function blocked(need)
   for _, check in ipairs(CHECKS) do
     for number, level in ipairs(levels) do
@@ -138,7 +140,7 @@ local function blocked(need)
   end
 end
 
--- The max_tokens that every level has room for now, up to what was asked; below 0 where not even the prompt fits.
+-- The max_tokens that fit at every level now, at most the requested number; below 0 where even the prompt does not fit.
 local function fitting()
   local most, money = asked, NANOS_MAX
   for _, level in ipairs(levels) do
@@ -176,7 +178,7 @@ local function fitting()
   return most
 end
 
--- The rate of this kind with the least room, of all levels that limit it.
+-- Of all levels that limit this rate: the limit, what is left, and the time to reset, where the least is left.
 local function tightest(position)
   local found, least_left = nil, nil
   for _, level in ipairs(levels) do
@@ -196,7 +198,7 @@ local function answer(verdict, number, wait_us, limit, left, fits, max_tokens, p
     tokens[1], tokens[2], tokens[3], replica_total }
 end
 
--- Take what is needed at one level; what of it may be given back again goes into held.
+-- Reserve at one level; the refundable amounts are added to held.
 local function take_at(position, level, need, held)
   local taken = { 'concurrent', level.concurrent + 1, 'kv_pages', level.kv_pages + need.pages,
     'month_held', exact(level.month_held + need.tokens), 'spend_held_nanos', exact(level.spend_held_nanos + need.nanos) }
@@ -210,7 +212,7 @@ local function take_at(position, level, need, held)
       rate.tat = rate.tat + took_us
       taken[#taken + 1] = rate.name .. '_tat_us'
       taken[#taken + 1] = exact(rate.tat)
-      if rate.name ~= 'requests' then -- a request that was made is never given back
+      if rate.name ~= 'requests' then -- the count of requests is never refunded
         local n = position .. ':' .. rate.name
         held[#held + 1] = n .. '_us'
         held[#held + 1] = exact(took_us)
@@ -222,7 +224,7 @@ local function take_at(position, level, need, held)
   redis.call('HSET', level.quota, unpack(taken))
 end
 
--- Write down what was taken, and until when it is held.
+-- Store the reservation and its lease.
 local function hold(need, names, held)
   local expires_ms = now_ms + lease_ms
   redis.call('HSET', reservation, 'levels', table.concat(names, ' '), 'pages', need.pages, 'input', exact(need.input),
@@ -237,7 +239,7 @@ end
 
 if redis.call('EXISTS', KEYS[3], reservation) > 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then
-    return answer('settled', 0, -1, 0, 0, 0, 0, 0) -- it came after its own settlement: nobody waits for it
+    return answer('settled', 0, -1, 0, 0, 0, 0, 0) -- it arrived after its own settlement: no caller waits for it
   end
   finish(leases, reservation, request_id, { input = 0, output = 0, nanos = 0 }, now)
 end

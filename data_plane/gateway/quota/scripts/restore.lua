@@ -1,8 +1,8 @@
--- Hold again what a running request holds, where Redis lost its reservation and does not know that it ended. Nothing is
--- asked: the engine has it already. What it took of its minutes is not taken again.
+-- Reserve again for a running request whose reservation Redis lost, unless Redis knows that the request ended. No limit is
+-- checked, since the engine already runs the request. The rates a minute are not charged a second time.
 -- KEYS leases, reservation, settled, leased_tenants, replica_held, replica_held_pages, then each level's hash
 -- ARGV request_id, tenant_id, lease_ms, pages, input, output, nanos
--- Returns 1, or 0 where it is held or has ended.
+-- Returns 1, or 0 where the reservation exists or the request has ended.
 
 if redis.call('EXISTS', KEYS[2], KEYS[3]) > 0 then
   return 0

@@ -1,11 +1,12 @@
--- End a reservation, once: refund what was not used, release every hold, count the use and emit the usage event.
--- It works as well when Redis lost the reservation: then only use is counted. Where the lease ran out before, and its last
--- checkpoint was billed, what was used beyond that is counted; the event is whole, since billing alone knows what it has.
+-- End a reservation once: refund its unused part, release every hold, count the usage and emit the usage event.
+-- Where Redis lost the reservation, the script only counts the usage. Where the lease expired before, and its last
+-- checkpoint was billed, the script counts the usage beyond that checkpoint. The event still states the whole usage, since
+-- only billing knows what it has recorded.
 -- KEYS settled, leases, reservation, usage_stream, replica_held, replica_held_pages, tenant_quota, key_quota
 -- ARGV request_id, marker_ttl_s, used_input, used_output, used_nanos, event ('' where nothing is billed),
---      cached_saves_input, cached_saves_nanos: what a prompt token counts for less where it was cached
--- Returns {1, entry}, or {0, entry} where this request has settled before. The entry of the stream is the one that bills it,
--- or the newest where an earlier one does; '' where nothing is billed.
+--      cached_saves_input, cached_saves_nanos: the discount on a prompt token from a prefix cache
+-- Returns {1, entry}, or {0, entry} where this request has settled before. The entry is the one of the stream that bills the
+-- request, or the newest one where an earlier entry bills it; '' where nothing is billed.
 
 local function newest()
   local last = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1]
@@ -24,7 +25,7 @@ if marker then
     if event == '' then
       return { 0, newest() }
     end
-    -- What was billed as cached stays so, whatever the final count says: no record takes anything back.
+    -- Tokens that were billed as cached stay cached, even if the final count has fewer: no record is taken back.
     local kept = math.max(0, cjson.decode(estimate).cached_tokens - cjson.decode(event).cached_tokens)
     used.input, used.nanos = used.input - kept * ARGV[7], used.nanos - kept * ARGV[8]
   end
@@ -36,7 +37,7 @@ redis.call('SET', KEYS[1], SETTLED, 'EX', ARGV[2])
 
 if not finish(KEYS[2], KEYS[3], request_id, used, now) then
   count_use(KEYS[7], used, now)
-  if redis.call('EXISTS', KEYS[8]) == 1 then -- only a key with limits of its own has this hash
+  if redis.call('EXISTS', KEYS[8]) == 1 then -- only a key that has limits has this hash
     count_use(KEYS[8], used, now)
   end
 end

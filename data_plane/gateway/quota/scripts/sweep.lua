@@ -1,7 +1,7 @@
--- End one tenant's reservations whose leases ran out, as far as one run may go, and note when to look again.
+-- End a bounded number of one tenant's reservations whose leases expired, and record when the next lease expires.
 -- KEYS leases, leased_tenants, usage_stream
 -- ARGV tenant_id, marker_ttl_s, reservation_prefix, settled_prefix
--- Returns how many had run out.
+-- Returns how many it ended.
 
 local swept = expire_leases({
   leases = KEYS[1], usage_stream = KEYS[3], marker_ttl_s = ARGV[2], reservation_prefix = ARGV[3], settled_prefix = ARGV[4],

@@ -14,7 +14,7 @@ from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import describe, describe_one, resolve
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import error_body, error_headers
-from data_plane.gateway.quota.rate_limit_response import Verdict, duration, quota_exceeded
+from data_plane.gateway.quota.rate_limit_response import ReservationResult, duration, quota_exceeded
 from data_plane.gateway.request.preparation import output_ceiling, require_output_allowed
 from data_plane.gateway.settlement.usage_event import Run, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
@@ -238,8 +238,12 @@ def test_durations_read_as_openai_writes_them(microseconds, text):
     ],
 )
 def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_us, code, kind, retry):
-    verdict = Verdict(blocked_by, "tenant", wait_us, 5, 1, 3, 0, 2, 600, 2, 3000, 9000, 4, 5000, 0)
-    error = quota_exceeded(verdict, tokens=7)
+    result = ReservationResult(
+        blocked_by=blocked_by, level="tenant", wait_us=wait_us, limit=5, remaining=1, fits=3, max_tokens=0, pages=2,
+        requests_limit=600, requests_remaining=2, requests_reset_us=3000, tokens_limit=9000, tokens_remaining=4,
+        tokens_reset_us=5000, replica_pages_held=0,
+    )  # fmt: skip
+    error = quota_exceeded(result, tokens=7)
     headers = dict(error_headers(error))
     assert (error.status, error.code) == (429, code)
     assert b'"type":"' + kind in error_body(error)

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from core import redis_keys
 from core.contracts.grants import KeyLimits, Prices
 from data_plane.gateway.quota.allowance import Allowance, Level, PlatformLimits
-from data_plane.gateway.quota.rate_limit_response import Verdict
-from data_plane.gateway.quota.reservation import Ask, Reservations
+from data_plane.gateway.quota.rate_limit_response import ReservationResult
+from data_plane.gateway.quota.reservation import ReservationRequest, Reservations
 from tests.fixtures.examples import examples
 from tests.fixtures.quota.levels import BLOCK, ask, connected, granted, scripts, settle, stored
 from tests.fixtures.quota.model import Model
@@ -55,7 +55,9 @@ async def emptied(url: str) -> AsyncIterator[tuple[Redis, Reservations]]:
         yield redis, scripts(line)
 
 
-async def take(quota: Reservations, wanted: Ask, allowed: Allowance, pages_max: int = 10**6) -> Verdict:
+async def take(
+    quota: Reservations, wanted: ReservationRequest, allowed: Allowance, pages_max: int = 10**6
+) -> ReservationResult:
     return await quota.reserve(wanted, allowed, replica_id="rep_one", replica_pages_max=pages_max)
 
 
@@ -79,7 +81,9 @@ async def everything(redis: Redis) -> dict[str, object]:
     return found
 
 
-def narrowed(level: Level, limit: str, found: dict[str, int], need: dict[str, int], wanted: Ask) -> Level:
+def narrowed(
+    level: Level, limit: str, found: dict[str, int], need: dict[str, int], wanted: ReservationRequest
+) -> Level:
     """The level with just too little of one limit for a request, beside what is held and used there already."""
     free = {
         "concurrent_requests": found.get("concurrent", 0),

@@ -231,7 +231,7 @@ async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(q
 
 async def test_the_month_is_the_servers_in_utc(redis_settings):
     """The calendar arithmetic in Lua agrees with Python's, for a day of every month over 60 years."""
-    source = Script("settle").source.split("-- End a reservation, once")[0]
+    source = Script("settle").source.split("-- End a reservation once")[0]
     async with Redis.from_url(redis_settings.redis_url) as redis:
         for year in range(2024, 2084):
             for month in range(1, 13):

@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import TooManyRequests
 from data_plane.gateway.quota import unmetered_rate_limit
-from data_plane.gateway.quota.unmetered_rate_limit import Unpaid
+from data_plane.gateway.quota.unmetered_rate_limit import UnmeteredRateLimiter
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def at(monkeypatch):
     return lambda seconds: now.__setitem__(0, 1000.0 + seconds)
 
 
-def charged_until_refused(bucket: Unpaid, tenant_id: str = "tn_1") -> int:
+def charged_until_refused(bucket: UnmeteredRateLimiter, tenant_id: str = "tn_1") -> int:
     for count in range(1000):
         try:
             bucket.check(tenant_id)
@@ -26,7 +26,7 @@ def charged_until_refused(bucket: Unpaid, tenant_id: str = "tn_1") -> int:
 
 
 def test_five_seconds_worth_goes_at_once_and_then_the_rate(at):
-    bucket = Unpaid(8)
+    bucket = UnmeteredRateLimiter(8)
     assert charged_until_refused(bucket) == 41
     at(1)
     assert charged_until_refused(bucket) == 8
@@ -35,7 +35,7 @@ def test_five_seconds_worth_goes_at_once_and_then_the_rate(at):
 
 
 def test_who_is_refused_is_told_when_to_come_back_and_others_are_not_refused(at):
-    bucket = Unpaid(2)
+    bucket = UnmeteredRateLimiter(2)
     charged_until_refused(bucket)
     with pytest.raises(TooManyRequests) as caught:
         bucket.check("tn_1")
@@ -47,7 +47,7 @@ def test_who_is_refused_is_told_when_to_come_back_and_others_are_not_refused(at)
 
 def test_so_many_tenants_are_remembered(at, monkeypatch):
     monkeypatch.setattr(unmetered_rate_limit, "_TENANTS_MAX", 3)
-    bucket = Unpaid(1)
+    bucket = UnmeteredRateLimiter(1)
     for number in range(5):
         bucket.charge(f"tn_{number}")
     assert list(bucket._arrivals) == ["tn_2", "tn_3", "tn_4"]

@@ -10,7 +10,7 @@ import pytest
 
 from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.admission.admission import Placement
-from data_plane.gateway.quota.rate_limit_response import Verdict
+from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.request.active_request import ActiveRequest
 from data_plane.gateway.routes import _drop_traceback
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
@@ -26,7 +26,7 @@ REPLICA = ReplicaStatus(
     id="rep_one", url="http://127.0.0.1:1", base_model="m", state="ready", boot_id="boot_1", block_tokens=16,
     pages_total=8, pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
 )  # fmt: skip
-VERDICT = Verdict(
+VERDICT = ReservationResult(
     blocked_by="", level="", wait_us=0, limit=-1, remaining=-1, fits=0, max_tokens=16, pages=2, requests_limit=-1,
     requests_remaining=-1, requests_reset_us=0, tokens_limit=-1, tokens_remaining=-1, tokens_reset_us=0,
     replica_pages_held=2,
