@@ -1,4 +1,4 @@
-"""Calls through the gateway with the official OpenAI SDK: many at once, streaming and not, all models mixed."""
+"""Calls the gateway with the official OpenAI SDK: concurrent, streamed and not streamed, with all models mixed."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _CONCURRENCY: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One question to one model by one tenant; ``tag`` and ``expected`` are the demo's own, never sent."""
+    """One question to one model by one tenant. ``tag`` and ``expected`` are for the demo and are never sent."""
 
     tenant: str
     model: str
@@ -26,7 +26,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back: the text, and the tokens the gateway says it used."""
+    """The text of one answer, and the token usage that the gateway reported."""
 
     call: Call
     text: str
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass
 class Callers:
-    """One SDK client a tenant. Retries are off: the demo wants to see every refusal."""
+    """One SDK client per tenant. Retries are off, because the demo must see every refusal."""
 
     gateway_url: str
     keys: dict[str, str]
@@ -51,7 +51,7 @@ class Callers:
         return self._clients[tenant]
 
     async def ask(self, call: Call) -> Answer:
-        """One call; raises openai.APIStatusError on a refusal."""
+        """Make one call. Raises openai.APIStatusError on a refusal."""
         client = self.client(call.tenant)
         if not call.stream:
             done = await client.chat.completions.create(
@@ -78,7 +78,10 @@ class Callers:
         return Answer(call=call, text=text, input_tokens=used[0], output_tokens=used[1])
 
     async def ask_all(self, calls: list[Call], done: Callable[[Answer], None]) -> list[Answer]:
-        """All calls, ``_CONCURRENCY`` at a time, in order; ``done`` is told of each as it ends."""
+        """Make all calls, at most ``_CONCURRENCY`` at a time; returns the answers in order of ``calls``.
+
+        Calls ``done`` with each answer as it arrives.
+        """
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(call: Call) -> Answer:
@@ -98,7 +101,7 @@ class Callers:
         return None
 
     async def models(self, tenant: str) -> list[str]:
-        """What the tenant is told it may call."""
+        """The model ids that the gateway lists for the tenant."""
         return [model.id async for model in self.client(tenant).models.list()]
 
     async def close(self) -> None:
@@ -108,6 +111,6 @@ class Callers:
 
 
 def error_body(error: APIStatusError) -> dict[str, Any]:
-    """The JSON body of a refusal, as it came over the wire."""
+    """The JSON body of a refusal, as received."""
     body: dict[str, Any] = error.response.json()
     return body

@@ -1,4 +1,4 @@
-"""What the demo proves beside answers: neither tenant can see or call the other's adapter, and a limit holds."""
+"""Checks that neither tenant can see or call the other's adapter, and that a rate limit is enforced."""
 
 import asyncio
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _SHOWN_HEADERS: Final = ("retry-after", "x-request-id", "x-should-retry")
 
 @dataclass
 class Isolation:
-    """How many things were checked, and which of them were wrong."""
+    """The number of checks, and a description of each violation."""
 
     checks: int = 0
     violations: list[str] = field(default_factory=list)
@@ -32,27 +32,31 @@ class Isolation:
 
 
 async def check_isolation(callers: Callers, one: Tenant, other: Tenant, answers: Iterable[Answer]) -> Isolation:
-    """Each tenant against the other's adapter on both planes, and every base-model answer against the other's voice."""
-    seen = Isolation()
+    """Try each tenant against the other's adapter on both planes, and search other answers for the shop's sign-off."""
+    isolation = Isolation()
     for mine, theirs in ((one, other), (other, one)):
         who, what = mine.name, theirs.adapter
-        seen.expect(what not in await callers.models(mine.id), f"{who} is told of {what}")
+        isolation.expect(what not in await callers.models(mine.id), f"{who} sees {what} in its model list")
         foreign, absent = await _refusal(callers, mine, what), await _refusal(callers, mine, _ABSENT)
         if foreign is None or absent is None:
-            seen.expect(False, f"{who} can call {what}")
+            isolation.expect(False, f"{who} can call {what}")
         else:
-            seen.expect(foreign.status_code == 404, f"{who} calling {what} gets {foreign.status_code}")
-            seen.expect(_same(error_body(foreign), error_body(absent), what), f"{who} can tell {what} from none")
+            isolation.expect(foreign.status_code == 404, f"{who} calling {what} gets {foreign.status_code}")
+            isolation.expect(
+                _same(error_body(foreign), error_body(absent), what),
+                f"{who} can distinguish {what} from an absent adapter",
+            )
         listed = {adapter["name"] for adapter in mine.control.get("/api/v1/adapters")["data"]}
-        seen.expect(what not in listed, f"{who} lists {what}")
+        isolation.expect(what not in listed, f"{who} lists {what}")
         status, body = mine.control.status_and_body(f"/api/v1/adapters/{what}")
         _, absent_body = mine.control.status_and_body(f"/api/v1/adapters/{_ABSENT}")
-        seen.expect(status == 404, f"{who} reading {what} gets {status}")
-        seen.expect(_same(body, absent_body, what), f"{who} can tell {what} from none in the control plane")
+        isolation.expect(status == 404, f"{who} reading {what} gets {status}")
+        problem = f"{who} can distinguish {what} from an absent adapter in the control plane"
+        isolation.expect(_same(body, absent_body, what), problem)
     for answer in answers:
         if answer.call.tag != "voice":
-            seen.expect(SIGN_OFF not in answer.text, f"{answer.call.model} answered in another tenant's voice")
-    return seen
+            isolation.expect(SIGN_OFF not in answer.text, f"{answer.call.model} answered in another tenant's voice")
+    return isolation
 
 
 async def _refusal(callers: Callers, tenant: Tenant, model: str) -> APIStatusError | None:
@@ -63,13 +67,16 @@ async def _refusal(callers: Callers, tenant: Tenant, model: str) -> APIStatusErr
 
 
 def _same(body: dict[str, Any], absent: dict[str, Any], name: str) -> bool:
-    """Whether two refusals are one and the same but for the name asked for and the request's own id."""
+    """Whether two refusals are identical except for the requested name and the request's id."""
     anonymous = [{**each, "request_id": None, "instance": None} for each in (body, absent)]
     return str(anonymous[0]).replace(name, "?") == str(anonymous[1]).replace(_ABSENT, "?")
 
 
 async def run_into_quota(admin: ControlPlane, callers: Callers, tenant: Tenant, base_model: str) -> dict[str, Any]:
-    """Give the tenant one request a minute, call until it is refused, show the refusal, and take the limit back."""
+    """Limit the tenant to one request per minute, call until a refusal, and remove the limit; returns the refusal.
+
+    Raises TimeoutError when no call is refused within ``_LIMIT_REACHES_GATEWAY_S`` seconds.
+    """
     path = f"/api/v1/admin/tenants/{tenant.id}"
     admin.patch(path, {"limits": {"requests_per_minute": 1}})
     call = Call(
@@ -86,7 +93,7 @@ async def run_into_quota(admin: ControlPlane, callers: Callers, tenant: Tenant, 
             while refusal is None:
                 refusal = await callers.refusal(call)
     finally:
-        admin.patch(path, {"limits": {"requests_per_minute": None}})  # the plan's again
+        admin.patch(path, {"limits": {"requests_per_minute": None}})  # back to the plan's limit
     headers = {
         name: value
         for name, value in refusal.response.headers.items()

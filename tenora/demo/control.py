@@ -1,4 +1,4 @@
-"""The control plane's REST API as the demo uses it, over plain HTTP: what an admin or a tenant would write."""
+"""A client of the control plane's REST API for the demo, over plain HTTP, as an admin or a tenant would write it."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ _VERDICT_S: Final = 60
 
 
 class ControlPlane:
-    """One caller of the control plane, holding one key."""
+    """A client of the control plane with one API key."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url, key
@@ -49,12 +49,12 @@ class ControlPlane:
         return response.status_code, response.json()
 
     def upload_adapter(self, name: str, base_model: str, folder: Path) -> dict[str, Any]:
-        """Create the adapter, and its first revision."""
+        """Create the adapter and its first revision."""
         self.post("/api/v1/adapters", {"name": name, "base_model": base_model})
         return self.upload_revision(name, folder)
 
     def upload_revision(self, name: str, folder: Path) -> dict[str, Any]:
-        """Upload an adapter's folder, and wait until the revision is ready."""
+        """Upload an adapter's folder and wait until the revision is ready. Raises RuntimeError when it is rejected."""
         uploader = Uploader(self._url, self._key, UploadProgress())
         try:
             revision = uploader.upload(read_folder(folder), name, timeout_s=_VERDICT_S)

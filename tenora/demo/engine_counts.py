@@ -1,4 +1,4 @@
-"""Tokens the engine itself says it has processed for tenants: its own counters, less what its agent's probes cost."""
+"""Reads the tokens that the engine processed for tenants: its own counters minus the tokens of its agent's probes."""
 
 import re
 import time

@@ -1,5 +1,6 @@
-"""A flip and a rollback under traffic: the shop moves its alias ``prod`` to another revision and back while its callers
-go on, and nobody is served by the wrong revision once the move was acknowledged.
+"""A flip and a rollback under traffic: the shop moves its alias ``prod`` to another revision and back during calls.
+
+After a move is acknowledged, no call may be served by the wrong revision.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _BETWEEN_MOVES_S: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One answered call: when it was sent, and the revision that its response names."""
+    """One answered call: its send time, and the revision that its response names."""
 
     sent_at: float
     revision: str
@@ -31,7 +32,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One move of the alias, from the PUT to its answer. The times are of the same clock as calls'."""
+    """One move of the alias, from the PUT to its response. Times use the same clock as the calls."""
 
     to: str
     sent_at: float
@@ -41,10 +42,8 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What one move showed: how many calls were sent between its answer and the next move, and how many of them were
-    served by another revision than it moved to.
-    """
+class MoveResult:
+    """The calls sent between one move's response and the next move, and the number served by a wrong revision."""
 
     move: Move
     calls: int
@@ -53,50 +52,50 @@ class Shown:
 
 @dataclass
 class Flip:
-    """The calls and moves of one run, and what they show."""
+    """The calls and moves of one run, and their evaluation."""
 
     served: list[Served] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
 
-    def shown(self) -> list[Shown]:
-        """One entry a move, in their order."""
+    def results(self) -> list[MoveResult]:
+        """One result per move, in order."""
         ends = [*(move.sent_at for move in self.moves[1:]), float("inf")]
         found = []
         for move, end in zip(self.moves, ends, strict=False):  # no moves, no ends
             after = [each for each in self.served if move.done_at <= each.sent_at < end]
-            found.append(Shown(move=move, calls=len(after), wrong=sum(each.revision != move.to for each in after)))
+            found.append(MoveResult(move=move, calls=len(after), wrong=sum(each.revision != move.to for each in after)))
         return found
 
     def violations(self) -> list[str]:
-        """What was promised of moves and did not hold, or was not shown since nobody called after one."""
+        """Descriptions of wrong or unacknowledged moves, and of moves that no call followed."""
         found = [] if self.moves else ["flip: the alias was never moved"]
-        for number, shown in enumerate(self.shown(), start=1):
-            if not shown.move.acknowledged:
+        for number, result in enumerate(self.results(), start=1):
+            if not result.move.acknowledged:
                 found.append(f"flip: move {number} was not acknowledged by every gateway")
-            if not shown.calls:
+            if not result.calls:
                 found.append(f"flip: no call came after move {number}, so it shows nothing")
-            if shown.wrong:
-                found.append(f"flip: {shown.wrong} of {shown.calls} calls after move {number} by the wrong revision")
+            if result.wrong:
+                found.append(f"flip: {result.wrong} of {result.calls} calls after move {number} by the wrong revision")
         return found
 
     def as_report(self) -> dict[str, Any]:
-        """For the demo's JSON."""
-        shown = self.shown()
+        """The values for the demo's JSON report."""
+        results = self.results()
         return {
             "requests": len(self.served),
-            "wrong_after_acknowledgement": sum(each.wrong for each in shown),
+            "wrong_after_acknowledgement": sum(each.wrong for each in results),
             "moves": [
                 {
                     "to": each.move.to, "seconds": round(each.move.done_at - each.move.sent_at, 3),
                     "gateways": each.move.gateways, "calls_after": each.calls, "wrong": each.wrong,
                 }
-                for each in shown
+                for each in results
             ],
         }  # fmt: skip
 
 
 def weaker_copy(folder: Path, into: Path) -> Path:
-    """The same adapter at half its strength: a second revision that needs no second training."""
+    """Copy the adapter at half its strength, to have a second revision without a second training."""
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(folder, into)
     path = into / "adapter_config.json"
@@ -106,7 +105,7 @@ def weaker_copy(folder: Path, into: Path) -> Path:
 
 
 def upload_two_revisions(tenant: Tenant, folder: Path) -> tuple[str, str]:
-    """Hold ``prod`` on the newest ready revision, then upload a weaker one; returns the ids of both."""
+    """Pin ``prod`` to the newest ready revision, then upload a weaker revision; returns both ids."""
     path = f"/api/v1/adapters/{tenant.adapter}"
     first: str = tenant.control.get(path)["revision"]
     tenant.control.put(f"{path}/aliases/{PROD}", {"revision": first})
@@ -157,7 +156,7 @@ async def _move(tenant: Tenant, revision: str, flip: Flip) -> None:
 
 
 def show_flip(console: Console, tenant: Tenant, flip: Flip) -> None:
-    """One line a move."""
+    """Print a table with one line per move."""
     console.print(
         table(
             f"{tenant.name}: {tenant.adapter}:{PROD} moves under traffic ({len(flip.served)} calls)",
@@ -167,7 +166,7 @@ def show_flip(console: Console, tenant: Tenant, flip: Flip) -> None:
                     what, f"{each.move.done_at - each.move.sent_at:.2f} s", str(each.move.gateways), str(each.calls),
                     str(each.wrong),
                 ]
-                for what, each in zip(("flip", "rollback"), flip.shown(), strict=True)
+                for what, each in zip(("flip", "rollback"), flip.results(), strict=True)
             ],
         )
     )  # fmt: skip

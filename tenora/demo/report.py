@@ -1,4 +1,4 @@
-"""How the demo shows what it measured: tables for people, one JSON file for programs."""
+"""Prints the demo's results as tables, and writes them as one JSON file."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names: dict[str, str]) -> None:
-    """What one tenant used, by adapter."""
+    """Print one tenant's usage by adapter."""
     console.print(
         table(
             f"{tenant}: usage by adapter",
@@ -42,7 +42,7 @@ def show_usage(console: Console, tenant: str, rows: list[dict[str, Any]], names:
 
 
 def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: dict[str, str]) -> None:
-    """One invoice with its lines."""
+    """Print one invoice with its lines."""
     console.print(
         table(
             f"{tenant}: invoice {invoice['number']}",
@@ -71,13 +71,13 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
 
 
 def _quantity(line: dict[str, Any]) -> str:
-    """Tokens as they are; page time is kept in page-milliseconds and priced by the page-second."""
+    """Format a line's quantity. Page time is stored in page-milliseconds and priced per page-second."""
     quantity: int = line["quantity"]
     return f"{quantity // 1000:,}.{quantity % 1000:03d}" if line["kind"] == "kv_page_seconds" else f"{quantity:,}"
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Write the report whole or not at all."""
+    """Write the report atomically."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(report, indent=2) + "\n")
     partial.rename(path)

@@ -1,5 +1,7 @@
-"""The main job, end to end: two tenants fine-tune, upload and call their adapters on one shared replica, and are billed
-to the token. Reads as the story it tells; exits 1 and says where when the counts part.
+"""Runs the demo end to end: two tenants fine-tune, upload and call adapters on one shared replica, and are billed.
+
+It compares the token counts of engine, ledger and invoices. The exit status is 1 when the counts differ or a check
+fails, and the output names the difference.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ from tenora.demo.control import ControlPlane
 from tenora.demo.engine_counts import EngineCount, read_engine_count
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.report import show_invoice, show_usage, table, write_report
-from tenora.demo.tenants import Tenant, create_cast, dataset, fine_tune, usage_by_adapter
+from tenora.demo.tenants import Tenant, create_tenants, dataset, fine_tune, usage_by_adapter
 from tenora.settings import StackSettings
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.daemon import is_up
@@ -30,13 +32,13 @@ _SEED: Final = 20
 _LEDGER_CATCHES_UP_S: Final = 30
 
 
-class CountsPart(RuntimeError):
+class CountMismatchError(RuntimeError):
     """Engine, ledger and invoices do not hold the same number of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Everything that was asked and measured over the gateway."""
+    """The results of all calls through the gateway."""
 
     accuracy_base: float
     accuracy_adapter: float
@@ -47,20 +49,20 @@ class Answers:
 
     @property
     def violations(self) -> list[str]:
-        """What was promised and did not hold."""
+        """Descriptions of all failed checks."""
         return [*self.isolation.violations, *self.flip.violations()]
 
 
 def run_demo(settings: StackSettings) -> int:
-    """Run the whole demo; returns the exit status. Stops the stack again if it was the demo that started it."""
+    """Run the demo; returns the exit status. Stops the stack if the demo started it."""
     console = Console(width=None if sys.stdout.isatty() else 110)
     was_up = is_up(settings)
     started = time.monotonic()
     try:
         start_stack(settings)
-        violations = _tell_story(settings, console, started)
-    except CountsPart as parted:
-        console.print(f"[bold red]The counts part.[/] {parted}")
+        violations = _run_steps(settings, console, started)
+    except CountMismatchError as mismatch:
+        console.print(f"[bold red]The token counts differ.[/] {mismatch}")
         return 1
     finally:
         if not was_up:
@@ -68,12 +70,12 @@ def run_demo(settings: StackSettings) -> int:
     return 1 if violations else 0
 
 
-def _tell_story(settings: StackSettings, console: Console, started: float) -> list[str]:
-    """The story; returns what of the promises did not hold."""
+def _run_steps(settings: StackSettings, console: Console, started: float) -> list[str]:
+    """Run and print every step; returns descriptions of the failed checks."""
     status = read_status(settings)
     admin = ControlPlane(status["control_url"], status["admin_key"])
     before = read_engine_count(status["redis_url"])
-    bank, shop = create_cast(admin, status["control_url"])
+    bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
     names = {"": MODEL_ID}
     for tenant in (bank, shop):
@@ -103,8 +105,8 @@ def _tell_story(settings: StackSettings, console: Console, started: float) -> li
     path = settings.root / "demo-report.json"
     write_report(path, report)
     for violation in answers.violations:
-        console.print(f"[bold red]does not hold:[/] {violation}")
-    console.print(f"{report['seconds']} s in all; the same as JSON in {path}")
+        console.print(f"[bold red]check failed:[/] {violation}")
+    console.print(f"{report['seconds']} s in total; JSON report: {path}")
     return answers.violations
 
 
@@ -153,7 +155,7 @@ async def _call_everything(
 
 
 def _questions(tenant: Tenant, model: str, tag: str) -> list[Call]:
-    """The tenant's held-out examples as calls, every second one streamed."""
+    """The tenant's held-out examples as calls; every second call streams."""
     return [
         Call(
             tenant=tenant.id, model=model, messages=list(tenant.task.messages(example.prompt)), stream=index % 2 == 0,  # type: ignore[arg-type] # our TypedDict is one of the SDK's
@@ -170,30 +172,33 @@ def _share_right(answers: list[Answer], tenant: Tenant, tag: str) -> float:
 
 def _bill(
     admin: ControlPlane,
-    cast: tuple[Tenant, Tenant],
+    tenants: tuple[Tenant, Tenant],
     names: dict[str, str],
     before: EngineCount,
     after: EngineCount,
     console: Console,
 ) -> dict[str, Any]:
-    """Wait for the ledger, close the period, and hold engine, ledger and invoices against each other."""
+    """Wait for the ledger, close the period, and compare engine, ledger and invoices.
+
+    Raises CountMismatchError when their tokens differ.
+    """
     if before.boot_id != after.boot_id:
-        raise CountsPart("the engine restarted during the demo, so its counters say nothing of the whole of it")
+        raise CountMismatchError("the engine restarted during the demo, so its counters do not cover the whole demo")
     engine_tokens = after.tokens - before.tokens
-    ledger = _wait_for_ledger(cast, engine_tokens)
+    ledger = _wait_for_ledger(tenants, engine_tokens)
     closed = {
         invoice["tenant_id"]: invoice
         for invoice in admin.post("/api/v1/admin/billing/close", {"until": "now"})["invoices"]
     }
-    tenants, invoiced_tokens = [], 0
-    for tenant in cast:
+    tenant_rows, invoiced_tokens = [], 0
+    for tenant in tenants:
         if tenant.id not in closed:
-            raise CountsPart(f"{tenant.name} got no invoice though its ledger holds tokens")
+            raise CountMismatchError(f"{tenant.name} has tokens in the ledger but no invoice")
         invoice = tenant.control.get(f"/api/v1/invoices/{closed[tenant.id]['id']}")
         show_usage(console, tenant.name, ledger[tenant.id], names)
         show_invoice(console, tenant.name, invoice, names)
         invoiced_tokens += sum(line["quantity"] for line in invoice["lines"] if line["kind"].endswith("_tokens"))
-        tenants.append(
+        tenant_rows.append(
             {
                 "id": tenant.id,
                 "adapters": [tenant.adapter],
@@ -206,9 +211,9 @@ def _bill(
             }
         )
     audit = admin.get("/api/v1/admin/reconciliation")
-    # Tokens of the records whose transfers and entries are all there and agree, which the usage above says nothing of.
+    # Counts only records whose transfers and entries exist and agree. The usage above does not check that.
     posted = {row["tenant_id"]: row["ledger_tokens"] for row in audit["per_tenant"]}
-    ledger_tokens = sum(posted.get(tenant.id, 0) for tenant in cast)
+    ledger_tokens = sum(posted.get(tenant.id, 0) for tenant in tenants)
     console.print(
         table(
             "Reconciliation",
@@ -217,26 +222,26 @@ def _bill(
         )
     )
     if not engine_tokens == ledger_tokens == invoiced_tokens or audit["ledger_drift_nanos"]:
-        raise CountsPart(
+        raise CountMismatchError(
             f"engine {engine_tokens}, ledger {ledger_tokens}, invoices {invoiced_tokens}; all time: {audit}"
         )
     return {
         "tokens": {"engine": engine_tokens, "ledger": ledger_tokens, "invoice": invoiced_tokens},
-        "tenants": tenants,
+        "tenants": tenant_rows,
     }
 
 
-def _wait_for_ledger(cast: tuple[Tenant, Tenant], engine_tokens: int) -> dict[str, list[dict[str, Any]]]:
-    """Each tenant's usage rows, once they add up to what the engine counted; raises CountsPart when they do not."""
+def _wait_for_ledger(tenants: tuple[Tenant, Tenant], engine_tokens: int) -> dict[str, list[dict[str, Any]]]:
+    """Each tenant's usage rows, once their sum equals the engine's count. Raises CountMismatchError after a timeout."""
     deadline = time.monotonic() + _LEDGER_CATCHES_UP_S
     while True:
         end = datetime.now(UTC) + timedelta(minutes=1)
         start = end - timedelta(hours=12)
-        ledger = {tenant.id: usage_by_adapter(tenant, start.isoformat(), end.isoformat()) for tenant in cast}
+        ledger = {tenant.id: usage_by_adapter(tenant, start.isoformat(), end.isoformat()) for tenant in tenants}
         if _tokens(ledger) == engine_tokens:
             return ledger
         if time.monotonic() > deadline:
-            raise CountsPart(
+            raise CountMismatchError(
                 f"after {_LEDGER_CATCHES_UP_S} s the engine has {engine_tokens}, the ledger {_tokens(ledger)}"
             )
         time.sleep(0.2)

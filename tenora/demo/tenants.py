@@ -1,4 +1,4 @@
-"""The demo's cast: one plan, two tenants on it, a key each, and the adapter each of them fine-tunes."""
+"""The demo's tenants: one plan, two tenants with one API key each, and the adapter that each tenant fine-tunes."""
 
 import secrets
 import subprocess
@@ -35,7 +35,7 @@ PRICES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """One tenant of the demo and what it uploads."""
+    """One tenant of the demo, its API key, and the adapter that it uploads."""
 
     id: str
     name: str
@@ -45,13 +45,14 @@ class Tenant:
     control: ControlPlane
 
 
-def create_cast(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenant]:
-    """As the admin: a plan, two tenants on it, and a key for each. Names end in a random word, so that the demo can be
-    run any number of times on the same state.
+def create_tenants(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenant]:
+    """Create a plan, two tenants on it, and an API key for each, as the admin.
+
+    Names end in a random suffix, so that the demo can run repeatedly on the same state.
     """
     run = secrets.token_hex(3)
     plan = admin.post("/api/v1/admin/plans", {"name": f"demo-{run}", "limits": LIMITS, "prices": PRICES})
-    cast = []
+    created = []
     for name, adapter, task in (
         ("Alder Bank", "ticket-router", TICKET_ROUTER),
         ("Juniper Outdoor", "shop-voice", OUTDOOR_VOICE),
@@ -59,12 +60,15 @@ def create_cast(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenant]:
         tenant = admin.post("/api/v1/admin/tenants", {"name": f"{name} {run}", "plan": plan["name"]})
         key = admin.post(f"/api/v1/admin/tenants/{tenant['id']}/api-keys", {"name": "demo"})["key"]
         control = ControlPlane(control_url, key)
-        cast.append(Tenant(id=tenant["id"], name=name, key=key, adapter=adapter, task=task, control=control))
-    return cast[0], cast[1]
+        created.append(Tenant(id=tenant["id"], name=name, key=key, adapter=adapter, task=task, control=control))
+    return created[0], created[1]
 
 
 def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
-    """Train the tenant's adapter in a process of its own, which shows its progress; returns the adapter's folder."""
+    """Train the tenant's adapter in a child process that prints its progress; returns the adapter's folder.
+
+    Raises RuntimeError when the training fails.
+    """
     out = folder / f"{tenant.adapter}-{new_id('up')}"
     command = (
         sys.executable, "-m", "tenora.training.finetune",
@@ -76,12 +80,12 @@ def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
 
 
 def dataset(tenant: Tenant) -> Path:
-    """Folder of the tenant's examples, as the repository ships them."""
+    """The folder of the tenant's examples in this repository."""
     return _EXAMPLES / tenant.task.name
 
 
 def usage_by_adapter(tenant: Tenant, start: str, end: str) -> list[dict[str, Any]]:
-    """The tenant's own view of what it used."""
+    """The tenant's usage by adapter, read with the tenant's own key."""
     rows: list[dict[str, Any]] = tenant.control.get(
         "/api/v1/usage", start=start, end=end, bucket="1d", group_by="adapter"
     )["data"]

@@ -1,6 +1,7 @@
-"""Which programs make up the platform on one machine, with their settings: the only place that knows all of them.
+"""Defines the programs of the one-machine stack with their settings; no other module knows all of them.
 
-Embedded servers, one process of each part, and the one-time steps between them (migrations, the admin key, publishing).
+They are the embedded servers, one process of each part, and the one-time steps between them (migrations, the admin key,
+publishing). Starting and restarting programs is in ``tenora.stack.supervisor``.
 """
 
 import sys
@@ -27,7 +28,7 @@ _REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
-    """Where the parts of one machine listen."""
+    """The addresses of the one-machine stack's parts."""
 
     gateway_url: str
     control_url: str
@@ -37,7 +38,7 @@ class Addresses:
 
 
 class Stack:
-    """The programs and addresses that follow from settings, secrets and ports."""
+    """The programs and addresses, derived from settings, secrets and ports."""
 
     def __init__(self, settings: StackSettings, secrets: Secrets, ports: dict[str, int]) -> None:
         self.home = settings.root
@@ -64,7 +65,7 @@ class Stack:
         )
 
     def environment(self) -> dict[str, str]:
-        """The settings all parts share, as the variables they read."""
+        """The settings that all parts share, as environment variables."""
         secrets, where = self._secrets, self.addresses
         return {
             "TENORA_HOME": str(self.home),
@@ -72,7 +73,7 @@ class Stack:
             "TENORA_REDIS_URL": where.redis_url,
             "TENORA_S3_ENDPOINT": where.s3_url,
             "TENORA_S3_BUCKET": BUCKET,
-            "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone checks none, and could not let a browser send it
+            "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone verifies no checksums, and its CORS headers do not allow one
             "TENORA_S3_ACCESS_KEY": secrets.s3_access_key,
             "TENORA_S3_SECRET_KEY": secrets.s3_secret_key,
             "TENORA_KEY_PEPPER": secrets.key_pepper,
@@ -87,7 +88,7 @@ class Stack:
         }
 
     def programs(self) -> list[Program]:
-        """Everything to run, in an order a reader can follow; ``needs`` decides the real one."""
+        """All programs in reading order; ``needs`` decides the start order."""
         web_needs = ("admin-key", "valkey", "s3")
         return [
             self._postgres(),
@@ -111,15 +112,15 @@ class Stack:
                 ("data_plane", "gateway", "--workers", str(self._settings.gateway_workers)),
                 needs=("publish",),
                 ready_url=f"{self.addresses.gateway_url}/readyz",
-                # The engine shares these cores, so a reservation may take longer than on machines of their own.
+                # The engine shares these cores, so a reservation may take longer than on separate machines.
                 env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S), "TENORA_RESERVE_DEADLINE_MS": "1000"},
-                stop_s=_GATEWAY_DRAIN_S + 30,  # then it aborts what still runs, counts it and settles
+                stop_s=_GATEWAY_DRAIN_S + 30,  # after the drain it aborts, counts and settles the running requests
             ),
             self._replica(),
         ]
 
     def _postgres(self) -> Program:
-        """Prepared only when it is to run: the first time, that makes the database cluster."""
+        """Postgres, prepared only when it is about to run: the first call creates the database cluster."""
         server = embedded_servers.postgres(
             self.home / "postgres", self.logs, port=self._ports["postgres"], password=self._secrets.postgres_password
         )

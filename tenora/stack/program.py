@@ -22,8 +22,10 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A command. ``needs`` are names that must be ready before it starts; ``stop_s`` is how long it may take to end by
-    itself once told to. One with ``once`` is a step: done when it has ended with status 0, and not kept alive.
+    """A command of the stack.
+
+    ``needs`` names the programs that must be ready before it starts. ``stop_s`` is the time limit for a graceful stop.
+    A program with ``once`` is a step: it is done when it exits with status 0, and it is not restarted.
     ``unprivileged`` hides root from programs that refuse to run as root.
     """
 
@@ -40,7 +42,7 @@ class Program:
     unprivileged: bool = False
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own. When the starting thread dies, it is told to stop."""
+        """Start the program in its own session. When the starting thread dies, the program gets ``stop_signal``."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         hide_root = self.unprivileged and os.geteuid() == 0
         uid, gid = os.geteuid(), os.getegid()
@@ -48,7 +50,7 @@ class Program:
         def prepare() -> None:
             if hide_root:
                 _become_nobody(uid, gid)
-            _libc.prctl(_PR_SET_PDEATHSIG, self.stop_signal)  # last: a change of user would forget it
+            _libc.prctl(_PR_SET_PDEATHSIG, self.stop_signal)  # last: a change of user clears it
 
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -63,8 +65,9 @@ class Program:
 
 
 def _become_nobody(uid: int, gid: int) -> None:
-    """Enter a user namespace in which this user is called nobody. Files stay readable and owned as before, which a
-    plain setuid could not give for a home that only root may enter.
+    """Enter a user namespace that maps this user to the user ``nobody``.
+
+    Files keep their owner and stay readable. A plain setuid could not read a home folder that only root may enter.
     """
     if _libc.unshare(_CLONE_NEWUSER) != 0:
         raise OSError(
@@ -75,7 +78,7 @@ def _become_nobody(uid: int, gid: int) -> None:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether something listens on this loopback port."""
+    """Whether a process listens on this loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -91,7 +94,7 @@ def answers(url: str, *, saying: str = "", timeout_s: float = 2) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Tells the control plane about this machine's base model, as an admin would: through the REST API."""
+"""Registers this machine's base model with the control plane through the REST API, as an admin would."""
 
 import httpx
 import msgspec
@@ -13,11 +13,11 @@ from tenora.stack.status import running_stack
 
 
 def register(settings: StackSettings) -> None:
-    """POST the base model's description; the same one twice changes nothing. Raises on any refusal."""
+    """POST the base model's description. Idempotent. Raises RuntimeError on any refusal."""
     stack = running_stack(settings)
     serves = ReplicaSettings(
         model_path=stack.checkpoint, engine_key=SecretStr(load_secrets(settings.root).engine_key)
-    )  # what the replica beside us is started with
+    )  # the settings of the stack's replica
     spec = describe(stack.checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
     served = msgspec.structs.replace(
         spec,

@@ -19,7 +19,7 @@ FINE = ((5, "old"), (10.5, "old"), (10.6, "new"), (11, "new"), (15, "new"), (20.
 
 
 def counts(judged: Flip) -> list[tuple[int, int]]:
-    return [(shown.calls, shown.wrong) for shown in judged.shown()]
+    return [(result.calls, result.wrong) for result in judged.results()]
 
 
 def test_calls_between_a_move_and_its_acknowledgement_may_go_either_way():
