@@ -1,6 +1,6 @@
 """The body of Anthropic's ``/v1/messages``, read by an allow-list into the same Call as OpenAI's chat completions.
 
-What the engine gets is decided in body.py for both; the conversation is in anthropic_messages.py.
+What the engine gets is decided in openai_request.py for both; the conversation is in anthropic_messages.py.
 """
 
 from typing import Any, Final

@@ -160,7 +160,7 @@ TAKEN: Final[dict[str, str]] = {
     "prompt_cache_key": "as `user`, where there is none; the prefix cache needs no key and never crosses tenants",
     "service_tier": 'every tier is the default one, and the answer says so: `"service_tier": "default"`',
 }
-"""Decided in body.py."""
+"""Decided in openai_request.py."""
 
 SAMPLED: Final[dict[str, str]] = {
     "temperature": "0 to 2",
