@@ -1,6 +1,6 @@
-"""Writes docs/reference/ from the code itself: every setting, metric, error code and request field, with its words.
+"""Generates docs/reference/ from the code: every setting, metric, error code and request field, with its description.
 
-`python -m tenora.docs.reference` (or `make reference`) writes the pages; a test holds them against the code.
+`python -m tenora.docs.reference` (or `make reference`) writes the pages; a test compares them with the code.
 """
 
 import ast

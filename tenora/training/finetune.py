@@ -1,4 +1,4 @@
-"""Fine-tunes an adapter in a child process: starting it, its progress, its report, and its command line.
+"""Fine-tunes an adapter in a child process: starts it, reads its progress and report, and has its command line.
 
 ``python -m tenora.training.finetune --base DIR --dataset examples/ticket_router --out DIR``. The training itself is
 ``tenora.training.train``, imported by the child alone, so that callers stay free of torch.
@@ -27,7 +27,7 @@ _STDERR_TAIL_CHARACTERS: Final = 2000
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A line of the child's standard output: one optimiser step is done."""
+    """A line of the child's standard output: one optimizer step is done."""
 
     step: int
     steps: int
@@ -57,8 +57,8 @@ def finetune(
 ) -> FinetuneReport:
     """Train ``task`` on ``dataset/train.jsonl`` and leave a PEFT adapter in ``out_dir``. Blocks; may run in a thread.
 
-    ``progress(step, steps, loss)`` is told each step. Raises RuntimeError with the end of the child's messages when it
-    fails. The child never outlives this call.
+    Calls ``progress(step, steps, loss)`` after each step. Raises RuntimeError with the end of the child's messages when
+    the child fails. The child never outlives this call.
     """
     argv = (
         sys.executable, "-m", "tenora.training.finetune", "--json", "--base", str(base_dir), "--dataset", str(dataset),
@@ -91,7 +91,7 @@ def finetune(
 def run(
     base_dir: Path, dataset: Path, out_dir: Path, *, task: Task, seed: int, progress: StepProgress
 ) -> FinetuneReport:
-    """The same in this process."""
+    """Fine-tune in this process."""
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     examples = task.load(dataset, "train")
     # How long an OpenMP thread spins at a barrier before it sleeps. Never sleeping cost tenfold CPU seconds beside

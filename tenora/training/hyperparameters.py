@@ -1,4 +1,4 @@
-"""How each example adapter is trained: everything besides base, dataset and seed that its weights depend on."""
+"""The hyperparameters of each example adapter: all inputs of its weights except base, dataset and seed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +20,7 @@ class Recipe:
     threads: int | None = None
 
     def steps(self, examples: int) -> int:
-        """Optimiser steps for a dataset of so many examples; an epoch's last batch may be smaller."""
+        """Optimizer steps for a dataset of so many examples; an epoch's last batch may be smaller."""
         return self.epochs * -(-examples // self.batch_examples)
 
 

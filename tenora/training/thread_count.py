@@ -2,7 +2,7 @@
 
 The threads of a step wait for each other at every operation. Where another process keeps a core busy, all wait for the
 thread on that core: two threads took 2.2 to 4 s for a step that one thread computed in 0.8 s. On an idle machine two
-threads took 0.57 s. Only a measurement tells the two apart.
+threads took 0.57 s. Only a measurement can distinguish the two cases.
 """
 
 import math
@@ -33,7 +33,7 @@ class ThreadCount:
         self._steps_since_trial = self._slow_steps = 0
 
     def record(self, elapsed_s: float, tokens: int) -> None:
-        """Take note that a step of ``tokens`` took so long with ``current`` threads."""
+        """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads."""
         pace = elapsed_s / tokens
         if self._untried:
             self._try(pace)

@@ -1,6 +1,6 @@
-"""Training of a LoRA adapter with PEFT on the CPU: how a batch is packed, what the loss is, what is saved.
+"""Trains a LoRA adapter with PEFT on the CPU: packs batches, computes the loss, and saves the adapter.
 
-Needs torch and holds gigabytes, so it runs in a process of its own: ``tenora.training.finetune`` starts it.
+It needs torch and gigabytes of memory, so ``tenora.training.finetune`` runs it in a child process.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a training did. ``tokens`` were computed over all epochs; ``final_loss`` is the mean of the last epoch;
+    """Training totals. ``tokens`` were computed over all epochs; ``final_loss`` is the mean of the last epoch;
     ``threads`` is the count that computed most steps.
     """
 
@@ -60,7 +60,7 @@ class Counts:
     threads: int
 
 
-def tokenise(tokenizer: Any, task: Task, example: Example) -> Sequence:
+def tokenize(tokenizer: Any, task: Task, example: Example) -> Sequence:
     """The prompt exactly as an engine renders it for ``task.messages``, and the answer as it would be generated."""
     prompt = tokenizer.apply_chat_template(task.messages(example.prompt), add_generation_prompt=True, return_dict=False)
     answer = tokenizer.encode(example.answer, add_special_tokens=False)
@@ -127,11 +127,11 @@ def train(
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base_dir)
-    sequences = [tokenise(tokenizer, task, example) for example in examples]
+    sequences = [tokenize(tokenizer, task, example) for example in examples]
     prefix_tokens = shared_prefix_tokens([sequence.prompt for sequence in sequences])
     model = _with_adapter(base_dir, hub_name, recipe)
     steps = recipe.steps(len(sequences))
-    optimiser = _MixedPrecisionAdamW(model, recipe, steps)
+    optimizer = _MixedPrecisionAdamW(model, recipe, steps)
     causal = model.base_model.model
     tokens = 0
     losses: list[float] = []
@@ -144,12 +144,12 @@ def train(
         packed = pack(batch, prefix_tokens, causal.dtype)
         loss = answer_loss(causal, packed)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         threads.record(time.monotonic() - begun_s, packed.input_ids.numel())
         tokens += packed.input_ids.numel()
         losses.append(loss.item())
         progress(step, steps, losses[-1])
-    optimiser.restore_full_precision()
+    optimizer.restore_full_precision()
     model.save_pretrained(out_dir, save_embedding_layers=False)
     last_epoch = losses[-(steps // recipe.epochs) :]
     return Counts(

@@ -53,7 +53,7 @@ def train_briefly(base, out, seed=3, epochs=20):
 
 
 def test_a_sequence_is_the_rendered_chat_and_then_the_answer_with_its_end(tokenizer):
-    sequence = training.tokenise(tokenizer, TICKET_ROUTER, EXAMPLES[0])
+    sequence = training.tokenize(tokenizer, TICKET_ROUTER, EXAMPLES[0])
     chat = (
         f"<|im_start|>system\n{TICKET_ROUTER.system}<|im_end|>\n<|im_start|>user\nMy card is gone.<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -64,7 +64,7 @@ def test_a_sequence_is_the_rendered_chat_and_then_the_answer_with_its_end(tokeni
 
 @pytest.mark.parametrize("prefix_tokens", [0, 1, None])
 def test_a_packed_batch_has_the_loss_of_its_examples_one_by_one(tokenizer, exact_model, prefix_tokens):
-    sequences = [training.tokenise(tokenizer, TICKET_ROUTER, example) for example in EXAMPLES]
+    sequences = [training.tokenize(tokenizer, TICKET_ROUTER, example) for example in EXAMPLES]
     if prefix_tokens is None:
         prefix_tokens = training.shared_prefix_tokens([sequence.prompt for sequence in sequences])
         assert prefix_tokens > len(TICKET_ROUTER.system)
