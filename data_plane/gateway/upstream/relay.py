@@ -63,8 +63,9 @@ class Relay:
         return UnaryAttempt(self._upstream, self._limits, client, request, dispatch, self._liveness)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
-        """Relay one attempt to its end. Raises ReplicaFailed, AdapterLoadPending, LocalShortage or InvalidRequest, and only
-        before the first byte.
+        """Relay one attempt to its end.
+
+        Raises ReplicaFailed, AdapterLoadPending, LocalShortage or InvalidRequest, and only before the first byte.
         """
         replica = attempt.replica
         self._breakers.started(replica)
