@@ -1,7 +1,7 @@
-"""What running requests have used so far, written to Redis with their leases: each second, or each 64 tokens.
+"""Writes the usage of running requests to Redis and renews their leases: each second, or each 64 tokens.
 
-Should this process die, each of them is settled by its last checkpoint (``quota/scripts/prelude.lua``). Fails open:
-while Redis is away requests run on, and only their leases age.
+If this process dies, each request is settled by its last checkpoint (``quota/scripts/prelude.lua``). Fails open: while
+Redis is unreachable, requests continue, and only their leases age.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from data_plane.gateway.quota.reservation import Checkpoint, Reservations
 from data_plane.gateway.settlement.settler import Hold, Running
 
 _log = structlog.get_logger()
-_AT_ONCE_MAX = 200  # requests between two turns of the event loop, which all others wait for
-_LOOKS = 5  # at every request, in the time between two of its checkpoints
+_AT_ONCE_MAX = 200  # requests in one turn of the event loop; all other tasks wait for the turn
+_LOOKS = 5  # checks of each request between two of its checkpoints
 
 
 class Checkpoints:
-    """Writes checkpoints and renews leases of the holds that are live."""
+    """Writes checkpoints and renews the leases of live holds."""
 
     def __init__(
         self,
@@ -42,20 +42,20 @@ class Checkpoints:
         self._renewal_s = renewal_s
 
     async def run_forever(self) -> None:
-        """Write what is due again and again, for ever."""
+        """Write due checkpoints periodically until cancelled."""
         reachable = True
         while True:
             await asyncio.sleep(self._every_s / _LOOKS)
             try:
-                await self.write()
+                await self.run_once()
                 reachable = True
             except (RedisError, OSError) as error:
                 if reachable:
-                    _log.warning("leases cannot be renewed", held=len(self._held()), error=repr(error))
+                    _log.warning("lease renewal failed", held=len(self._held()), error=repr(error))
                 reachable = False
 
-    async def write(self) -> None:
-        """Write once what is due now. Raises redis.RedisError; what was not written stays due."""
+    async def run_once(self) -> None:
+        """Write the checkpoints that are due now. Raises redis.RedisError; unwritten checkpoints stay due."""
         holds = list(self._held().values())
         for first in range(0, len(holds), _AT_ONCE_MAX):
             await self._write(holds[first : first + _AT_ONCE_MAX])
@@ -82,9 +82,9 @@ class Checkpoints:
         if renewed.missing:
             metrics.LEASES_MISSING.inc(renewed.missing)
             _log.info(
-                "leases were gone when they were to be renewed: settled meanwhile, run out, or forgotten by Redis",
+                "leases missing at renewal",
                 missing=renewed.missing,
-                run_out=renewed.expired,
+                expired=renewed.expired,
             )
         held = self._held() if renewed.expired or renewed.unknown else {}
         for request_id in renewed.expired:
@@ -92,7 +92,7 @@ class Checkpoints:
         await asyncio.gather(*(self._restore(held.get(request_id)) for request_id in renewed.unknown))
 
     async def _restore(self, hold: Hold | None) -> None:
-        """Redis lost its data: what runs holds its quotas again, and is noted anew."""
+        """After Redis lost its data: reserve again for a running request, and write its checkpoint again."""
         if hold is None or hold.taken is None or hold.request_id not in self._running:
             return
         if await self._reservations.restore(hold.request_id, hold.taken, replica_id=hold.replica_id):
@@ -100,36 +100,36 @@ class Checkpoints:
             metrics.RESERVATIONS_RESTORED.inc()
 
     def _cut_off(self, hold: Hold | None) -> None:
-        """End a request whose lease ran out: what it held may be another's by now."""
+        """End a request whose lease expired: another request may have taken its holds."""
         running = None if hold is None else self._running.get(hold.request_id)
         if hold is not None and running is not None:
             metrics.ACCESS_REVOKED_REQUESTS.inc()
-            _log.warning("request is cut off: its lease ran out", request_id=hold.request_id)
+            _log.warning("request cut off: lease expired", request_id=hold.request_id)
             running.cut_off(
                 Unavailable(
-                    "The answer was broken off: quotas could not be reached for too long. What came is billed.",
+                    "The response was cut off: quotas were unreachable for too long. The tokens sent are billed.",
                     code="reservation_lost",
                     retry_after_s=1,
                 )
             )
 
     def _due(self, hold: Hold, now: float) -> tuple[bool, Checkpoint | None]:
-        """Whether something is to be written for a hold, and its checkpoint where that has grown."""
+        """Whether a hold is due for a write, and its checkpoint where its usage has grown."""
         renew = now - hold.renewed_at >= self._renewal_s
         running = self._running.get(hold.request_id)
         if running is None:
             return renew, None
         try:
             return self._grown(hold, running, now) or (renew, None)
-        except Exception:  # noqa: BLE001 - whatever it is, other requests need their leases
-            if renew:  # told now and then, not at each look
-                _log.exception("a checkpoint cannot be made", request_id=hold.request_id)
+        except Exception:  # noqa: BLE001 - whatever the error, other requests need their leases
+            if renew:  # log at each renewal, not at each check
+                _log.exception("checkpoint failed", request_id=hold.request_id)
             return renew, None
 
     def _grown(self, hold: Hold, running: Running, now: float) -> tuple[bool, Checkpoint | None] | None:
         tokens = running.tokens()
         new = tokens - hold.checkpoint_tokens
-        # One look before its time is up, so that it is never older than that.
+        # One check early, so that a checkpoint is never older than ``every_s``.
         aged = now - hold.checkpoint_at >= self._every_s * (_LOOKS - 1) / _LOOKS
         if new <= 0 or not (aged or new >= self._tokens or hold.checkpoint_tokens == 0):
             return None

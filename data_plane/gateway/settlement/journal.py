@@ -1,7 +1,7 @@
 """Settlements on this machine's disk until Redis has them for good: one journal a process, in segments that it deletes.
 
 Many settlements share one fsync, in a thread. Fails open: what the disk does not take is counted and logged, and
-settles by Redis alone. Who takes over a dead process's journal is journal_takeover.
+settles by Redis alone. The journals of dead processes are settled in journal_recovery.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(Line)
 
 
-def framed(line: Line) -> bytes:
+def encode_record(line: Line) -> bytes:
     """A record as it stands in a segment."""
     payload = _ENCODER.encode(line)
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
@@ -144,7 +144,7 @@ class Journal:
         if not self._segments or settlement.request_id in self._where:
             return self._batch
         segment = self._segments[-1]
-        chunk = framed(Line(settlement=settlement))
+        chunk = encode_record(Line(settlement=settlement))
         if sum(each.size_bytes for each in self._segments) + len(chunk) > self._bytes_max:
             self._failed(OSError(f"the journal is full: {self._bytes_max} bytes wait for Redis"))
             return None
@@ -159,7 +159,7 @@ class Journal:
         """Redis has it: forget it."""
         if (segment := self._where.pop(request_id, None)) and self._segments:
             segment.open_ids.discard(request_id)
-            self._put(self._segments[-1], framed(Line(done=request_id)))
+            self._put(self._segments[-1], encode_record(Line(done=request_id)))
 
     def holds(self, request_id: str) -> bool:
         """Whether the next process will find it, should this one die."""

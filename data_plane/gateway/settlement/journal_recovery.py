@@ -1,7 +1,7 @@
-"""Settles what dead gateway processes of this machine had journalled: at the start, and again as siblings die.
+"""Settles the journals of this machine's dead gateway processes: at the start, and later when a sibling dies.
 
-A settlement that Redis has already changes nothing, for as long as its marker lives. Of an older one nobody could tell
-whether quotas would count it twice: billing alone is told of it, which knows every request that it has recorded.
+A settlement that Redis already has changes nothing until its settled marker expires. After that, quotas could count it
+twice, so the settler sends it only to billing, which ignores requests that it has recorded. ``journal`` has the format.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ _log = structlog.get_logger()
 _LOCK_SUFFIX: Final = ".lock"
 
 
-class Takeover:
-    """Looks for journals whose process is gone. Whoever holds the lock of one is the only one to settle it."""
+class JournalRecovery:
+    """Finds journals whose process is dead. Only the process that holds a journal's lock settles it."""
 
     def __init__(self, own: Journal, settler: Settler, *, every_s: float) -> None:
         self._own = own
@@ -29,17 +29,17 @@ class Takeover:
         self._every_s = every_s
 
     async def run_forever(self) -> None:
-        """Look again and again, for ever."""
+        """Recover journals periodically until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.run_once()
             except OSError as error:
-                _log.error("journals of dead processes cannot be read", error=repr(error))
+                _log.error("journal recovery failed", error=repr(error))
             await asyncio.sleep(self._every_s)
 
-    async def look(self) -> int:
-        """Settle every journal that nobody holds; returns how many settlements were in those that are gone now. Raises
-        OSError.
+    async def run_once(self) -> int:
+        """Settle every journal that no live process holds. Returns the number of settlements in the journals that it
+        deleted. Raises OSError.
         """
         count = 0
         for path in sorted(self._own.folder.glob(f"*{_LOCK_SUFFIX}")):
@@ -47,12 +47,12 @@ class Takeover:
             if name == self._own.name:
                 continue
             try:
-                count += await self._take(path, name)
-            except OSError as error:  # of this one alone: those behind it are settled
-                _log.error("the journal of a dead process cannot be read", journal=name, error=repr(error))
+                count += await self._recover(path, name)
+            except OSError as error:  # of this journal only: the next ones are still settled
+                _log.error("journal of a dead process unreadable", journal=name, error=repr(error))
         return count
 
-    async def _take(self, path: Path, name: str) -> int:
+    async def _recover(self, path: Path, name: str) -> int:
         if (descriptor := lock(path)) is None:
             return 0
         try:
@@ -61,35 +61,35 @@ class Takeover:
             os.close(descriptor)
 
     async def _settle(self, held: Path, name: str) -> int:
-        """Settle one process's journal, however long Redis is away, then delete its segments and its lock. Where
-        neither Redis nor our own journal takes all of it, it stays for the next look.
+        """Settle one process's journal, however long Redis is unreachable, then delete its segments and its lock. Where
+        neither Redis nor this process's journal accepts every settlement, the journal stays for the next round.
         """
         paths = segments(self._own.folder, name)
         left = await asyncio.to_thread(_left, paths)
         journalled, refused = None, []
         for settlement in left:
-            # Ours from now on, until billing has recorded it.
+            # This process is responsible from now on, until billing has recorded it.
             journalled = self._own.append(settlement) or journalled
-            if not await self._settler.take_over(settlement):
+            if not await self._settler.replay(settlement):
                 refused.append(settlement)
             metrics.JOURNAL_REPLAYS.inc()
         if journalled is not None:
             await asyncio.wait((journalled,))
         ours = [settlement for settlement in refused if self._own.holds(settlement.request_id)]
         if len(ours) < len(refused):
-            _log.error("the journal of a dead process stays: Redis refuses it and ours cannot take it", journal=name)
+            _log.error("journal of a dead process not recovered", journal=name)
             return 0
         for settlement in ours:
-            self._settler.settle_again(settlement)
+            self._settler.replay_later(settlement)
         if left:
-            _log.warning("took over the journal of a dead process", journal=name, settlements=len(left))
+            _log.warning("journal of a dead process recovered", journal=name, settlements=len(left))
         for path in (*paths, held):
             path.unlink(missing_ok=True)
         return len(left)
 
 
 def _left(paths: list[Path]) -> list[Settlement]:
-    """What is not marked done in a process's segments, in order. In a thread."""
+    """The settlements in a process's segments that are not marked done, in order. Blocking: run it in a thread."""
     found: dict[str, Settlement] = {}
     for path in paths:
         for line in read(path.read_bytes()):

@@ -1,7 +1,7 @@
-"""Settles what dead gateways left to tenants that nobody asks for any more: each by its last checkpoint.
+"""Settles requests of dead gateways whose tenants send no other requests, each by its last checkpoint.
 
-Every gateway sweeps, and the script makes sure that each orphan is settled once. Fails open: an orphan that is found
-late is only settled late.
+Every gateway sweeps, and sweep.lua settles each orphaned request once. Fails open: an orphan that is found late is only
+settled late.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from data_plane.gateway.state.redis_connection import RedisConnection
 _log = structlog.get_logger()
 
 
-class Sweeper:
-    """Sweeps tenants by the time at which their next lease runs out. After Redis was away it waits for ``grace_s``, in
-    which those who are alive renew their leases.
+class LeaseSweeper:
+    """Sweeps tenants in the order in which their next leases expire. After an outage of Redis it waits for ``grace_s``,
+    so that live gateways can renew their leases.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Sweeper:
         self._grace_s = grace_s
 
     async def run_forever(self) -> None:
-        """Sweep again and again, for ever."""
+        """Sweep periodically until cancelled."""
         not_before, connection = time.monotonic() + self._grace_s, self._line.connection
         while True:
             await asyncio.sleep(self._every_s)
@@ -42,13 +42,13 @@ class Sweeper:
             if time.monotonic() < not_before:
                 continue
             try:
-                await self.sweep()
+                await self.run_once()
             except (RedisError, OSError) as error:
                 not_before = time.monotonic() + self._grace_s
-                _log.warning("orphans cannot be swept", error=repr(error))
+                _log.warning("sweep failed", error=repr(error))
 
-    async def sweep(self) -> int:
-        """Settle what has run out by Redis's own clock; returns how many requests. Raises redis.RedisError."""
+    async def run_once(self) -> int:
+        """Settle the requests whose leases expired by Redis's clock. Returns their number. Raises redis.RedisError."""
         seconds, microseconds = await self._line.call("TIME")
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         tenants = await self._line.call(
@@ -59,5 +59,5 @@ class Sweeper:
             swept += await self._reservations.sweep(tenant.decode())
         if swept:
             metrics.SWEPT_REQUESTS.inc(swept)
-            _log.warning("settled requests whose gateway is gone", requests=swept)
+            _log.warning("requests of dead gateways settled", requests=swept)
         return swept

@@ -1,6 +1,6 @@
-"""Whether Redis may have forgotten what it was told: it restarted, another took its place, or its data are gone.
+"""Detects that Redis may have lost data: it restarted, another server replaced it, or its data were deleted.
 
-Fails open: while Redis does not answer, nothing is known, and who asks asks again.
+Fails open: while Redis does not answer, the result is unknown and the caller tries again. The settler replays.
 """
 
 from redis.exceptions import RedisError
@@ -9,9 +9,9 @@ from core import redis_keys
 from data_plane.gateway.state.redis_connection import RedisConnection
 
 
-class RedisMemory:
-    """A mark in Redis that is missed when it is gone, and an eye on the line to it. ``kept_s`` is how long the mark
-    outlives the last look.
+class RedisDataLossDetector:
+    """Watches the connection to Redis, and a mark in Redis whose absence shows a loss. The mark expires ``kept_s``
+    after the last check.
     """
 
     def __init__(self, line: RedisConnection, gateway_id: str, *, kept_s: int) -> None:
@@ -22,7 +22,7 @@ class RedisMemory:
         self._generation = 0
 
     async def recorded(self) -> bytes | None:
-        """Entries of the usage stream below this one are in billing's ledger; None where nobody says so."""
+        """The usage stream's entry below which all entries are in billing's ledger; None where that is unknown."""
         try:
             recorded: bytes | None = await self._line.call("GET", redis_keys.USAGE_RECORDED)
         except (RedisError, OSError):
@@ -30,7 +30,7 @@ class RedisMemory:
         return recorded
 
     async def generation(self) -> int:
-        """A number that grows whenever something may have been forgotten; 0 where Redis does not answer."""
+        """A number that grows each time Redis may have lost data; 0 where Redis does not answer."""
         try:
             mark = await self._line.call("SET", self._key, 1, "GET", "EX", self._kept_s)
         except (RedisError, OSError):

@@ -1,8 +1,8 @@
-"""Reservations from the moment they are made to the moment they are settled, and the retries.
+"""Tracks reservations from their creation until they are settled, and retries settlements.
 
-A settlement is journalled and sent to Redis at once; whoever waits for it waits for Redis, or for the journal where
-Redis does not answer. Meanwhile settlements wait in memory as well, up to a bound at which they are logged in full.
-What Redis has it may forget, so it is ``kept`` until billing has recorded it.
+A settlement is journaled and sent to Redis at once; the caller waits for Redis, or for the journal where Redis does not
+answer. Unsettled ones also wait in memory, up to a bound; above it they are logged in full. Redis may lose a settlement
+that it has, so the replay buffer holds it until billing has recorded it. The Redis scripts are in ``quota``.
 """
 
 import asyncio
@@ -22,36 +22,36 @@ from data_plane.gateway import metrics
 from data_plane.gateway.quota.allowance import Taken
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
 from data_plane.gateway.settlement.journal import Journal
-from data_plane.gateway.settlement.redis_data_loss import RedisMemory
-from data_plane.gateway.settlement.replay_buffer import Kept
+from data_plane.gateway.settlement.redis_data_loss import RedisDataLossDetector
+from data_plane.gateway.settlement.replay_buffer import ReplayBuffer
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_clock import RedisClock
 
-_REFUSED_AT_ONCE_MAX: Final = 20  # more than that, and it is not they, but Redis
+_REFUSED_AT_ONCE_MAX: Final = 20  # above this number the cause is Redis, not the settlements
 
 _log = structlog.get_logger()
 
 
 class Running(Protocol):
-    """A request on a replica, as those see it who watch over it."""
+    """A request on a replica, as checkpoints and the access watch use it."""
 
     @property
     def caller(self) -> Caller:
-        """Whose it is."""
+        """The caller that sent the request."""
 
     def cut_off(self, error: AppError) -> None:
-        """End it, and tell its caller why."""
+        """End the request and send ``error`` to its caller."""
 
     def tokens(self) -> int:
         """Tokens that the engine has counted so far."""
 
     def checkpoint(self) -> Checkpoint | None:
-        """What it would be charged for now; None before there is anything."""
+        """The usage to charge if the request ended now; None while there is none."""
 
 
 class Hold:
-    """What a running request holds; ``replica_id`` changes when the request moves. Times are monotonic. ``taken`` is
-    what it holds of quotas, for a Redis that forgets it.
+    """The holds of a running request; ``replica_id`` changes when the request moves. Times are monotonic. ``taken`` is
+    its reservation, which restores the holds where Redis loses them.
     """
 
     __slots__ = (
@@ -71,17 +71,17 @@ class Hold:
 
 
 class Settler:
-    """Settles each request once, for as long as it takes. What is kept is settled again where Redis may have forgotten
-    it: a server that restarted may have lost its last second, or all. The marker of a settlement, which makes that
-    harmless, lives for ``marker_s``.
+    """Settles each request once, and retries until it succeeds. Buffered settlements are replayed where Redis may have
+    lost them: a restarted server may have lost its last second or all data. The settled marker, which makes a replay
+    harmless, expires after ``marker_s``.
     """
 
-    def __init__(  # noqa: PLR0913 - what keeps a settlement safe, built once by wiring
+    def __init__(  # noqa: PLR0913 - the parts that keep a settlement safe, built once by wiring
         self,
         reservations: Reservations,
         journal: Journal,
-        memory: RedisMemory,
-        kept: Kept,
+        data_loss: RedisDataLossDetector,
+        replays: ReplayBuffer,
         clock: RedisClock,
         *,
         deadline_s: float,
@@ -91,8 +91,8 @@ class Settler:
     ) -> None:
         self._reservations = reservations
         self._journal = journal
-        self._memory = memory
-        self._kept = kept
+        self._data_loss = data_loss
+        self._replays = replays
         self._clock = clock
         self._generation = 0
         self._deadline_s = deadline_s
@@ -100,7 +100,7 @@ class Settler:
         self._marker_ms = marker_s * 1000
         self._backlog_max = backlog_max
         self._backlog: deque[Settlement] = deque()
-        self._again: deque[Settlement] = deque()
+        self._replaying: deque[Settlement] = deque()
         self._flushing = asyncio.Lock()
         self._live: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
@@ -112,7 +112,7 @@ class Settler:
         return MappingProxyType(self._running)
 
     def held(self) -> Mapping[str, Hold]:
-        """The same as it is now, and what ended requests hold whose settlement waits for Redis."""
+        """The holds of live requests, and of ended requests whose settlement waits for Redis."""
         return self._live | self._waiting
 
     def hold(self, hold: Hold) -> None:
@@ -121,7 +121,7 @@ class Settler:
         metrics.RUNNING_REQUESTS.set(len(self._live))
 
     def attach(self, hold: Hold, running: Running) -> None:
-        """Watch over the request that runs with this hold, until it is released or settled."""
+        """Register the request that runs with this hold, until it is released or settled."""
         self._running[hold.request_id] = running
 
     def release(self, hold: Hold) -> None:
@@ -133,7 +133,7 @@ class Settler:
         metrics.RUNNING_REQUESTS.set(len(self._live))
 
     async def settle(self, settlement: Settlement) -> None:
-        """Settle now if Redis answers in time, else later; later also where the caller of this is cancelled."""
+        """Settle now if Redis answers in time, otherwise later; also later where the calling task is cancelled."""
         try:
             journalled = None if settlement.event is None else self._journal.append(settlement)
             if not await self.attempt(settlement):
@@ -141,7 +141,7 @@ class Settler:
                 if journalled is not None:
                     await asyncio.wait((journalled,), timeout=self._deadline_s)
         except asyncio.CancelledError:
-            self.settle_later(settlement)  # where it has settled, once more changes nothing
+            self.settle_later(settlement)  # a second settlement changes nothing
             raise
         finally:
             self._running.pop(settlement.request_id, None)
@@ -149,11 +149,11 @@ class Settler:
             metrics.RUNNING_REQUESTS.set(len(self._live))
 
     def settle_later(self, settlement: Settlement) -> None:
-        """Put a settlement into the backlog, and keep what its request holds until then. At the backlog's bound it is
-        logged, so that nothing is lost without a word.
+        """Put a settlement into the backlog; its request keeps its holds until it settles. At the backlog's bound the
+        settlement is logged in full, so that nothing is lost silently.
         """
         if settlement.event is None and len(self._backlog) >= self._backlog_max // 2:
-            return  # nothing is billed by it, and its lease runs out by itself: leave the room to those that bill
+            return  # it bills nothing and its lease expires: leave the room to billed settlements
         if len(self._backlog) >= self._backlog_max:
             self._lost("settlement dropped: backlog is full", settlement)
             return
@@ -163,33 +163,34 @@ class Settler:
             self._waiting[settlement.request_id] = hold
         metrics.SETTLEMENT_BACKLOG.set(len(self._backlog))
 
-    async def follow_backlog(self) -> None:
-        """Retry what is in the backlog, oldest first, for ever."""
+    async def run_forever(self) -> None:
+        """Retry the backlog, oldest first, and refresh the replays, until cancelled."""
         while True:
             await asyncio.sleep(self._retry_s)
-            await self.look_back()
+            await self.refresh_replays()
             await self.flush()
 
-    async def look_back(self, *, at_end: bool = False) -> None:
-        """Forget what billing has recorded, at the end of this process however new it is. Where Redis may have
-        forgotten the rest, that is settled again.
+    async def refresh_replays(self, *, at_end: bool = False) -> None:
+        """Evict the buffered settlements that billing has recorded (``at_end``: however new they are). Where Redis may
+        have lost the rest, schedule them for a replay.
         """
-        generation = await self._memory.generation()
+        generation = await self._data_loss.generation()
         if generation == 0:
             return
         if generation != self._generation:
             self._generation = generation
-            self._again.extend(self._kept.take())
-        await self._kept.forget(await self._memory.recorded(), at_end=at_end)
+            self._replaying.extend(self._replays.pop_all())
+        await self._replays.evict(await self._data_loss.recorded(), at_end=at_end)
 
     async def flush(self) -> bool:
-        """Try once each that waits; whether nothing waits any more. What Redis refuses stops nobody else; where it
-        refuses many, or does not answer, the rest waits for the next flush, which begins with another.
+        """Try each waiting settlement once. Returns whether none waits now. A settlement that Redis rejects does not
+        block the others. Where Redis rejects many, or does not answer, the rest waits for the next flush, which starts
+        with another settlement.
 
-        One flush at a time: the head is removed by whoever tried it, never by another who meant an earlier one.
+        One flush runs at a time, so that only the flush that tried the head of the queue removes it.
         """
         async with self._flushing:
-            for waiting, attempt in ((self._backlog, self._error_of), (self._again, self._repeat)):
+            for waiting, attempt in ((self._backlog, self._error_of), (self._replaying, self._repeat)):
                 refused = 0
                 for _ in range(len(waiting)):
                     if refused == _REFUSED_AT_ONCE_MAX:
@@ -203,82 +204,86 @@ class Settler:
                     if not isinstance(error, ResponseError):
                         return False
                     refused += 1
-            return not self._backlog and not self._again
+            return not self._backlog and not self._replaying
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until every request has settled. What bills and is left at the end is logged in full; what is not in
-        the ledger by then the next process finds in the journal.
+        """Wait until every request has settled, for at most ``timeout_s``. Billed settlements that are left are logged
+        in full. The next process finds in the journal the settlements that are not in the ledger by then.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
             if not self._live and (await self.flush() or not self._unsafe()):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._deadline_s):
-                        await self.look_back(at_end=True)
+                        await self.refresh_replays(at_end=True)
                 break
             await asyncio.sleep(0.05)
-        for settlement in (*self._backlog, *(one for one in self._again if not self._journal.holds(one.request_id))):
+        for settlement in (
+            *self._backlog,
+            *(one for one in self._replaying if not self._journal.holds(one.request_id)),
+        ):
             if settlement.event is not None:
                 self._lost("settlement lost at shutdown", settlement)
         if self._live:
             _log.critical("requests did not settle before shutdown", requests=list(self._live))
 
     def _unsafe(self) -> bool:
-        """Whether something that bills waits for Redis which the next process would not find."""
+        """Whether a billed settlement waits for Redis that the next process would not find in the journal."""
         return any(settlement.event is not None for settlement in self._backlog) or any(
-            not self._journal.holds(settlement.request_id) for settlement in self._again
+            not self._journal.holds(settlement.request_id) for settlement in self._replaying
         )
 
     async def attempt(self, settlement: Settlement) -> bool:
-        """Settle in Redis once; False where it did not answer in time."""
+        """Settle in Redis once. Returns False where Redis did not answer in time."""
         return await self._error_of(settlement) is None
 
-    async def take_over(self, settlement: Settlement) -> bool:
-        """Settle what a dead process left, however long Redis is away; False where Redis refuses it."""
+    async def replay(self, settlement: Settlement) -> bool:
+        """Settle for a dead process, however long Redis is unreachable. Returns False where Redis rejects it."""
         while (error := await self._repeat(settlement)) is not None:
             if isinstance(error, ResponseError):
                 return False
             await asyncio.sleep(self._retry_s)
         return True
 
-    def settle_again(self, settlement: Settlement) -> None:
-        """Settle what our journal holds and may have settled before, beside others, for as long as it takes."""
-        self._again.append(settlement)
+    def replay_later(self, settlement: Settlement) -> None:
+        """Schedule a settlement that the journal holds and that may have settled before; retried until it succeeds."""
+        self._replaying.append(settlement)
 
     async def _repeat(self, settlement: Settlement) -> Exception | None:
-        """Settle what may have settled before; None, or why it did not. Of one so old that its marker may be gone
-        billing alone is told: it knows what it has recorded, and gives quotas back what Redis forgot.
+        """Settle a request that may have settled before. Returns None, or the error. Where the request is so old that
+        its settled marker may have expired, only billing gets the event: billing ignores recorded events, and it
+        restores the quota usage that Redis lost.
         """
         event = settlement.event
-        assert event is not None, "only what bills is kept and journalled"
+        assert event is not None, "only billed settlements are buffered and journaled"
         if self._clock.now_ms() - event.settled_at_ms < self._marker_ms:
             return await self._error_of(settlement)
         try:
             async with asyncio.timeout(self._deadline_s):
                 entry = await self._reservations.bill(event)
         except (RedisError, OSError) as error:
-            _log.warning("a bill waits for Redis", request_id=event.request_id, error=repr(error))
+            _log.warning("billing replay failed", request_id=event.request_id, error=repr(error))
             return error
         metrics.JOURNAL_EXPIRED_REPLAYS.inc()
-        self._kept.add(settlement, entry)
+        self._replays.add(settlement, entry)
         return None
 
     async def _error_of(self, settlement: Settlement) -> Exception | None:
         try:
             settled = await self._reservations.settle(settlement, within_s=self._deadline_s)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            _log.warning("settlement waits for Redis", request_id=settlement.request_id, error=repr(error))
+            _log.warning("settlement failed", request_id=settlement.request_id, error=repr(error))
             return error
         if not settled:
-            _log.info("request had settled before", request_id=settlement.request_id)
+            _log.info("settlement repeated", request_id=settlement.request_id)
         if settlement.event is not None:
-            self._kept.add(settlement, settled.entry)
+            self._replays.add(settlement, settled.entry)
         return None
 
     def _lost(self, what: str, settlement: Settlement) -> None:
-        """Say that this process gives a settlement up; the next one has it where the journal does."""
+        """Log that this process drops a settlement; the next process has it where the journal holds it."""
         if self._journal.holds(settlement.request_id):
-            _log.error("settlement is left to the journal", request_id=settlement.request_id, why=what)
+            _log.error("settlement left to the journal", request_id=settlement.request_id, reason=what)
             return
         metrics.SETTLEMENTS_LOST.inc()
         settled = None if settlement.event is None else msgspec.to_builtins(settlement.event)

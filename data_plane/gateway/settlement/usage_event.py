@@ -1,4 +1,7 @@
-"""From an engine's own counts to the one usage event of a request. How the counts are gathered is relay's business."""
+"""Builds the one usage event of a request from the engine's counts, and counts it in the metrics.
+
+The relay collects the counts; the settler sends the event.
+"""
 
 import msgspec
 
@@ -28,9 +31,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_event(request: InferenceRequest, run: Run, counts: TokenCounts) -> UsageEvent:
-    """What is billed. A sequence's KV pages are counted at its longest, for as long as the request was on the replica.
-    An estimate assumes that the whole prompt was cached until the count is known, since no estimate may cost more than
-    the request.
+    """The event that is billed. A sequence's KV pages are counted at its final length, for the whole time on the
+    replica. While the cached tokens are unknown, an estimate assumes that the whole prompt was cached, since an
+    estimate must never cost more than the request.
     """
     all_cached = run.estimated and not counts.cached_known
     tenant, served, replica = request.caller.tenant, request.target.adapter, run.replica
@@ -63,7 +66,7 @@ def usage_event(request: InferenceRequest, run: Run, counts: TokenCounts) -> Usa
 
 
 def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCounts) -> None:
-    """Count the event in the metrics, and whether the engine counted the prompt as we did."""
+    """Count the event in the metrics, and whether the engine and the gateway counted the prompt equally."""
     metrics.OUTCOMES.labels(event.outcome).inc()
     metrics.TOKENS.labels("input").inc(event.input_tokens)
     metrics.TOKENS.labels("cached").inc(event.cached_tokens)

@@ -1,4 +1,7 @@
-"""Wiring of all that keeps usage from being lost: journal, settler, checkpoints, sweeper and takeover, for app.py."""
+"""Builds the parts that keep usage from being lost: journal, recovery, settler, checkpoints and lease sweeper.
+
+app.py runs them. The logic is in the files beside this one.
+"""
 
 import re
 from collections.abc import Coroutine
@@ -10,17 +13,17 @@ from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.checkpoints import Checkpoints
 from data_plane.gateway.settlement.journal import Journal
-from data_plane.gateway.settlement.journal_recovery import Takeover
-from data_plane.gateway.settlement.lease_sweeper import Sweeper
-from data_plane.gateway.settlement.redis_data_loss import RedisMemory
-from data_plane.gateway.settlement.replay_buffer import Kept
+from data_plane.gateway.settlement.journal_recovery import JournalRecovery
+from data_plane.gateway.settlement.lease_sweeper import LeaseSweeper
+from data_plane.gateway.settlement.redis_data_loss import RedisDataLossDetector
+from data_plane.gateway.settlement.replay_buffer import ReplayBuffer
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class Durability:
-    """One process's. ``settler`` is what requests see of it."""
+    """The settlement parts of one process. Requests use ``settler`` only."""
 
     def __init__(
         self,
@@ -41,15 +44,15 @@ class Durability:
         self.settler = Settler(
             reservations,
             self._journal,
-            RedisMemory(line, gateway_id, kept_s=settings.settled_marker_s),
-            Kept(self._journal, kept_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
+            RedisDataLossDetector(line, gateway_id, kept_s=settings.settled_marker_s),
+            ReplayBuffer(self._journal, kept_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
             clock,
             deadline_s=settings.settlement_deadline_s,
             retry_s=settings.settlement_retry_s,
             marker_s=settings.settled_marker_s,
             backlog_max=settings.settlement_backlog_max,
         )
-        self._takeover = Takeover(self._journal, self.settler, every_s=settings.journal_recovery_s)
+        self._recovery = JournalRecovery(self._journal, self.settler, every_s=settings.journal_recovery_s)
         self._checkpoints = Checkpoints(
             self.settler.held,
             self.settler.running,
@@ -58,7 +61,7 @@ class Durability:
             tokens=settings.checkpoint_tokens,
             renewal_s=settings.lease_renewal_s,
         )
-        self._sweeper = Sweeper(
+        self._sweeper = LeaseSweeper(
             line,
             reservations,
             every_s=settings.sweep_s,
@@ -67,27 +70,27 @@ class Durability:
         )
 
     def open(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Open the journal; what is returned is to run, by name, until ``close``."""
+        """Open the journal. Returns the loops, by name, that the caller runs until ``close``."""
         self._journal.open()
         return {
             "journal": self._journal.run_forever(),
-            "takeover": self._takeover.run_forever(),
+            "journal recovery": self._recovery.run_forever(),
             "checkpoints": self._checkpoints.run_forever(),
             "sweeper": self._sweeper.run_forever(),
-            "backlog": self.settler.follow_backlog(),
+            "backlog": self.settler.run_forever(),
         }
 
     async def drain(self) -> None:
-        """Wait until all has settled, or the time for it is over."""
+        """Wait until every request has settled, or until the drain time is over."""
         await self.settler.drain(self._settings.settlement_drain_s)
 
     async def close(self) -> None:
-        """After the rest has stopped."""
+        """Close the journal. Call it after the loops have stopped."""
         await self._journal.close()
 
 
 def redis_name(url: str) -> str:
-    """A folder's name for this Redis: what was to be settled there is never settled in another."""
+    """The name of the journal folder for this Redis, so that a settlement never goes to another Redis."""
     options = parse_url(url)
     where = options.get("path") or f"{options.get('host', 'localhost')}-{options.get('port', 6379)}"
     return re.sub(r"[^A-Za-z0-9.-]", "_", f"{where}-{options.get('db', 0)}")

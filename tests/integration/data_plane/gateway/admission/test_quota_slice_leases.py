@@ -15,8 +15,8 @@ from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.journal import Journal
-from data_plane.gateway.settlement.redis_data_loss import RedisMemory
-from data_plane.gateway.settlement.replay_buffer import Kept
+from data_plane.gateway.settlement.redis_data_loss import RedisDataLossDetector
+from data_plane.gateway.settlement.replay_buffer import ReplayBuffer
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
@@ -36,7 +36,7 @@ async def place(redis_settings, tmp_path):
     async with connected(redis_settings.redis_url) as (redis, line):
         quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
         journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
-        memory, kept = RedisMemory(line, "gw_1", kept_s=60), Kept(journal, kept_s=1, count_max=10)
+        memory, kept = RedisDataLossDetector(line, "gw_1", kept_s=60), ReplayBuffer(journal, kept_s=1, count_max=10)
         settler = Settler(
             quota, journal, memory, kept, RedisClock(), deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
         )  # fmt: skip

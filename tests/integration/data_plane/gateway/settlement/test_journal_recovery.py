@@ -8,7 +8,7 @@ import pytest
 from core import redis_keys
 from data_plane.gateway import metrics
 from data_plane.gateway.settlement import journal_recovery
-from data_plane.gateway.settlement.journal_recovery import Takeover
+from data_plane.gateway.settlement.journal_recovery import JournalRecovery
 from tenora.stack.program import free_port
 from tests.fixtures.gateway.settlement_setup import billed, journal, no_space, recorded_below, settlement, settler
 
@@ -27,10 +27,10 @@ async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(no
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         await back.attempt(late[0])  # this one had reached Redis, but not its mark the disk
-        takeover = Takeover(own, back, every_s=60)
-        assert await takeover.look() == 3
+        recovery = JournalRecovery(own, back, every_s=60)
+        assert await recovery.run_once() == 3
         assert billed(redis) == sorted(one.request_id for one in late)
-        assert await takeover.look() == 0
+        assert await recovery.run_once() == 0
         assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"jr_next"}
         await line.close()
 
@@ -40,7 +40,7 @@ async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, red
         living.append(settlement("tn_living"))
         await living.flush()
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 0
+        assert await JournalRecovery(own, back, every_s=60).run_once() == 0
         assert billed(redis) == []
         await line.close()
 
@@ -54,11 +54,11 @@ async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_bil
     before = metrics.JOURNAL_EXPIRED_REPLAYS._value.get()
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        await back.look_back()
-        assert await Takeover(own, back, every_s=60).look() == 1
+        await back.refresh_replays()
+        assert await JournalRecovery(own, back, every_s=60).run_once() == 1
         assert billed(redis) == [old.request_id]
         redis.flushall()
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
         await line.close()
     assert billed(redis) == [old.request_id]
@@ -76,7 +76,7 @@ async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_s
         dying.append(late)
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 2
+        assert await JournalRecovery(own, back, every_s=60).run_once() == 2
         assert billed(redis) == [late.request_id]
         assert own.holds(refused.request_id)
         redis.delete(redis_keys.settled("tn_dead", refused.request_id))
@@ -97,14 +97,14 @@ async def test_a_dead_process_s_journal_stays_while_neither_redis_nor_ours_takes
     left = {path for path in tmp_path.iterdir() if path.name.startswith("jr_dead")}
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        takeover = Takeover(own, back, every_s=60)
+        recovery = JournalRecovery(own, back, every_s=60)
         with monkeypatch.context() as full:
             full.setattr(os, "write", no_space)
-            assert await takeover.look() == 0
+            assert await recovery.run_once() == 0
         assert not own.holds(refused.request_id)
         assert left <= set(tmp_path.iterdir())
         redis.delete(marker)
-        assert await takeover.look() == 2
+        assert await recovery.run_once() == 2
         assert not left & set(tmp_path.iterdir())
         await line.close()
     assert billed(redis) == sorted((refused.request_id, late.request_id))
@@ -126,7 +126,7 @@ async def test_a_journal_that_cannot_be_read_keeps_nobody_else_s_from_being_sett
     monkeypatch.setattr(journal_recovery, "lock", not_ours)
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 1
+        assert await JournalRecovery(own, back, every_s=60).run_once() == 1
         await line.close()
     assert billed(redis) == [late.request_id]
     assert any(path.name.startswith("jr_a") for path in tmp_path.iterdir())
@@ -139,7 +139,7 @@ async def test_a_process_that_ends_before_billing_has_recorded_all_leaves_the_re
     async with journal(tmp_path, "gw_ends") as ending:
         back, line = settler(redis_settings.redis_url, journal=ending)
         await back.settle(recorded)
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
         recorded_below(redis)
         await back.settle(one)
@@ -148,7 +148,7 @@ async def test_a_process_that_ends_before_billing_has_recorded_all_leaves_the_re
     redis.flushall()
     async with journal(tmp_path, "gw_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        assert await Takeover(own, back, every_s=60).look() == 1
+        assert await JournalRecovery(own, back, every_s=60).run_once() == 1
         assert billed(redis) == [one.request_id]
         assert own.holds(one.request_id)  # this one keeps it now
         await line.close()

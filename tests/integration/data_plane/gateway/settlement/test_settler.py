@@ -113,12 +113,12 @@ async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, red
     back, line = settler(redis_settings.redis_url)
     kept, refused, late = [settlement("tn_1") for _ in range(3)]
     await back.settle(kept)
-    await back.look_back()
+    await back.refresh_replays()
     redis.flushall()
     redis.hset(redis_keys.settled("tn_1", refused.request_id), "no", "marker")
     back.settle_later(refused)
     back.settle_later(late)
-    await back.look_back()
+    await back.refresh_replays()
     assert not await back.flush()
     assert billed(redis) == sorted((kept.request_id, late.request_id))
     assert list(back._backlog) == [refused]
@@ -138,7 +138,7 @@ async def test_a_shutdown_waits_for_a_redis_that_comes_back_where_no_journal_has
         return await settle(*given, **named)
 
     monkeypatch.setattr(Reservations, "settle", away_at_first)
-    back.settle_again(one)
+    back.replay_later(one)
     await back.drain(5)
     assert billed(redis) == [one.request_id]
     await line.close()
@@ -150,16 +150,16 @@ async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_se
         back, line = settler(redis_settings.redis_url, journal=own)
         one, other = settlement("tn_1"), settlement("tn_1")
         await back.settle(one)
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
         redis.flushall()
         if reached_anew:
             await line.close()
             await asyncio.sleep(0)
         await back.settle(other)
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
         assert billed(redis) == sorted((one.request_id, other.request_id))
         assert own.holds(one.request_id)
@@ -175,11 +175,11 @@ async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings,
     one = settlement("tn_1")
     await back.settle(one)
     away, _ = settler(nowhere)
-    reach, back._memory = back._memory, away._memory
-    await back.look_back()
+    reach, back._data_loss = back._data_loss, away._data_loss
+    await back.refresh_replays()
     redis.flushall()
-    back._memory = reach
-    await back.look_back()
+    back._data_loss = reach
+    await back.refresh_replays()
     assert await back.flush()
     assert billed(redis) == [one.request_id]
     await line.close()
@@ -190,19 +190,19 @@ async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_ha
 ):
     async with journal(tmp_path, "gw_own") as own:
         back, line = settler(redis_settings.redis_url, journal=own, kept_s=0)
-        await back.look_back()
+        await back.refresh_replays()
         early, late = settlement("tn_1"), settlement("tn_1")
         await back.settle(early)
-        await back.look_back()
+        await back.refresh_replays()
         assert own.holds(early.request_id)
         recorded_below(redis)
-        await back.look_back()
+        await back.refresh_replays()
         assert not own.holds(early.request_id)
         await back.settle(late)
-        await back.look_back()
+        await back.refresh_replays()
         assert own.holds(late.request_id)
         redis.flushall()
-        await back.look_back()
+        await back.refresh_replays()
         assert await back.flush()
         assert billed(redis) == [late.request_id]
         assert redis.hget(redis_keys.tenant_quota("tn_1"), "month_used") == b"3"
@@ -211,13 +211,13 @@ async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_ha
 
 async def test_so_many_are_kept_and_the_oldest_go_first(redis_settings, redis):
     back, line = settler(redis_settings.redis_url, kept_max=2)
-    await back.look_back()
+    await back.refresh_replays()
     some = [settlement("tn_1") for _ in range(4)]
     for one in some:
         await back.settle(one)
-    await back.look_back()
+    await back.refresh_replays()
     redis.flushall()
-    await back.look_back()
+    await back.refresh_replays()
     assert await back.flush()
     assert billed(redis) == sorted(one.request_id for one in some[2:])
     await line.close()
@@ -227,11 +227,11 @@ async def test_what_is_kept_for_longer_than_its_marker_lives_is_billed_again_and
     redis_settings, redis
 ):
     back, line = settler(redis_settings.redis_url)
-    await back.look_back()
+    await back.refresh_replays()
     old = settlement("tn_1", ago_s=61)
     await back.settle(old)
     redis.delete(redis_keys.settled("tn_1", old.request_id), redis_keys.gateway_mark("none"))
-    await back.look_back()
+    await back.refresh_replays()
     assert await back.flush()
     assert billed(redis) == [old.request_id] * 2  # billing knows which it has
     assert redis.hget(redis_keys.tenant_quota("tn_1"), "month_used") == b"3"

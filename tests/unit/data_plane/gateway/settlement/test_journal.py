@@ -15,7 +15,7 @@ from data_plane.gateway import metrics
 from data_plane.gateway.quota.consumption import Used
 from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.settlement import journal as journal_module
-from data_plane.gateway.settlement.journal import Journal, Line, framed, lock, lock_file, read, segments
+from data_plane.gateway.settlement.journal import Journal, Line, encode_record, lock, lock_file, read, segments
 from data_plane.gateway.settlement.wiring import redis_name
 
 
@@ -43,7 +43,7 @@ async def journal(folder, **bounds: int):
 
 
 LINES = [Line(settlement=settlement(n)) for n in range(3)] + [Line(done="req_1")]
-RAW = b"".join(map(framed, LINES))
+RAW = b"".join(map(encode_record, LINES))
 
 
 def test_records_come_back_as_they_were():
@@ -54,7 +54,7 @@ def test_records_come_back_as_they_were():
 def test_a_file_that_was_cut_anywhere_gives_what_was_whole_before(cut):
     whole = list(read(RAW[:cut]))
     assert whole == LINES[: len(whole)]
-    assert sum(len(framed(line)) for line in LINES[: len(whole) + 1]) > cut
+    assert sum(len(encode_record(line)) for line in LINES[: len(whole) + 1]) > cut
 
 
 @given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
