@@ -1,6 +1,6 @@
-"""``python -m tests.chaos``: every row of the fault matrix and every kill, with progress, into a report.
+"""``python -m tests.chaos`` runs every row of the fault matrix and every kill, shows progress, and writes a report.
 
-It runs unattended: what fails is noted, and the rest goes on. The status is 1 where something promised was broken.
+It runs unattended. After a failure it records the problem and continues. The status is 1 if a promise was broken.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from alembic import command
 
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
-from tests.chaos import books, control, kills, matrix, report, standing
+from tests.chaos import control, fixture, kills, ledger_check, matrix, report
 from tests.chaos.control import ControlResult
 from tests.chaos.platform import Platform, platform
 from tests.chaos.report import Closing, KillResult, RowResult
@@ -26,12 +26,12 @@ from tests.chaos.verdict import quiet
 from tests.conftest import alembic_config, create_database
 from tests.fixtures import processes
 
-WRONG = (Exception, pytest.fail.Exception)  # which is none of Exception
-ILL_MAX = 3  # kills in a row that find or leave the platform unable to serve; then the victim is given up
+WRONG = (Exception, pytest.fail.Exception)  # pytest.fail's exception does not derive from Exception
+ILL_MAX = 3  # consecutive kills with an unhealthy platform, after which the run skips the victim
 
 
 def main() -> int:
-    """Run what is asked for, and write the report."""
+    """Run the selected rows and kills, and write the report."""
     given = _arguments()
     began = time.monotonic()
     rows = [row for row in matrix.ROWS if given.rows is None or row.id in given.rows]
@@ -49,7 +49,7 @@ def main() -> int:
         given.out.write_text(text)
     broken = [one.row.id for one in row_results if one.failed]
     broken += [one.victim.name for one in (*kill_results, *control_results) if one.problems]
-    broken += ["the books"] if closing.problems else []
+    broken += ["the ledger"] if closing.problems else []
     _say(f"{took_s / 60:.1f} minutes; " + (f"BROKEN: {', '.join(broken)}" if broken else "every promise was kept"))
     return int(bool(broken))
 
@@ -60,14 +60,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--victims", nargs="*", default=list(kills.VICTIMS), choices=kills.VICTIMS)
     parser.add_argument("--control", nargs="*", default=list(control.VICTIMS), choices=control.VICTIMS)
     parser.add_argument("--rows", nargs="*", help="rows of the matrix by id (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first instant (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first instant (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="where to write the report")
     return parser.parse_args()
 
 
 @contextlib.contextmanager
 def _furnished() -> Iterator[Platform]:
-    """A platform over a Postgres of its own, which can be killed like any other of its processes."""
+    """A platform with its own Postgres, which the run can kill like the other processes."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         home = Path(folder)
         password = secrets.token_hex(8)
@@ -80,8 +80,8 @@ def _furnished() -> Iterator[Platform]:
             (home / "platform").mkdir()
             with platform(home / "platform", database) as made:
                 made.programs["postgres"] = server.program
-                made.running = {"postgres": postgres, **made.running}  # first to start, last to be stopped
-                standing.furnish(made)
+                made.running = {"postgres": postgres, **made.running}  # started first, stopped last
+                fixture.furnish(made)
                 yield made
 
 
@@ -102,7 +102,7 @@ def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int
         for number in range(seed, seed + count):
             kill, began = kills.Kill(victim, number), time.monotonic()
             try:
-                standing.heal(made)
+                fixture.heal(made)
                 total.add(kill, *kills.run(made, kill, made.tenant()))
                 ill = 0
             except WRONG as error:
@@ -116,7 +116,7 @@ def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int
 
 
 def _control(made: Platform, victims: list[kills.Victim], seed: int, instants: int) -> Iterator[ControlResult]:
-    """On another stack, beside which the first one stands still."""
+    """Run on another stack. The first stack is idle meanwhile."""
     results = [ControlResult(victim) for victim in victims]
     if not results:
         return
@@ -133,20 +133,20 @@ def _control(made: Platform, victims: list[kills.Victim], seed: int, instants: i
 
 
 def _close(made: Platform) -> Closing:
-    """Compare the books of everybody, now that all is over."""
+    """Check the ledger of all tenants after all faults."""
     try:
-        standing.heal(made)
+        fixture.heal(made)
         quiet(made)
-        ledger = books.recorded(made)
-        problems = books.problems(made, ledger, made.tenants.values())
+        ledger = ledger_check.recorded(made)
+        problems = ledger_check.problems(made, ledger, made.tenants.values())
     except WRONG as error:
         return Closing(len(made.tenants), 0, [_said(error)])
-    _say(f"the books: {len(made.tenants)} tenants, {len(ledger)} records, {len(problems)} problems")
+    _say(f"the ledger: {len(made.tenants)} tenants, {len(ledger)} records, {len(problems)} problems")
     return Closing(len(made.tenants), len(ledger), problems)
 
 
 def _said(error: BaseException) -> str:
-    """The first line of what went wrong; all of it goes to the terminal."""
+    """The first line of an error. The traceback goes to the terminal."""
     traceback.print_exception(error)
     return (str(error).strip() or repr(error)).splitlines()[0][:300]
 

@@ -1,5 +1,6 @@
-"""The control plane killed while things are changed through it: what it has acknowledged takes effect, and gateways
-serve on. It is a stack of its own, in which the control plane itself publishes; money is the other stack's.
+"""Kills of the control plane during changes: acknowledged changes take effect, and gateways continue to serve.
+
+It uses a separate stack, in which the control plane itself publishes. The other stack checks the bills.
 """
 
 import contextlib
@@ -36,11 +37,11 @@ from tests.fixtures.uploads.peft_adapters import tiny_base
 
 STREAMS: Final = 50
 TOKENS: Final = 100
-EFFECT_S: Final = 15  # in which a change that was acknowledged is known to gateways, after a kill
+EFFECT_S: Final = 15  # gateways know an acknowledged change within this time after a kill
 VICTIMS: Final = {one.name: one for one in (
     Victim("web", ("web",)), Victim("worker", ("worker",)), Victim("web+worker", ("web", "worker")),
 )}  # fmt: skip
-_ASKED_EACH_S: Final = 0.25  # what a gateway knows: a tenant may ask for so many lists a second, and no more
+_ASKED_EACH_S: Final = 0.25  # between model lists, whose rate per tenant is limited
 _AMPLE: Final = {
     "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "concurrent_requests": 1000,
     "kv_pages": 1_000_000, "tokens_per_month": 1_000_000_000,
@@ -49,7 +50,7 @@ _AMPLE: Final = {
 
 @dataclass
 class Plane:
-    """What runs, a tenant that streams, and another that changes its keys."""
+    """The running stack, a tenant that streams, and another that changes its keys."""
 
     made: Platform
     tenant: Tenant
@@ -78,7 +79,7 @@ class ControlResult:
 
 @contextlib.contextmanager
 def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
-    """Web, worker, S3, a Valkey, a gateway and a witness, over a database of their own."""
+    """Start web, worker, S3, Valkey, a gateway and a witness over a separate database."""
     folder.mkdir()
     database = create_database(postgres_url, "chaos_control")
     command.upgrade(alembic_config(database), "head")
@@ -122,7 +123,7 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
 
 
 class _Changes:
-    """Keys made and revoked through the API, one after the other, until told to stop."""
+    """Creates and revokes keys through the API, one after the other, until ``stop``."""
 
     def __init__(self, plane: Plane) -> None:
         self.alive: dict[str, str] = {}
@@ -150,7 +151,7 @@ class _Changes:
     def _change(self, http: httpx.Client, *, revoke: bool) -> None:
         if revoke:
             key_id = next(iter(self.alive))
-            secret = self.alive.pop(key_id)  # whether it lives or not, once nobody answers
+            secret = self.alive.pop(key_id)  # unknown whether it is revoked if no answer comes
             answer = http.delete(f"/api/v1/api-keys/{key_id}")
             if answer.is_success:
                 self.dead[key_id] = secret
@@ -165,7 +166,7 @@ class _Changes:
 
 
 def run(plane: Plane, kill: Kill, total: ControlResult) -> None:
-    """Kill, start again, and see that what was acknowledged takes effect and that no stream noticed."""
+    """Kill and restart; check that acknowledged changes take effect and that no stream is affected."""
     load = Load([plane.gateway], plane.tenant.key, STREAMS, max_tokens=TOKENS)
     changes = _Changes(plane)
     try:
@@ -186,7 +187,7 @@ def run(plane: Plane, kill: Kill, total: ControlResult) -> None:
 
 
 def _without_effect(plane: Plane, changes: _Changes) -> list[str]:
-    """What was acknowledged and is not so at the gateway, however long one waits."""
+    """Acknowledged changes that the gateway does not know within EFFECT_S."""
     wanted = {secret: (key_id, 200) for key_id, secret in changes.alive.items()}
     wanted |= {secret: (key_id, 401) for key_id, secret in changes.dead.items()}
     deadline = time.monotonic() + EFFECT_S

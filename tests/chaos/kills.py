@@ -1,6 +1,6 @@
-"""SIGKILL of a process, or of two at once, at a random instant under fifty streams, then what must be true.
+"""SIGKILL of one or two processes at a random instant under fifty streams, followed by the checks of verdict.py.
 
-Where Redis is killed, another tenant calls beside them until its spending ceiling is reached. Seeds make it repeatable.
+When Redis is killed, another tenant also sends calls until it reaches its spending ceiling. Seeds make runs repeatable.
 """
 
 import random
@@ -8,30 +8,30 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from tests.chaos.fixture import records
 from tests.chaos.load import End, Heard, Load
 from tests.chaos.platform import TOKEN_PRICES, Platform
-from tests.chaos.standing import records
 from tests.chaos.verdict import Verdict, emitted, judge
 
 STREAMS: Final = 50
 TOKENS: Final = 100  # of each stream, one every 20 ms
-WINDOW_S: Final = 2.5  # in which the instant lies: from before the first token until after most ends
-PAIRS_EACH: Final = 4  # a pair is killed once for so many kills of one process
-BOUNDED_CALLS: Final = 60  # of the tenant with a ceiling, over the whole window and a while after it
+WINDOW_S: Final = 2.5  # range of the instant: from before the first token until after most streams end
+PAIRS_EACH: Final = 4  # kills of a single process per kill of a pair
+BOUNDED_CALLS: Final = 60  # of the tenant with a ceiling, over the window and a while after it
 BOUNDED_TOKENS: Final = 20
-CEILING_NANOS: Final = 20 * BOUNDED_TOKENS * TOKEN_PRICES.output_nanos  # fewer calls than so many fit, with prompts
+CEILING_NANOS: Final = 20 * BOUNDED_TOKENS * TOKEN_PRICES.output_nanos  # with their prompts, fewer than 20 calls fit
 
 
 @dataclass(frozen=True)
 class Victim:
-    """``processes`` in the order in which they are started again; ``row`` of the fault matrix."""
+    """``processes`` in the order of their restart; ``row`` of the fault matrix."""
 
     name: str
     processes: tuple[str, ...]
     row: str = ""
 
     def instants(self, kills: int) -> int:
-        """How often it is killed where a single process is killed so often."""
+        """Number of kills of this victim, given the number of kills of a single process."""
         return kills if len(self.processes) == 1 else max(1, kills // PAIRS_EACH)
 
 
@@ -64,7 +64,7 @@ class Kill:
 
 
 def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]:
-    """Kill, start again, let everything end, and judge what the streams of this run were billed."""
+    """Kill and restart the victim, wait for the streams, and judge their bills."""
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=TOKENS)
@@ -89,7 +89,7 @@ def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]
 
 
 class _Bounded:
-    """Calls of a tenant whose spending ceiling is reached by a part of them."""
+    """Calls of a tenant that reaches its spending ceiling before the last call."""
 
     def __init__(self, platform: Platform, gateways: list[str]) -> None:
         self._platform = platform
@@ -97,17 +97,17 @@ class _Bounded:
         self.load = Load(gateways, self._key, BOUNDED_CALLS, max_tokens=BOUNDED_TOKENS, spread_s=WINDOW_S + 1)
 
     def judge(self, verdict: Verdict) -> None:
-        """The ceiling was in the way, and never passed."""
+        """Check that the tenant reached its ceiling and never exceeded it."""
         spent = sum(one["amount_nanos"] for one in records(self._platform, self._key))
         verdict.ceiling_share = spent / CEILING_NANOS
         if spent > CEILING_NANOS:
             verdict.problems.append(f"{spent} nanodollars were spent under a ceiling of {CEILING_NANOS}")
         if (last := self.load.heard[-1]).code != "insufficient_quota":
-            verdict.problems.append(f"the ceiling was not in the way: the last call ended {last.end} {last.code}")
+            verdict.problems.append(f"the ceiling was not reached: the last call ended {last.end} {last.code}")
 
 
 def _may_end(platform: Platform, victim: Victim, one: Heard) -> set[End]:
-    """How a call may end: whole, and otherwise only as its own gateway's, a replica's or Redis's death explains."""
+    """The allowed ends of a call: done, or an end that the kill of its gateway, a replica or Redis explains."""
     ends: set[End] = {"done"}
     if "gw_one" in victim.processes and one.gateway == platform.gateways["gw_one"]:
         ends |= {"cut", "refused"}

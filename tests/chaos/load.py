@@ -1,4 +1,4 @@
-"""Callers: many streams at once over several gateways, and what each of them heard. They retry nothing."""
+"""Callers: many simultaneous streams over several gateways, and the result of each. They do not retry."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,10 @@ End = Literal["done", "error", "cut", "refused"]
 
 @dataclass
 class Heard:
-    """How one call went: ``done`` to its end, told of an ``error`` after it began, ``cut`` without a word, or
-    ``refused`` with a status before it began. ``words`` are pieces of text.
+    """The result of one call. ``words`` counts pieces of text.
+
+    ``end`` is ``done`` (complete), ``error`` (an error event after the start), ``cut`` (no event) or ``refused`` (a
+    status before the start).
     """
 
     gateway: str
@@ -27,12 +29,12 @@ class Heard:
     end: End = "cut"
     code: str = ""
     began_s: float = 0.0
-    first_s: float | None = None  # from its begin
+    first_s: float | None = None  # after the start
     ended_s: float = 0.0
 
 
 class Load:
-    """Calls in a thread of their own, from when it is made until ``join``."""
+    """Calls in a separate thread, from construction until ``join``."""
 
     def __init__(
         self, gateways: Sequence[str], key: str, calls: int, *, stream: bool = True, max_tokens: int = 100,
@@ -46,13 +48,13 @@ class Load:
         self._thread.start()
 
     def join(self) -> list[Heard]:
-        """What was heard, once all have ended."""
+        """Wait for all calls and return their results."""
         self._thread.join()
         return self.heard
 
     @property
     def begun(self) -> int:
-        """Calls that have heard something."""
+        """Number of calls that have received text."""
         return sum(one.words > 0 for one in self.heard)
 
     async def _run(self) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.chaos import rows_callers, rows_forgotten, rows_gateways, rows_replicas, rows_stores, standing
+from tests.chaos import fixture, rows_callers, rows_forgotten, rows_gateways, rows_replicas, rows_stores
+from tests.chaos.fixture import heal
 from tests.chaos.platform import Platform
-from tests.chaos.standing import heal
 from tests.chaos.verdict import emitted, judge
 
 
@@ -56,7 +56,7 @@ ROWS: Final = (
         rows_replicas.without_an_adapter, short=True),
     Row("F12", "Redis 2 s late, then silent",
         "503 at the deadline (250 ms here), p99 at most 60 ms later; running streams end and settle",
-        rows_stores.late_and_silent, own=standing.FAR),
+        rows_stores.late_and_silent, own=fixture.FAR),
     Row("F13", "FLUSHALL under 20 streams", "no usage is lost or billed twice",
         rows_stores.emptied, short=True),
     Row("F13b", "FLUSHALL, and the billing worker had been down since before 20 streams",
@@ -70,7 +70,7 @@ ROWS: Final = (
         rows_gateways.killed_under_whole_answers, short_by=frozenset({"gateway_gone"}),
         rests_on=("lease_s", "sweep_s")),
     Row("F19", "SIGTERM under 100 streams, one of which needs most of the drain time",
-        "all end whole, and the gateway exits with status 0", rows_gateways.told_to_stop, own=rows_gateways.DRAIN),
+        "all end whole, and the gateway exits with status 0", rows_gateways.terminated, own=rows_gateways.DRAIN),
     Row("F20", "callers disconnect in mid-stream (FIN), are cut off (RST), or disappear without a packet",
         "the gateway aborts the engine's request within 1 s after the kernel knows, and bills each exactly",
         rows_callers.hung_up_on, short=True, rests_on=("client_tcp_timeout_s", "abort_s")),

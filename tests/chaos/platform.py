@@ -1,6 +1,6 @@
 """A whole data plane as processes that can be killed: Valkey, billing over Postgres, gateways, witness replicas.
 
-It builds, kills and starts again. What runs on it is load.py, and what must be true afterwards is verdict.py.
+It starts, kills and restarts processes. load.py sends the load, and verdict.py checks the results.
 """
 
 import contextlib
@@ -24,34 +24,38 @@ from core.db import unit_of_work
 from core.settings import PostgresSettings
 from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
-from tests.chaos.witnessed import Witnessed
+from tests.chaos.witness_journals import Witnessed
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.gateway.published import AMPLE, Publisher
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
-TOKEN_PRICES = msgspec.structs.replace(PRICES, kv_page_second_nanos=0)  # so that a hold is about what is spent
+TOKEN_PRICES = msgspec.structs.replace(
+    PRICES, kv_page_second_nanos=0
+)  # so that a reservation is close to the amount spent
 PLANS = {"pl_chaos": PRICES, "pl_tokens": TOKEN_PRICES}
-# What takes seconds in production takes less here; what is promised in seconds (checkpoints) is left as it is.
+# Shorter times than in production. Times that are promised in seconds (checkpoints) keep their defaults.
 BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
     "first_byte_s": 3, "inter_token_s": 2, "abort_s": 2, "settlement_retry_s": 0.1, "sweep_s": 0.2,
     "journal_recovery_s": 0.5, "engine_stalled_s": 2, "engine_liveness_poll_ms": 100, "breaker_open_s": 1,
     "reserve_deadline_ms": 2000, "access_check_s": 0.5, "client_tcp_timeout_s": 2, "body_s": 4,
-    "platform_concurrent_requests": 100_000,  # so that this level counts
+    "platform_concurrent_requests": 100_000,  # so that Redis counts this level
 }  # fmt: skip
-KEY_LIMITS = KeyLimits(concurrent_requests=10_000, tokens_per_month=1_000_000_000_000)  # and that one
+KEY_LIMITS = KeyLimits(concurrent_requests=10_000, tokens_per_month=1_000_000_000_000)  # counts the key's level
 BILLING = {
     "RECLAIM_IDLE_MS": "300", "BLOCK_MS": "100", "BACKOFF_MS_MAX": "300", "QUOTA_REPAIR_S": "3",
-    "QUOTA_DRIFT_S": "3600",  # what Redis counts is to be right by itself here, and not by being mended
+    "QUOTA_DRIFT_S": "3600",  # Redis's counters must be correct here without a repair
 }  # fmt: skip
 
 
 @dataclass
 class Platform:
-    """The processes by name. ``tenants`` are ids by their keys; each has prices, so that all it uses is money, and a
-    key with limits, whose ids are ``key_ids`` by tenant. ``plans`` are PLANS by tenant.
+    """The processes by name.
+
+    ``tenants`` maps keys to tenant ids. Each tenant has prices, so that all its use has an amount, and a key with
+    limits. ``key_ids`` maps tenants to key ids, and ``plans`` maps tenants to names in PLANS.
     """
 
     folder: Path
@@ -71,8 +75,8 @@ class Platform:
     witnessed: Witnessed = field(default_factory=Witnessed)
 
     def start(self, program: Program) -> None:
-        """Start a program and wait until it is ready. One that ends is started again, as whoever keeps it alive would:
-        what a killed process leaves behind may be in its way for a moment.
+        """Start a program and wait until it is ready. A program that exits is started again, as a supervisor would do:
+        the remains of a killed process may block its start for a moment.
         """
         self.programs[program.name], self.running[program.name] = program, program.start()
 
@@ -89,20 +93,20 @@ class Platform:
             raise
 
     def kill(self, *names: str) -> None:
-        """SIGKILL, at once."""
+        """Send SIGKILL to all at the same time and wait."""
         for name in names:
             self.running[name].send_signal(signal.SIGKILL)
         for name in names:
             self.running[name].wait()
 
     def restart(self, *names: str) -> None:
-        """The same programs again, in this order, at the same addresses, with the disks they left."""
+        """Start the same programs again in this order, with the same addresses and disks."""
         for name in names:
             self.start(self.programs[name])
 
     @contextlib.contextmanager
     def gateway_for_now(self, name: str, **settings: object) -> Iterator[str]:
-        """A gateway of which nothing is left when the block ends."""
+        """A gateway that is stopped and removed at the end of the block."""
         try:
             yield self.gateway(name, **settings)
         finally:
@@ -124,7 +128,7 @@ class Platform:
         self.running[name].send_signal(number)
 
     def stop(self) -> None:
-        """Everything that still runs, in the opposite order."""
+        """Stop all running processes in reverse order."""
         for name, process in reversed(self.running.items()):
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -152,7 +156,7 @@ class Platform:
         return key
 
     def witness(self, name: str, *, proxied: bool = False, **options: object) -> processes.WitnessProcess:
-        """A replica, behind a proxy where that is to misbehave. Its journal survives its death."""
+        """Start a replica, behind a proxy if ``proxied``. Its journal survives a kill."""
         port = free_port()
         if proxied:
             self.proxies[name] = self.up.enter_context(faults_proxy(port))
@@ -177,7 +181,7 @@ class Platform:
         argv: tuple[str, ...] = (sys.executable, "-m", "data_plane", "gateway"),
         **settings: object,
     ) -> str:
-        """A gateway's URL, once it is ready."""
+        """Start a gateway and return its URL when it is ready."""
         port = free_port()
         given = {
             "redis_url": redis_url or self.redis_url, "key_pepper": processes.PEPPER,
@@ -195,7 +199,7 @@ class Platform:
         return url
 
     def billing(self, name: str = "billing", **settings: str) -> None:
-        """A billing worker; it counts as ready as soon as it runs."""
+        """Start a billing worker. It is ready as soon as it runs."""
         env = {f"TENORA_BILLING_{key}": value for key, value in {**BILLING, **settings}.items()}
         env |= {"TENORA_BILLING_CONSUMER": name, "TENORA_REDIS_URL": self.redis_url}
         env["TENORA_POSTGRES_DSN"] = self.engine.url.render_as_string(hide_password=False)
@@ -214,7 +218,7 @@ def _knows(url: str, key: str) -> bool:
 
 @contextlib.contextmanager
 def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
-    """A Valkey of its own, a database that is migrated, and nothing else yet."""
+    """A platform with its own Valkey, a migrated database and a billing worker."""
     server = embedded_servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos")
     engine = db.connect(postgres)
     with contextlib.ExitStack() as up:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tests.chaos import control, kills, shipped
+from tests.chaos import control, kills, settings_table
 from tests.chaos.control import ControlResult
 from tests.chaos.kills import Kill, Victim
 from tests.chaos.load import Heard
@@ -177,7 +177,7 @@ def markdown(
     if rows:
         lines.append(_ROWS)
         lines += [f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} |\n" for one in rows]
-    lines += [_SETTINGS, *shipped.table()]
+    lines += [_SETTINGS, *settings_table.table()]
     found = "".join(f"\n- {one}" for one in closing.problems) or "All agree, and nothing is held."
     lines.append(_CLOSING.format(tenants=closing.tenants, records=closing.records, found=found))
     if controlled:

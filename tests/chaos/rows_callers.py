@@ -1,13 +1,13 @@
-"""Rows of the fault matrix in which callers leave, dawdle or are sent away. What each promises stands in matrix.py."""
+"""Rows of the fault matrix in which callers disconnect, are slow, or lose access. matrix.py holds their promises."""
 
 import time
 from typing import Final
 
 from data_plane.gateway.settings import GatewaySettings
-from tests.chaos.books import recorded
+from tests.chaos.fixture import assert_served, memory_bytes, records, whole
+from tests.chaos.ledger_check import recorded
 from tests.chaos.load import Heard, Load
 from tests.chaos.platform import BRISK, PRICES, Platform
-from tests.chaos.standing import assert_served, memory_bytes, records, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 from tests.fixtures.faults import callers
@@ -91,7 +91,7 @@ def read_slowly(platform: Platform) -> str:
 
 
 def sent_slowly(platform: Platform) -> str:
-    """Heads without an end, and bodies of which a byte comes now and then, by two tenants of whom nobody is one."""
+    """Request heads without an end, and slow bodies from two tenants. The measured caller belongs to neither tenant."""
     key, slow_keys = platform.tenant(), [platform.tenant(), platform.tenant()]
     with platform.gateway_for_now("gw_patient", **SENT_SLOWLY) as url:
         whole(url, key)
@@ -104,7 +104,7 @@ def sent_slowly(platform: Platform) -> str:
             callers.callers(url, _SLOW // 2, part[1]) as others,
         ):
             slow = [*heads, *some, *others]
-            (behind,) = whole(url, key, 1, max_tokens=1)  # all that came at once: it waits for them to be taken in
+            (behind,) = whole(url, key, 1, max_tokens=1)  # waits until the gateway has accepted all connections
             assert_served([behind])
             with callers.each_second(slow, sends=b"a"):
                 during_s = _p99(url, key)
@@ -118,7 +118,7 @@ def sent_slowly(platform: Platform) -> str:
 
 
 def _p99(url: str, key: str) -> float:
-    """Of whole answers of one token."""
+    """The p99 of whole answers of one token, in seconds."""
     heard = whole(url, key, 600, max_tokens=1, spread_s=6)
     assert_served(heard)
     return sorted(one.ended_s for one in heard)[-6]
@@ -150,7 +150,7 @@ def revoked(platform: Platform) -> str:
 
 
 def exhausted(platform: Platform) -> str:
-    """A request holds what it may use at most from its beginning, so that less for others takes nothing from it."""
+    """A request reserves its maximum at its start, so a lower limit takes nothing from it."""
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
     url, changes = platform.gateways["gw_one"], ({"spend_ceiling_nanos": 1}, {"tokens_per_month": 1})

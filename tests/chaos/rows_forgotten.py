@@ -1,21 +1,21 @@
-"""Rows of the fault matrix in which Redis forgets what billing had not read, or comes back as it was a while ago."""
+"""Rows of the fault matrix in which Redis loses unread usage events or restarts from an old copy."""
 
 import shutil
 import time
 
 from core import redis_keys
+from tests.chaos.fixture import assert_served
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import assert_served
 from tests.chaos.verdict import emitted, judge, quiet
 from tests.conftest import wait_until
 
 DRIFT_S = 5
-_FORGOTTEN_S = 8  # for longer than gateways keep what billing has recorded
+_FORGOTTEN_S = 8  # longer than gateways keep recorded settlements
 
 
 def unread(platform: Platform) -> str:
-    """What gateways had settled is in no ledger and, from one instant on, in no Redis either."""
+    """Redis loses settlements that the ledger does not have yet."""
     before, key = frozenset(emitted(platform)), platform.tenant()
     platform.kill("billing")
     heard = Load(list(platform.gateways.values())[:2], key, 20, max_tokens=60, spread_s=0.5).join()
@@ -27,8 +27,10 @@ def unread(platform: Platform) -> str:
     for name, value in published.items():
         platform.client.restore(name, 0, value)
     platform.restart("billing")
-    wait_until(lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
-    wait_until(lambda: platform.client.xlen(redis_keys.USAGE_STREAM), what="the settlements to come again")
+    wait_until(
+        lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to restore the quotas"
+    )
+    wait_until(lambda: platform.client.xlen(redis_keys.USAGE_STREAM), what="the settlements to be sent again")
     verdict = judge(platform, before, heard=heard)
     verdict.check()
     assert verdict.exact == verdict.requests == len(heard)
@@ -36,7 +38,7 @@ def unread(platform: Platform) -> str:
 
 
 def an_old_copy(platform: Platform) -> str:
-    """Its streams run in the copy, and have long been billed when it comes back; quotas are right within a minute."""
+    """Streams that run in the copy are already billed when Redis restarts. Quotas are correct within a minute."""
     before, key, gateways = frozenset(emitted(platform)), platform.tenant(), list(platform.gateways.values())[:2]
     platform.kill("billing")
     platform.billing(QUOTA_DRIFT_S=str(DRIFT_S))
@@ -57,7 +59,7 @@ def an_old_copy(platform: Platform) -> str:
     began = time.monotonic()
     assert _counted(platform, key) < counted
     try:
-        verdict = wait_until(lambda: _right(platform, before, heard), timeout_s=60, what="quotas to be as the ledger")
+        verdict = wait_until(lambda: _right(platform, before, heard), timeout_s=60, what="quotas to match the ledger")
     finally:
         platform.retire("billing")
         platform.billing()

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix that break gateways. What each promises stands in matrix.py."""
+"""Rows of the fault matrix that break gateways. matrix.py holds their promises."""
 
 import resource
 import signal
@@ -11,16 +11,16 @@ from typing import Final
 import sqlalchemy as sa
 
 from core import redis_keys
+from tests.chaos.fixture import assert_served, memory_bytes, records, whole
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import assert_served, memory_bytes, records, whole
 from tests.chaos.verdict import emitted, judge, quiet
 from tests.conftest import wait_until
 from tests.fixtures.faults import callers
 
 DRAIN: Final = {"gateway_drain_s": 15}
-_LONG_TOKENS = 450  # of one stream, which runs for most of that
-# All that tells the time of day: right, an hour fast and slow, and fast and slow by more than any month.
+_LONG_TOKENS = 450  # one stream, which runs for most of the drain time
+# Replaces every wall clock: correct, an hour fast and slow, and fast and slow by more than a month.
 _JUMPING = """
 import datetime, runpy, time
 from core import clock
@@ -32,11 +32,11 @@ time.time = lambda: time.time_ns() / 1e9
 clock.now = lambda: now() + datetime.timedelta(seconds=off_s())
 runpy.run_module("data_plane", run_name="__main__")
 """
-_ROOM_BYTES = 3_000_000  # for 400 streams, which take more
-_NEAR = timedelta(seconds=2)  # the database's time
+_ROOM_BYTES = 3_000_000  # less than 400 streams need
+_NEAR = timedelta(seconds=2)  # tolerance to the database's clock
 
 
-def told_to_stop(platform: Platform) -> str:
+def terminated(platform: Platform) -> str:
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=_LONG_TOKENS)
     with platform.gateway_for_now("gw_three", **DRAIN) as url:
@@ -94,7 +94,7 @@ def swept_twice(platform: Platform) -> str:
 
 
 def killed_under_whole_answers(platform: Platform) -> str:
-    """An engine says what a whole answer has used when it ends, so there is nothing to note before."""
+    """An engine reports the usage of a whole answer at its end, so no checkpoint exists before."""
     before, key = frozenset(emitted(platform)), platform.tenant()
     load = Load([platform.gateways["gw_two"]], key, 20, stream=False, max_tokens=60, spread_s=0.2)
     wait_until(lambda: len(emitted(platform).keys() - before) == 20, what="answers to be generated")
@@ -127,9 +127,7 @@ def without_descriptors(platform: Platform) -> str:
 
 
 def without_memory(platform: Platform) -> str:
-    """What its allocators may take is bounded. Not all that Python is made of survives that: it may have to be started
-    again.
-    """
+    """Limit the gateway's allocators. Parts of Python do not survive this, so the gateway may need a restart."""
     key = platform.tenant()
     with platform.gateway_for_now("gw_small") as url:
         whole(url, key)
@@ -154,7 +152,7 @@ def without_memory(platform: Platform) -> str:
 
 
 def _checkpoints(platform: Platform, key: str) -> int:
-    """Running requests of a tenant whose use has been noted."""
+    """Number of a tenant's running requests with a checkpoint."""
     client, tenant = platform.client, platform.tenants[key]
     running = client.zrange(redis_keys.tenant_leases(tenant), 0, -1)
     return sum(client.hexists(redis_keys.reservation(tenant, one.decode()), "checkpoint") for one in running)

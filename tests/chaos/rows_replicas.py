@@ -1,23 +1,23 @@
-"""Rows of the fault matrix that break a replica. What each promises stands in matrix.py."""
+"""Rows of the fault matrix that break a replica. matrix.py holds their promises."""
 
 import signal
 import time
 from typing import Final
 
 from data_plane.gateway.settings import GatewaySettings
+from tests.chaos.fixture import assert_served, memory_bytes, watch_memory, whole
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import assert_served, memory_bytes, watch_memory, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 
-# An open breaker would take attempts away; the budget for second ones is as shipped.
+# An open circuit breaker would reduce the attempts. The retry budget is the default.
 THRIFTY: Final = {"breaker_failures": 10_000}
 _GROWN_BYTES = 20_000_000
 _STREAM_TOKENS = 60
 _AT_ONCE = 50
 _NO_ADAPTER: Final = {"loading": "1", "loading_code": "store_unavailable", "adapters_only": True}
-_FAILS_AFTER_S = 0.5  # a load that fails: until then nobody knows, and all who call at once are on their way there
+_FAILS_AFTER_S = 0.5  # time until a load fails; all simultaneous calls have been sent to the replica by then
 _HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 _EVENTS = _HEAD + b"content-type: text/event-stream\r\n\r\n"
 GARBAGE = {
@@ -101,8 +101,8 @@ def hung_but_healthy(platform: Platform) -> str:
 
 
 def failing_now_and_then(platform: Platform) -> str:
-    calls, key, shipped = 200, platform.tenant(), GatewaySettings.model_fields
-    burst, percent = shipped["retry_burst"].default, shipped["retry_percent"].default
+    calls, key, defaults = 200, platform.tenant(), GatewaySettings.model_fields
+    burst, percent = defaults["retry_burst"].default, defaults["retry_percent"].default
     with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
         whole(url, key)
         before = _received(platform)
@@ -129,7 +129,7 @@ def talking_garbage(platform: Platform) -> str:
             for name, reply in GARBAGE.items():
                 for replica in platform.witnesses:
                     platform.proxies[replica].set(reply=reply)
-                    platform.proxies[replica].reset()  # connections that are kept would go on as they began
+                    platform.proxies[replica].reset()  # kept connections would ignore the new reply
                 heard = Load([url], key, 5, stream=stream, max_tokens=5, spread_s=0).join()
                 assert {(one.end, one.status) for one in heard} == {("refused", 502)}, (name, heard)
             grown[stream] = memory_bytes(pid, "VmHWM") - before
@@ -141,7 +141,7 @@ def talking_garbage(platform: Platform) -> str:
 
 
 def without_an_adapter(platform: Platform) -> str:
-    """Many adapters in turn, then the first calls of one at once, at a gateway whose retry budget is as shipped."""
+    """Many adapters in turn, then the first calls of one at once, at a gateway with the default retry budget."""
     served, tried = _adapters_in_turn(platform, platform.gateways["gw_one"])
     with platform.gateway_for_now("gw_shipped") as url:
         at_once = [_first_calls_at_once(platform, url, broken) for broken in platform.witnesses]

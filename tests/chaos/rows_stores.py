@@ -1,16 +1,16 @@
-"""Rows of the fault matrix that break Redis or Postgres. What each promises stands in matrix.py."""
+"""Rows of the fault matrix that break Redis or Postgres. matrix.py holds their promises."""
 
 import time
 
 from core import redis_keys
+from tests.chaos.fixture import FAR, assert_served, whole
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.chaos.standing import FAR, assert_served, whole
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 
 _AWAY_S = 60
-_ADDED_S = 0.06  # to the deadline, of a refusal
+_ADDED_S = 0.06  # a refusal may come this much after the deadline
 
 
 def late_and_silent(platform: Platform) -> str:
@@ -31,7 +31,7 @@ def late_and_silent(platform: Platform) -> str:
 
 
 def emptied(platform: Platform) -> str:
-    """The control plane publishes everything again, which is not this platform's: the test does so."""
+    """This platform has no control plane, so the test publishes the snapshots again."""
     before = frozenset(emitted(platform))
     key = platform.tenant()
     load = Load(list(platform.gateways.values())[:2], key, 20, max_tokens=60, spread_s=1.2)
@@ -45,9 +45,11 @@ def emptied(platform: Platform) -> str:
     for name, value in published.items():
         platform.client.restore(name, 0, value)
     refused = whole(platform.gateways["gw_one"], key, 1)
-    assert {(one.end, one.status) for one in refused} == {("refused", 503)}  # nobody knows what the month has used
+    assert {(one.end, one.status) for one in refused} == {("refused", 503)}  # the month's usage is unknown
     assert_served(load.join())
-    wait_until(lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to give it back")
+    wait_until(
+        lambda: platform.client.exists(redis_keys.QUOTAS_REBUILT), timeout_s=30, what="billing to restore the quotas"
+    )
     verdict = judge(platform, before)
     verdict.check()
     assert verdict.exact == verdict.requests

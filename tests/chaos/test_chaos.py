@@ -1,4 +1,4 @@
-"""The short version of ``make chaos``: two processes killed under fifty streams, and the quick rows of the matrix."""
+"""A short version of ``make chaos``: kills of two processes under fifty streams, and the short rows of the matrix."""
 
 import json
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from core import redis_keys
-from tests.chaos import books, kills, matrix, standing
+from tests.chaos import fixture, kills, ledger_check, matrix
 from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import create_database, wait_until
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.soak
 def furnished(postgres_server, migrated_template, tmp_path_factory):
     database = create_database(postgres_server, "chaos", migrated_template)
     with platform(tmp_path_factory.mktemp("chaos"), database) as made:
-        standing.furnish(made)
+        fixture.furnish(made)
         yield made
 
 
 @pytest.mark.parametrize("victim", ["gateway", "valkey"])
 def test_a_process_killed_under_fifty_streams_costs_nobody_anything(furnished, victim):
-    standing.heal(furnished)
+    fixture.heal(furnished)
     verdict, _ = kills.run(furnished, kills.Kill(kills.VICTIMS[victim], seed=1), furnished.tenant())
     verdict.check()
     assert verdict.lost == verdict.duplicated == 0
@@ -55,33 +55,35 @@ def test_the_verdict_allows_a_row_no_more_than_it_asks_for(furnished):
     assert "req_short" in judge(furnished, before, crashed=frozenset()).problems[0]
 
 
-def test_the_books_show_a_counter_that_is_not_the_ledgers(furnished):
+def test_the_ledger_check_finds_a_counter_that_is_not_the_ledgers(furnished):
     key = furnished.tenant()
-    standing.whole(furnished.gateways["gw_one"], key, 1)
+    fixture.whole(furnished.gateways["gw_one"], key, 1)
     tenant = furnished.tenants[key]
-    wait_until(lambda: standing.records(furnished, key), what="the bill")
-    assert books.problems(furnished, books.recorded(furnished), [tenant]) == []
+    wait_until(lambda: fixture.records(furnished, key), what="the bill")
+    assert ledger_check.problems(furnished, ledger_check.recorded(furnished), [tenant]) == []
     for level in (redis_keys.tenant_quota(tenant), redis_keys.key_quota(tenant, furnished.key_ids[tenant])):
         for counter in ("month_used", "spent_nanos", "concurrent"):
             furnished.client.hincrby(level, counter, 1)
-            assert len(books.problems(furnished, books.recorded(furnished), [tenant])) == 1
+            assert len(ledger_check.problems(furnished, ledger_check.recorded(furnished), [tenant])) == 1
             furnished.client.hincrby(level, counter, -1)
 
 
-def test_the_books_show_a_report_of_other_tokens_and_an_amount_that_the_prices_do_not_give(furnished, monkeypatch):
+def test_the_ledger_check_finds_a_report_of_other_tokens_and_an_amount_that_the_prices_do_not_give(
+    furnished, monkeypatch
+):
     key = furnished.tenant()
-    standing.whole(furnished.gateways["gw_one"], key, 1)
+    fixture.whole(furnished.gateways["gw_one"], key, 1)
     tenant = furnished.tenants[key]
-    (record,) = wait_until(lambda: standing.records(furnished, key), what="the bill")
-    ledger = books.recorded(furnished)
+    (record,) = wait_until(lambda: fixture.records(furnished, key), what="the bill")
+    ledger = ledger_check.recorded(furnished)
     moved = {"input_tokens": record["input_tokens"] + 1, "output_tokens": record["output_tokens"] - 1}
-    (said,) = books.problems(furnished, ledger | {record["request_id"]: {**record, **moved}}, [tenant])
+    (said,) = ledger_check.problems(furnished, ledger | {record["request_id"]: {**record, **moved}}, [tenant])
     assert all(name in said for name in moved), "their sum is the same"
     for name in ("input_nanos", "output_nanos", "kv_page_second_nanos"):
         dearer = msgspec.structs.replace(PRICES, **{name: 1000 + getattr(PRICES, name)})
         with monkeypatch.context() as patch:
             patch.setitem(PLANS, "pl_chaos", dearer)
-            found = books.problems(furnished, books.recorded(furnished), [tenant])
+            found = ledger_check.problems(furnished, ledger_check.recorded(furnished), [tenant])
         assert len(found) == 2
         assert all("amount" in said for said in found)
-    assert books.problems(furnished, books.recorded(furnished), [tenant]) == []
+    assert ledger_check.problems(furnished, ledger_check.recorded(furnished), [tenant]) == []

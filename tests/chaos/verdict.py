@@ -1,7 +1,7 @@
-"""What must be true after every fault: witness = ledger = usage report = Redis's counters, nothing held, nothing twice.
+"""Checks after every fault: witnesses = ledger = usage report = Redis's counters, nothing held, nothing billed twice.
 
-A request that ended cleanly, or whose caller or time limit ended it, is billed exactly what its engine emitted. One
-whose gateway or replica was killed may be billed up to 64 tokens or one second less, and never more.
+A request that ended cleanly, or that its caller or a time limit ended, is billed exactly the tokens that its engine
+emitted. A request whose gateway or replica was killed may be billed up to 64 tokens or one second less, never more.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from core import redis_keys
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
-from tests.chaos import books
-from tests.chaos.books import Record, recorded
+from tests.chaos import ledger_check
+from tests.chaos.ledger_check import Record, recorded
 from tests.chaos.load import Heard
 from tests.chaos.platform import Platform
-from tests.chaos.witnessed import Emitted
+from tests.chaos.witness_journals import Emitted
 from tests.conftest import wait_until
 
 CRASHED = frozenset({"gateway_gone", "replica_gone"})
@@ -21,9 +21,10 @@ CRASHED = frozenset({"gateway_gone", "replica_gone"})
 
 @dataclass(kw_only=True)
 class Verdict:
-    """Requests by what became of them; ``problems`` is empty when all that is promised was kept. ``abandoned_tokens``
-    were emitted by replicas that were given up before their first byte: nobody is billed for them. ``ceiling_share`` is
-    what a tenant with a spending ceiling spent of it, where there was one.
+    """Numbers of requests by result; ``problems`` is empty if every promise was kept.
+
+    ``abandoned_tokens`` come from replicas that the gateway abandoned before their first byte; they are not billed.
+    ``ceiling_share`` is the share of its spending ceiling that a tenant spent, if the run had such a tenant.
     """
 
     requests: int = 0
@@ -39,17 +40,17 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raises AssertionError where a promise was broken."""
+        """Raise AssertionError if a promise was broken."""
         assert not self.problems, "; ".join(self.problems[:5])
 
 
 def emitted(platform: Platform) -> dict[str, dict[str, Emitted]]:
-    """By request id and replica, over all boots of each."""
+    """Emitted tokens by request id and replica, over all boots of each replica."""
     return platform.witnessed.read({name: one.journal_path for name, one in platform.witnesses.items()})
 
 
 def quiet(platform: Platform, *, timeout_s: float = 30) -> None:
-    """Wait until nothing is held and nothing is on its way to the ledger."""
+    """Wait until no reservation is held and no event is on its way to the ledger."""
 
     def all_recorded() -> bool:
         if not platform.client.exists(redis_keys.USAGE_STREAM):
@@ -57,7 +58,7 @@ def quiet(platform: Platform, *, timeout_s: float = 30) -> None:
         groups = platform.client.xinfo_groups(redis_keys.USAGE_STREAM)
         return bool(groups) and all(group["lag"] == 0 and group["pending"] == 0 for group in groups)
 
-    wait_until(lambda: not books.held(platform), timeout_s=timeout_s, what="every reservation to end")
+    wait_until(lambda: not ledger_check.held(platform), timeout_s=timeout_s, what="every reservation to end")
     wait_until(all_recorded, timeout_s=timeout_s, what="every event to be in the ledger")
 
 
@@ -69,10 +70,12 @@ def judge(
     crashed: frozenset[str] = CRASHED,
     tenants: Collection[str] = (),
 ) -> Verdict:
-    """Compare what was emitted since ``before`` (request ids known then) with the ledger, and the ledger of its tenants
-    and ``tenants`` with the usage report and Redis's counters; see that all holds are back. What was ``heard`` to its
-    end must be billed exactly; ``crashed`` are the outcomes that may be billed short, or not at all before the first
-    checkpoint. None means that everything is billed to the token.
+    """Compare the tokens emitted since ``before`` (request ids known then) with the ledger.
+
+    Also compare the ledger of these tenants and of ``tenants`` with the usage report and Redis's counters, and check
+    that all reservations are released. Calls in ``heard`` that are complete must be billed exactly. ``crashed`` holds
+    the outcomes that may be billed short, or not at all before the first checkpoint. If it is empty, everything must
+    be billed to the token.
     """
     quiet(platform)
     witnessed = {name: one for name, one in emitted(platform).items() if name not in before}
@@ -84,10 +87,10 @@ def judge(
     for request_id, record in ledger.items():
         if request_id not in before and request_id not in witnessed and record["output_tokens"]:
             verdict.duplicated += 1
-            verdict.problems.append(f"{request_id}: billed, and no witness emitted it")
-    verdict.problems += [f"{name}: heard to its end, and never billed" for name in whole - ledger.keys()]
+            verdict.problems.append(f"{request_id}: billed, but no witness emitted it")
+    verdict.problems += [f"{name}: complete at its caller, but never billed" for name in whole - ledger.keys()]
     concerned = {record["tenant_id"] for request_id, record in ledger.items() if request_id not in before}
-    verdict.problems += books.problems(platform, ledger, concerned | set(tenants))
+    verdict.problems += ledger_check.problems(platform, ledger, concerned | set(tenants))
     return verdict
 
 

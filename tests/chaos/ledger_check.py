@@ -1,4 +1,4 @@
-"""What the ledger, the usage report and Redis say, and where they differ. Witnesses are heard in verdict.py."""
+"""Comparison of the ledger with the usage report and Redis's counters. verdict.py compares it with the witnesses."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
@@ -13,7 +13,7 @@ from core.db import unit_of_work
 from tests.chaos.platform import PLANS, Platform
 
 Record = Mapping[str, object]
-REST: Final = ":rest"  # of a request whose estimate was billed before its gateway was heard of again
+REST: Final = ":rest"  # suffix of a second record: the gateway came back after its request's estimate was billed
 _COLUMNS: Final = (
     "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, cached_tokens, output_tokens, kv_page_ms,"
     " amount_nanos, duration_ms, started_at, settled_at"
@@ -24,8 +24,9 @@ _HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
 
 
 def recorded(platform: Platform) -> dict[str, Record]:
-    """Usage records by request id; where an estimate was billed and then the rest of it, both together. ``due_nanos``
-    is what the prices of the tenant's plan give for it, reckoned here and not by the platform.
+    """Usage records by request id. An estimate and the record of its rest are added up.
+
+    ``due_nanos`` is the amount by the prices of the tenant's plan. This function computes it independently of billing.
     """
     with platform.engine.connect() as connection:
         rows = connection.execute(sa.text(f"SELECT {_COLUMNS} FROM usage_records")).mappings().all()
@@ -40,9 +41,7 @@ def recorded(platform: Platform) -> dict[str, Record]:
 
 
 def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collection[str]) -> list[str]:
-    """Where the usage report or Redis says something else of a tenant than its records, or these another amount than
-    its prices give, or anything is still held.
-    """
+    """Differences between a tenant's records and the usage report, Redis or its prices, and reservations still held."""
     by_tenant: dict[str, list[Record]] = {tenant: [] for tenant in tenants}
     for record in ledger.values():
         if record["tenant_id"] in by_tenant:
@@ -73,7 +72,7 @@ def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collecti
 
 
 def _due_nanos(row: Record, prices: Prices) -> int:
-    """What a record costs: KV pages by the second, and nothing for the part of a nanodollar that is left."""
+    """The amount of a record. KV pages are priced per second; fractions of a nanodollar are dropped."""
     tokens_nanos = (
         (row["input_tokens"] - row["cached_tokens"]) * prices.input_nanos
         + row["cached_tokens"] * prices.cached_input_nanos
@@ -83,7 +82,7 @@ def _due_nanos(row: Record, prices: Prices) -> int:
 
 
 def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Sequence[Record]) -> list[str]:
-    """What Redis counts at the levels of a tenant and of its key, against its records."""
+    """Differences between a tenant's records and Redis's counters at the levels of the tenant and of its key."""
     nanos = sum(record["amount_nanos"] for record in records)
     expected = {"month_used": tokens, "month_spent_nanos": nanos, "spent_nanos": nanos, **dict.fromkeys(_HELD, 0)}
     found = []
@@ -98,7 +97,7 @@ def _counter_problems(platform: Platform, tenant: str, tokens: int, records: Seq
 
 
 def held(platform: Platform) -> dict[str, int]:
-    """What the platform's level and the replicas still hold."""
+    """Reservations that the platform's level and the replicas still hold."""
     client = platform.client
     found = _numbers(client.hgetall(redis_keys.PLATFORM_QUOTA))
     left = {name: found.get(name, 0) for name in _HELD}

@@ -1,4 +1,4 @@
-"""What the witnesses have journalled: tokens by request and replica. Each line is read once, however often one asks."""
+"""Reader of the witnesses' journals: tokens by request and replica. It reads each line once."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import msgspec
 
 @dataclass
 class Emitted:
-    """What one replica journalled of one request."""
+    """Tokens that one replica journaled for one request."""
 
     input_tokens: int = 0
     output_tokens: int = 0
 
 
 class _Line(msgspec.Struct):
-    """A line of a journal; the rest of it is of no interest."""
+    """The fields of a journal line that the reader needs."""
 
     request: str = ""
     prompt: int | None = None
@@ -26,7 +26,7 @@ class _Line(msgspec.Struct):
 
 
 class Witnessed:
-    """The journals of all replicas, over all boots of each, read on from where they were left."""
+    """The journals of all replicas over all boots. Reading continues at the last offset."""
 
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()  # requests by replica
@@ -35,7 +35,7 @@ class Witnessed:
         self._line = msgspec.json.Decoder(_Line)
 
     def read(self, journals: Mapping[str, Path]) -> dict[str, dict[str, Emitted]]:
-        """Everything so far, by request id and replica."""
+        """All tokens so far, by request id and replica."""
         for replica, path in journals.items():
             with path.open("rb") as journal:
                 journal.seek(self._read_bytes[replica])
@@ -43,10 +43,10 @@ class Witnessed:
                     if not line.endswith(b"\n"):
                         break  # it is being written
                     self._read_bytes[replica] += len(line)
-                    self._note(replica, self._line.decode(line))
+                    self._record(replica, self._line.decode(line))
         return self._emitted
 
-    def _note(self, replica: str, line: _Line) -> None:
+    def _record(self, replica: str, line: _Line) -> None:
         if line.received is not None:
             self.received[replica] += 1
             return

@@ -1,21 +1,21 @@
-"""The platform on which the fault matrix runs, and how it is made well again between two rows."""
+"""Set-up of the platform for the fault matrix, its repair between two rows, and helpers that the rows share."""
 
 import signal
 from pathlib import Path
 
-from tests.chaos.books import Record, recorded
+from tests.chaos.ledger_check import Record, recorded
 from tests.chaos.load import Heard, Load
 from tests.chaos.platform import Platform
 from tests.conftest import wait_until
 
 TOKENS = 60
-FAR = {"reserve_deadline_ms": 250}  # of the gateway whose Redis is made slow
-# The rows share one process's budget for second attempts; only the row that is about it has the usual one.
+FAR = {"reserve_deadline_ms": 250}  # settings of the gateway that reaches Redis through a proxy
+# The rows share one gateway's retry budget. Only the row that tests the budget uses the default.
 NEAR = {"gw_one": {"headers_s": 2, "retry_burst": 1000}, "gw_two": {"headers_s": 2}}
 
 
 def furnish(platform: Platform) -> None:
-    """Two replicas behind proxies, two gateways with Redis at hand, and a third that reaches it through a proxy."""
+    """Start two replicas behind proxies, two gateways, and a third gateway that reaches Redis through a proxy."""
     for name in ("rep_one", "rep_two"):
         platform.witness(name, proxied=True)
     for name, settings in NEAR.items():
@@ -24,7 +24,7 @@ def furnish(platform: Platform) -> None:
 
 
 def heal(platform: Platform) -> None:
-    """Start what was killed, wake what was stopped, take faults away, and wait until every gateway serves."""
+    """Restart killed processes, resume stopped ones, remove faults, and wait until every gateway serves."""
     for name, process in list(platform.running.items()):
         if process.poll() is not None:
             platform.restart(name)
@@ -34,17 +34,17 @@ def heal(platform: Platform) -> None:
         proxy.set()
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=TOKENS)
-    key = next(iter(platform.tenants), None) or platform.tenant()  # the first is there to look after the others
+    key = next(iter(platform.tenants), None) or platform.tenant()  # the first tenant is for these checks
 
-    def well() -> bool:
+    def healthy() -> bool:
         heard = Load(list(platform.gateways.values()), key, 12, stream=False, max_tokens=1, spread_s=0.1).join()
         return all(one.end == "done" for one in heard)
 
-    wait_until(well, timeout_s=40, what="the platform to be well")
+    wait_until(healthy, timeout_s=40, what="the platform to be healthy")
 
 
 def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[Heard]:
-    """So many whole answers of a few tokens, and what was heard."""
+    """Request ``calls`` whole answers of a few tokens and return their results."""
     return Load([gateway], key, calls, **{"stream": False, "max_tokens": 5, **how}).join()
 
 
@@ -54,17 +54,17 @@ def assert_served(heard: list[Heard]) -> None:
 
 
 def memory_bytes(pid: int, kind: str = "VmRSS") -> int:
-    """Memory of a process, by its name in proc(5); the resident one where nothing else is asked for."""
+    """Memory of a process by its field name in proc(5); resident memory by default."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition(f"{kind}:")[2].split()[0]) * 1024
 
 
 def watch_memory(pid: int) -> int:
-    """Resident memory of a process; its peak, ``VmHWM``, is counted anew from here on (proc(5), clear_refs)."""
+    """Resident memory of a process. Resets its peak, ``VmHWM`` (proc(5), clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return memory_bytes(pid)
 
 
 def records(platform: Platform, key: str) -> list[Record]:
-    """What a key's tenant has been billed so far."""
+    """Usage records of a key's tenant so far."""
     return [one for one in recorded(platform).values() if one["tenant_id"] == platform.tenants[key]]
