@@ -1,7 +1,7 @@
-"""Settlements on this machine's disk until Redis has them for good: one journal a process, in segments that it deletes.
+"""Holds settlements on local disk until billing has recorded them: one journal per process, in segments.
 
-Many settlements share one fsync, in a thread. Fails open: what the disk does not take is counted and logged, and
-settles by Redis alone. The journals of dead processes are settled in journal_recovery.
+Many settlements share one fsync, in a thread. Fails open: a settlement that the disk rejects is counted and logged, and
+depends on Redis only. The journals of dead processes are settled in journal_recovery.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
 
 _log = structlog.get_logger()
-_HEADER: Final = Struct(">II")  # length and CRC-32 of what follows
+_HEADER: Final = Struct(">II")  # length and CRC-32 of the payload that follows
 _MARKS_FLUSH_S: Final = 1.0
-_LOCK_TRIES: Final = 5  # a sibling that looks for the dead may hold a new lock for a moment
+_LOCK_TRIES: Final = 5  # a sibling that recovers journals may hold a new lock briefly
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One record: a settlement, or the request id of one that Redis has."""
+    """One record: a settlement, or the request id of one that needs no recovery (``done``)."""
 
     settlement: Settlement | None = None
     done: str = ""
@@ -39,32 +39,30 @@ _DECODER: Final = msgspec.json.Decoder(Line)
 
 
 def encode_record(line: Line) -> bytes:
-    """A record as it stands in a segment."""
+    """The bytes of a record in a segment."""
     payload = _ENCODER.encode(line)
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def read(raw: bytes) -> Iterator[Line]:
-    """The records of a segment, up to its torn end if it has one. A whole record that cannot be read is logged."""
+    """The records of a segment, up to a torn end if it has one. An intact record that cannot be decoded is logged."""
     at = 0
     while at + _HEADER.size <= len(raw):
         length, checksum = _HEADER.unpack_from(raw, at)
         payload = raw[at + _HEADER.size : at + _HEADER.size + length]
         if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
-            _log.info("a journal ends in a torn record", bytes_left=len(raw) - at)
+            _log.info("journal ends in a torn record", bytes_left=len(raw) - at)
             return
         at += _HEADER.size + length
         try:
             yield _DECODER.decode(payload)
         except msgspec.MsgspecError as error:
             metrics.SETTLEMENTS_LOST.inc()
-            _log.critical(
-                "a journal's record cannot be read", record=payload.decode(errors="replace"), error=str(error)
-            )
+            _log.critical("journal record unreadable", record=payload.decode(errors="replace"), error=str(error))
 
 
 def lock(path: Path) -> int | None:
-    """An open descriptor that holds this lock file for as long as the process lives; None where another holds it."""
+    """Lock a file until the returned descriptor closes or the process ends. None where another process has it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +70,7 @@ def lock(path: Path) -> int | None:
             return descriptor
     except BlockingIOError:
         pass
-    os.close(descriptor)  # another's, or removed between opening and locking
+    os.close(descriptor)  # held by another process, or removed between opening and locking
     return None
 
 
@@ -82,14 +80,14 @@ def segments(folder: Path, name: str) -> list[Path]:
 
 
 def lock_file(folder: Path, name: str) -> Path:
-    """Held by the process while it lives."""
+    """The path of the lock file that a process holds while it runs."""
     return folder / f"{name}.lock"
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """One file. ``open_ids`` are the requests in it that are not done. ``whole_bytes`` were written for certain; where
-    it is ``torn``, something lies behind them that was not.
+    """One file. ``open_ids`` are its requests that are not done. The first ``whole_bytes`` are on disk. Where
+    the file is ``torn``, an incomplete write may follow them.
     """
 
     path: Path
@@ -122,7 +120,7 @@ class Journal:
         self._flushing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Take the lock and make the first segment. Where that fails it is logged, and nothing is journalled."""
+        """Acquire the lock and create the first segment. A failure is logged, and nothing is journaled."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = self._own_lock()
@@ -135,18 +133,19 @@ class Journal:
         for _ in range(_LOCK_TRIES):
             if (descriptor := lock(path)) is not None:
                 return descriptor
-        raise OSError(f"another process holds {path}, though the name is this one's own")
+        raise OSError(f"another process holds the lock file {path} of this process")
 
     def append(self, settlement: Settlement) -> "asyncio.Future[None] | None":
-        """Journal a settlement with the next flush. The future is done once the disk has it, or has failed (never
-        await it bare: it is shared); None where it was not taken.
+        """Journal a settlement with the next flush. The returned future is done once the disk has it or has failed. The
+        future is shared, so wait for it with ``asyncio.wait``, never with ``await``. Returns None where the journal
+        did not accept the settlement.
         """
         if not self._segments or settlement.request_id in self._where:
             return self._batch
         segment = self._segments[-1]
         chunk = encode_record(Line(settlement=settlement))
         if sum(each.size_bytes for each in self._segments) + len(chunk) > self._bytes_max:
-            self._failed(OSError(f"the journal is full: {self._bytes_max} bytes wait for Redis"))
+            self._failed(OSError(f"the journal is full: its limit is {self._bytes_max} bytes"))
             return None
         self._where[settlement.request_id] = segment
         segment.open_ids.add(settlement.request_id)
@@ -156,17 +155,17 @@ class Journal:
         return self._batch
 
     def done(self, request_id: str) -> None:
-        """Redis has it: forget it."""
+        """Mark a settlement as done: no recovery needs it."""
         if (segment := self._where.pop(request_id, None)) and self._segments:
             segment.open_ids.discard(request_id)
             self._put(self._segments[-1], encode_record(Line(done=request_id)))
 
     def holds(self, request_id: str) -> bool:
-        """Whether the next process will find it, should this one die."""
+        """Whether the next process finds this settlement if this process dies."""
         return request_id in self._where
 
     async def run_forever(self) -> None:
-        """Write what comes, for ever; marks of what is done wait longer for company."""
+        """Flush new records until cancelled. Marks of done requests wait longer, so that more share one fsync."""
         while True:
             try:
                 async with asyncio.timeout(_MARKS_FLUSH_S):
@@ -178,8 +177,8 @@ class Journal:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write and fsync all that has come, then delete what nobody needs. Goes on to its end where whoever waits for
-        it is cancelled. Never raises.
+        """Write and fsync all new records, then delete segments whose requests are done. The flush completes even where
+        the calling task is cancelled. Never raises.
         """
         while self._flushing is not None and not self._flushing.done():
             await asyncio.wait((self._flushing,))
@@ -201,10 +200,10 @@ class Journal:
                 self._failing = False
             except OSError as error:
                 self._failed(error)
-                self._forget(written)
+                self._discard(written)
         if clear:
-            active.size_bytes = sum(map(len, self._chunks))  # what came meanwhile
-        elif active.size_bytes > self._segment_max_bytes or self._failing:  # after a failure it may be torn inside
+            active.size_bytes = sum(map(len, self._chunks))  # records that arrived during the write
+        elif active.size_bytes > self._segment_max_bytes or self._failing:  # after a failure the file may be torn
             try:
                 self._next_segment()
             except OSError as error:
@@ -213,7 +212,7 @@ class Journal:
             batch.set_result(None)
 
     async def close(self) -> None:
-        """Write what is left; where all is done nothing stays behind, else the next process takes it over."""
+        """Write the rest. Where all is done, delete the files; otherwise the next process recovers them."""
         await self.flush()
         if self._lock is not None and not self._where:
             for segment in self._segments:
@@ -232,8 +231,8 @@ class Journal:
         segment.size_bytes += len(chunk)
         self._chunks.append(chunk)
 
-    def _forget(self, request_ids: list[str]) -> None:
-        """Of what the disk did not take nothing is to be expected."""
+    def _discard(self, request_ids: list[str]) -> None:
+        """Stop tracking settlements that the disk rejected: the journal does not hold them."""
         for request_id in request_ids:
             if segment := self._where.pop(request_id, None):
                 segment.open_ids.discard(request_id)
@@ -248,7 +247,7 @@ class Journal:
         self._segments.append(segment)
 
     def _move_unwritten(self, before: _Segment, after: _Segment) -> None:
-        """What came while the last flush wrote is written with the next, so it is the new segment's."""
+        """Assign records that arrived during the last flush to the new segment, which the next flush writes."""
         moved_bytes = sum(map(len, self._chunks))
         before.size_bytes -= moved_bytes
         after.size_bytes += moved_bytes
@@ -261,12 +260,12 @@ class Journal:
     def _failed(self, error: OSError) -> None:
         metrics.JOURNAL_FAILURES.inc()
         if not self._failing:
-            _log.critical("the journal cannot be written; settlements depend on Redis alone", error=repr(error))
+            _log.critical("journal write failed", error=repr(error))
         self._failing = True
 
 
 def _write(active: _Segment, chunks: list[bytes], emptied: list[_Segment], clear: bool) -> None:
-    """In the journal's thread. Raises OSError; a record that was written in part is cut off before the next."""
+    """Write one flush, in the journal's thread. Raises OSError; the next write first truncates an incomplete record."""
     for segment in emptied:
         os.close(segment.descriptor)
         segment.path.unlink(missing_ok=True)
@@ -274,7 +273,7 @@ def _write(active: _Segment, chunks: list[bytes], emptied: list[_Segment], clear
         os.ftruncate(active.descriptor, 0)
         active.whole_bytes, active.torn = 0, False
         return
-    if active.torn:  # what followed would never be read
+    if active.torn:  # records after a torn one would never be read
         os.ftruncate(active.descriptor, active.whole_bytes)
     raw = b"".join(chunks)
     whole_bytes, active.torn = active.whole_bytes + len(raw), True

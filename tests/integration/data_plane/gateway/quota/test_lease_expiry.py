@@ -1,4 +1,4 @@
-"""Leases: renewed by the living, and of the dead what their checkpoints said is billed once, by whoever looks."""
+"""Live gateways renew their leases; requests of dead gateways are billed once, by their last checkpoints."""
 
 import asyncio
 

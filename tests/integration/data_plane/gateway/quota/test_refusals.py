@@ -1,4 +1,4 @@
-"""All or none: a request that one limit refuses leaves every bucket, hold and count of every level as it was."""
+"""All or nothing: a request that one limit rejects changes no bucket, hold or counter of any level."""
 
 import asyncio
 import contextlib

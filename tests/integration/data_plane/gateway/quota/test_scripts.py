@@ -1,4 +1,4 @@
-"""The quota scripts on a real server: races, rates, refunds, and what is granted in place of what was asked."""
+"""The quota scripts on a real server: races, rates, refunds, and partial grants of max_tokens."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What takes from no limit of a plan is bounded all the same: refusals, counts and listings, for each tenant alone."""
+"""Requests that use no quota (rejected requests, token counts, model lists) are rate-limited per tenant."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Leases renewed over a real Redis, and what becomes of a request whose lease ran out."""
+"""Leases are renewed on a real Redis, and a request whose lease expired is cut off."""
 
 import pytest
 

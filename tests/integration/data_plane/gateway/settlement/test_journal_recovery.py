@@ -1,4 +1,4 @@
-"""What a dead process had journalled, taken over by the next: once, all of it, and never lost on the way."""
+"""The journal of a dead process is recovered by the next process: completely, once, and without a loss."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A gateway that is killed under its streams: others bill each by its last checkpoint, once, and never too much."""
+"""After a gateway is killed, other gateways bill each of its streams once, by its last checkpoint."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""The backlog of settlements and the journal, over a line to a Redis that is not there, restarts or forgets."""
+"""The settler's backlog, replays and journal, with a Redis that is unreachable, restarts or loses data."""
 
 import asyncio
 

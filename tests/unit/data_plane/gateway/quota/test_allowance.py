@@ -1,4 +1,4 @@
-"""What a caller may take, and what counts of what was used: levels, costs, and the same price as the bill."""
+"""The levels and costs of a caller, and the usage that quotas count: its price equals the bill's."""
 
 import msgspec
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What no quota counts is bounded in each process: so many a second, and five seconds' worth at once."""
+"""Each process rate-limits requests that use no quota, with a burst of five seconds' worth."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The journal on a real disk: what it took is read again however its file ends, and it keeps to its bounds."""
+"""The journal on a real disk: accepted records are read back however the file ends, and its bounds hold."""
 
 import asyncio
 import contextlib
@@ -135,7 +135,7 @@ async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, capsys):
     assert not journaling.holds(one.request_id)
     await journaling.flush()
     await journaling.close()
-    assert "the journal cannot be written" in capsys.readouterr().out
+    assert "journal write failed" in capsys.readouterr().out
 
 
 def half(descriptor: int, raw: bytes) -> int:
@@ -145,7 +145,7 @@ def half(descriptor: int, raw: bytes) -> int:
 
 
 def held_write():
-    """When an ``os.write`` has begun, what lets it go on, and that write."""
+    """An event set when ``os.write`` begins, the event that releases it, and that blocking write."""
     began, goes_on, write = threading.Event(), threading.Event(), os.write
 
     def slow(descriptor: int, raw: bytes) -> int:
@@ -165,7 +165,7 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
             failing.setattr(os, "write", half)
             flushed = journaling.append(lost)
             await journaling.flush()
-        assert flushed.done()  # whoever waits for it is not kept waiting
+        assert flushed.done()  # the waiting task does not block
         assert not journaling.holds(lost.request_id)
         journaling.append(later)
         await journaling.flush()
