@@ -133,7 +133,7 @@ def test_a_relay_that_dies_after_publishing_publishes_again_to_the_same_end(api,
         raise Died
 
     with monkeypatch.context() as patched:
-        patched.setattr(relay, "_settle", die)
+        patched.setattr(relay, "_record_published", die)
         with pytest.raises(Died):
             relay.run_once()
     before, at = content(redis), generation(redis)
@@ -258,8 +258,8 @@ def test_a_rebuild_waits_for_a_relay_at_work_and_then_gives_up(engine, redis):
     from core.errors import Unavailable
 
     relay = OutboxRelay(engine, redis, _projections())
-    with relay._alone() as alone:
-        assert alone
+    with relay._exclusive() as held:
+        assert held
         with pytest.raises(Unavailable, match="publishing"):
             OutboxRelay(engine, redis, _projections()).rebuild("asked", wait_s=0.2)
         assert not OutboxRelay(engine, redis, _projections()).run_once()
