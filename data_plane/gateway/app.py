@@ -1,4 +1,4 @@
-"""Wiring: builds the gateway's objects, opens and closes what they need, and hands them to the routes."""
+"""Wiring: builds the gateway's objects, opens and closes their connections, and passes them to the routes."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ _GC_THRESHOLDS: Final = 10_000, 20, 50
 
 
 def create_app(settings: GatewaySettings) -> Litestar:
-    """The gateway as an ASGI application. It does nothing until its lifespan begins."""
+    """The gateway as an ASGI application. It opens nothing until its lifespan starts."""
     gateway = _Gateway(settings)
     routes = gateway.routes()
     return Litestar(
@@ -66,7 +66,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
 
 
 class _Gateway:
-    """The objects of one process, in the order in which they need each other."""
+    """The objects of one process, in the order of their dependencies."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -96,7 +96,7 @@ class _Gateway:
             tenant_waiting_max=settings.tokenize_tenant_waiting_max,
         )
         self._counters = _counters(settings, redis, self._threads)
-        self._line = line = _line(settings)
+        self._line = line = _redis_connection(settings)
         reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
         self._durability = Durability(settings, line, reservations, clock, gateway_id)
         settler = self._durability.settler
@@ -123,7 +123,7 @@ class _Gateway:
         )
 
     def routes(self) -> Routes:
-        """What it answers."""
+        """The route handlers."""
         hints = _listing_hints(self._settings, self._redis)
         return Routes(
             self._lifecycle, self._preparation, self._snapshot, self._heartbeat, self._replicas, hints, self._quota
@@ -131,9 +131,9 @@ class _Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """From before the first connection is accepted until the last has been answered and settled."""
+        """Run from before the first connection is accepted until the last request is answered and settled."""
         async with self._redis, self._upstream:
-            # Once before any connection is accepted; if it fails now, the followers go on trying and /readyz says so.
+            # Once before any connection is accepted. If it fails now, the loops keep trying and /readyz reports it.
             with contextlib.suppress(RedisError, OSError):
                 await self._snapshot.load()
                 await self._heartbeat.write()
@@ -154,7 +154,7 @@ class _Gateway:
             try:
                 yield
             finally:
-                await _stop(slices)  # else it takes again what is given back here
+                await _stop(slices)  # else it reserves again what is released here
                 self._slices.close()
                 await self._durability.drain()
                 await _stop(followers)
@@ -209,7 +209,7 @@ def _listing_hints(settings: GatewaySettings, redis: Redis) -> ListingHints:
     )
 
 
-def _line(settings: GatewaySettings) -> RedisConnection:
+def _redis_connection(settings: GatewaySettings) -> RedisConnection:
     return RedisConnection(
         settings.redis_url,
         connect_s=settings.redis_connect_s,
@@ -269,35 +269,37 @@ def _admission(
         tokens_max=settings.admission_waiting_tokens_max,
         tenant_requests_max=settings.admission_tenant_waiting_max,
     )
-    patience = WaitLimits(
+    wait_limits = WaitLimits(
         wait_s=settings.admission_wait_s,
         passed_over_s=settings.admission_overtake_s,
         poll_s=settings.admission_poll_ms / 1000,
     )
-    told = BacklogBounds(tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max)
-    room = WaitQueue(replicas, costs, bounds, patience, told)
-    return Admission(replicas, reservations, settler, room, slices, deadline_ms=settings.reserve_deadline_ms)
+    backlog_bounds = BacklogBounds(
+        tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max
+    )
+    wait_queue = WaitQueue(replicas, costs, bounds, wait_limits, backlog_bounds)
+    return Admission(replicas, reservations, settler, wait_queue, slices, deadline_ms=settings.reserve_deadline_ms)
 
 
 def _freeze_loaded_objects() -> None:
-    """Have the garbage collector look at what comes from now on, and seldom: a look at all that a process imports and
-    publishes takes 50 ms, in which every stream stands still. A request leaves no cycles behind, so there is little to
-    find.
+    """Limit the garbage collector to objects created from now on, and run it seldom. A scan of everything that a
+    process has imported and published takes 50 ms, during which every stream stands still. Requests leave no reference
+    cycles, so there is little to find.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def _start(**followers: Coroutine[Any, Any, None]) -> list["asyncio.Task[None]"]:
-    tasks = [asyncio.create_task(follower, name=name) for name, follower in followers.items()]
+def _start(**loops: Coroutine[Any, Any, None]) -> list["asyncio.Task[None]"]:
+    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     for task in tasks:
-        task.add_done_callback(_complain)
+        task.add_done_callback(_log_death)
     return tasks
 
 
 async def _stop(tasks: list["asyncio.Task[None]"]) -> None:
-    """Cancel until they end: a cancellation that meets a timeout inside the Redis client can be lost on it."""
+    """Cancel the tasks until they end: the Redis client can swallow a cancellation that coincides with a timeout."""
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -305,7 +307,7 @@ async def _stop(tasks: list["asyncio.Task[None]"]) -> None:
         _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
-def _complain(follower: "asyncio.Task[None]") -> None:
-    """A follower never returns; one that raised is a defect, said loudly at once rather than at shutdown."""
-    if not follower.cancelled() and (error := follower.exception()):
-        _log.critical("a background task died", task=follower.get_name(), error=repr(error))
+def _log_death(task: "asyncio.Task[None]") -> None:
+    """A background task never returns. One that raised is a defect, logged at once and not at shutdown."""
+    if not task.cancelled() and (error := task.exception()):
+        _log.critical("a background task died", task=task.get_name(), error=repr(error))

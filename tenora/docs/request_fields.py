@@ -34,13 +34,13 @@ The answer says `idempotent-replayed: true`.
 
 def requests_page() -> str:
     """The page's text."""
-    taken = fields.TAKEN | fields.SAMPLED
+    taken = fields.ACCEPTED | fields.SAMPLED
     return (
         _INTRO
         + _table("OpenAI's fields that are taken", "values, meaning", taken)
         + _table("OpenAI's fields that are accepted and do nothing", "why", fields.IGNORED)
         + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", fields.REFUSED)
-        + _table("Anthropic's fields that are taken", "values, meaning", anthropic_request.TAKEN)
+        + _table("Anthropic's accepted fields", "values, meaning", anthropic_request.ACCEPTED)
         + _table("Anthropic's fields that are accepted and do nothing", "why", anthropic_request.IGNORED)
         + "\nRefused by name: " + ", ".join(f"`{name}`" for name in sorted(anthropic_request.REFUSED)) + ".\n"
         + _KEYS.format(**_bounds())

@@ -1,6 +1,6 @@
-"""A caller who speaks Anthropic's Messages API: its key header, error shape, rate-limit headers and events.
+"""The client connection of Anthropic's Messages API: its key header, error shape, rate-limit headers and events.
 
-Beneath it is the same request as any other: authenticated, counted, reserved, settled and billed alike.
+The request itself is handled like any other: authenticated, counted, reserved, settled and billed.
 """
 
 import re
@@ -33,7 +33,7 @@ _DURATION: Final = re.compile(rb"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d
 
 
 class AnthropicClient(Client):
-    """A channel to a caller who expects what Anthropic sends. Relayed answers come to it in OpenAI's shape."""
+    """A client that expects Anthropic's format. It receives relayed answers in OpenAI's format and translates them."""
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         named = [(b"request-id", value) for name, value in headers if name == b"x-request-id"]
@@ -43,27 +43,27 @@ class AnthropicClient(Client):
         self.request_headers = _with_bearer(self.request_headers)
 
     async def start(self, status: int, headers: Headers) -> None:
-        """The same, with rate limits under Anthropic's names."""
+        """Start a response, with rate limits under Anthropic's names."""
         await super().start(status, [_rate_header(name, value) for name, value in headers])
 
     def begin(self, headers: Headers, body: bytes) -> bool:
-        """The same, and from here on in Anthropic's events."""
+        """Begin a stream of Anthropic's events."""
         self._events = Events()
         return super().begin([_rate_header(name, value) for name, value in headers], self._translated(body))
 
     def push(self, body: bytes) -> bool:
-        """Relayed events as Anthropic's."""
+        """Send relayed events as Anthropic's events."""
         return super().push(self._translated(body))
 
     async def finish(self, body: bytes) -> None:
-        """The last of them, or a whole answer as it is."""
+        """Send the last events, or a non-streamed answer unchanged."""
         await super().finish(self._translated(body))
 
     def _translated(self, body: bytes) -> bytes:
         return body if self._events is None else self._events.feed(body)
 
     async def deliver(self, answer: bytes, headers: Headers) -> None:
-        """A whole chat completion, as a message."""
+        """Send a non-streamed chat completion as a message."""
         await super().deliver(message(answer), headers)
 
     async def fail(self, error: AppError) -> None:
@@ -79,19 +79,19 @@ class AnthropicClient(Client):
     def _error(self, error: AppError) -> bytes:
         status = _status(error)
         kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        said = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
-        return msgspec.json.encode({"type": "error", "error": said, "request_id": self._request_id})
+        details = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
+        return msgspec.json.encode({"type": "error", "error": details, "request_id": self._request_id})
 
 
 def _status(error: AppError) -> int:
-    """Anthropic has words of its own for a spent quota and for having no capacity."""
+    """Anthropic's status codes: 402 for a spent quota, 529 for missing capacity."""
     if error.code == "insufficient_quota":
         return 402
     return 529 if error.status == 503 else error.status
 
 
 def _with_bearer(headers: Headers) -> Headers:
-    """``x-api-key`` is another way to show the same key; two keys that differ are refused as one that is malformed."""
+    """``x-api-key`` is another header for the same key. Two different keys are refused like a malformed one."""
     named = {(b"authorization", b"Bearer " + value) for name, value in headers if name == b"x-api-key"}
     return [*(header for header in headers if header[0] != b"x-api-key" and header not in named), *named]
 
@@ -101,9 +101,9 @@ def _rate_header(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     found = _RATE.fullmatch(name)
     if found is None:
         return name, value
-    what, dimension = found.groups()
-    shown = _moment(value) if what == b"reset" else value
-    return b"anthropic-ratelimit-" + dimension + b"-" + what, shown
+    field, dimension = found.groups()
+    shown = _moment(value) if field == b"reset" else value
+    return b"anthropic-ratelimit-" + dimension + b"-" + field, shown
 
 
 def _moment(duration: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Anthropic's conversation (system prompt, turns of content blocks) as the chat messages that templates know.
+"""Converts Anthropic's conversation (system prompt, turns of content blocks) into the chat messages of chat templates.
 
 Text, tool calls and tool results have a counterpart; every other kind of block is refused by name. Other fields of a
 request are in anthropic_request.py.
@@ -11,13 +11,13 @@ from core.errors import InvalidRequest
 from data_plane.gateway.api.fields import invalid, text, unknown
 from data_plane.gateway.api.openai_messages import PARTS_MAX, TOOL_CALLS_MAX
 
-_MARKS: Final = frozenset({"cache_control", "citations"})
-"""Of any block, and without effect: prefixes are cached without being marked, and nothing here cites."""
+_IGNORED_KEYS: Final = frozenset({"cache_control", "citations"})
+"""Keys of any block that have no effect: prefixes are cached without marks, and there are no citations."""
 
 
 def chat_messages(system: Any, turns: Any, *, messages_max: int) -> list[dict[str, Any]]:
-    """``system`` and ``messages`` as chat messages; a turn with tool results becomes several. Raises InvalidRequest
-    naming the block.
+    """``system`` and ``messages`` as chat messages. A turn with tool results becomes several messages. Raises
+    InvalidRequest that names the block.
     """
     if not isinstance(turns, list) or not 1 <= len(turns) <= messages_max:
         raise invalid("messages", f"a list of 1 to {messages_max} messages")
@@ -27,7 +27,7 @@ def chat_messages(system: Any, turns: Any, *, messages_max: int) -> list[dict[st
     for index, turn in enumerate(turns):
         chat += _turn(f"messages.{index}", turn)
     if chat[-1]["role"] == "assistant":
-        raise invalid(f"messages.{len(turns) - 1}.role", "`user`: an answer begun by the caller cannot be continued")
+        raise invalid(f"messages.{len(turns) - 1}.role", "`user`: a partial answer from the caller cannot be continued")
     return chat
 
 
@@ -47,36 +47,36 @@ def _turn(where: str, turn: Any) -> list[dict[str, Any]]:
 
 
 def _user(where: str, content: Any) -> list[dict[str, Any]]:
-    """Tool results first, each a message of its own, then the text."""
+    """Tool results first, one message each, then the text."""
     if isinstance(content, str):
         return [{"role": "user", "content": text(where, content)}]
     results: list[dict[str, Any]] = []
-    said: list[str] = []
+    texts: list[str] = []
     for here, block in _blocks(where, content):
         if block.get("type") == "tool_result":
-            if said:
+            if texts:
                 raise invalid(here, "before the turn's text")
             results.append(_tool_result(here, block))
         else:
-            said.append(_text_block(here, block))
-    if said or not results:
-        results.append({"role": "user", "content": "\n".join(part for part in said if part)})
+            texts.append(_text_block(here, block))
+    if texts or not results:
+        results.append({"role": "user", "content": "\n".join(part for part in texts if part)})
     return results
 
 
 def _assistant(where: str, content: Any) -> dict[str, Any]:
     if isinstance(content, str):
         return {"role": "assistant", "content": text(where, content)}
-    said: list[str] = []
+    texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for here, block in _blocks(where, content):
         if block.get("type") == "tool_use":
             calls.append(_tool_use(here, block))
         else:
-            said.append(_text_block(here, block))
+            texts.append(_text_block(here, block))
     if len(calls) > TOOL_CALLS_MAX:
         raise invalid(where, f"at most {TOOL_CALLS_MAX} tool calls")
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(part for part in said if part)}
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(part for part in texts if part)}
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -89,9 +89,9 @@ def _blocks(where: str, content: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{where}.{index}", block) for index, block in enumerate(content)]
 
 
-def _check_keys(where: str, block: dict[str, Any], *allowed: str) -> None:
+def _require_known_keys(where: str, block: dict[str, Any], *allowed: str) -> None:
     for key in block:
-        if key not in allowed and key not in _MARKS and key != "type":
+        if key not in allowed and key not in _IGNORED_KEYS and key != "type":
             raise unknown(f"{where}.{key}")
 
 
@@ -104,7 +104,7 @@ def _text_block(where: str, block: dict[str, Any]) -> str:
             code="unsupported_content",
             param=where,
         )
-    _check_keys(where, block, "text")
+    _require_known_keys(where, block, "text")
     return text(f"{where}.text", block.get("text"))
 
 
@@ -115,14 +115,14 @@ def _texts(where: str, value: Any) -> str:
 
 
 def _tool_result(where: str, block: dict[str, Any]) -> dict[str, Any]:
-    _check_keys(where, block, "tool_use_id", "content", "is_error")
+    _require_known_keys(where, block, "tool_use_id", "content", "is_error")
     name = text(f"{where}.tool_use_id", block.get("tool_use_id"), chars_max=128, empty=False)
     content = block.get("content")
     return {"role": "tool", "content": _texts(f"{where}.content", content) if content else "", "tool_call_id": name}
 
 
 def _tool_use(where: str, block: dict[str, Any]) -> dict[str, Any]:
-    _check_keys(where, block, "id", "name", "input", "caller")
+    _require_known_keys(where, block, "id", "name", "input", "caller")
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise invalid(f"{where}.input", "an object")

@@ -1,6 +1,6 @@
 """The body of Anthropic's ``/v1/messages``, read by an allow-list into the same Call as OpenAI's chat completions.
 
-What the engine gets is decided in openai_request.py for both; the conversation is in anthropic_messages.py.
+openai_request.py builds the engine's body for both APIs; anthropic_messages.py converts the conversation.
 """
 
 from typing import Any, Final
@@ -11,25 +11,25 @@ from data_plane.gateway.api.anthropic_messages import chat_messages
 from data_plane.gateway.api.fields import invalid, unknown
 from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, check_combinations, empty_call, read_object
 
-TAKEN: Final[dict[str, str]] = {
-    "model": "as for chat completions",
+ACCEPTED: Final[dict[str, str]] = {
+    "model": "like chat completions",
     "messages": "turns of `text`, `tool_use` and `tool_result` blocks; the last is the user's",
     "system": "a string or text blocks",
-    "max_tokens": "required, as Anthropic has it; the most tokens of the answer",
+    "max_tokens": "required, as in Anthropic's API; the most tokens of the answer",
     "temperature": "0 to 2",
     "top_p": "up to 1",
     "top_k": "up to 1000",
     "stop_sequences": "at most 4 strings of 1 to 64 characters",
     "stream": "true for Anthropic's events",
-    "tools": "1 to 32 tools of the caller's own, each with a bounded schema",
-    "tool_choice": "`auto`, `any`, `none` or `tool` with a name; `disable_parallel_tool_use` where a call is forced",
-    "output_config": "`format` with a bounded JSON Schema; `effort` is without effect",
-    "metadata": "`user_id` is a session, as `user` is in OpenAI's shape; nothing is kept",
+    "tools": "1 to 32 client tools, each with a bounded schema",
+    "tool_choice": "`auto`, `any`, `none` or `tool` with a name; `disable_parallel_tool_use` when a call is forced",
+    "output_config": "`format` with a bounded JSON Schema; `effort` has no effect",
+    "metadata": "`user_id` is a session, like OpenAI's `user`; it is not stored",
     "thinking": '`{"type": "disabled"}` only: the base models do not reason before they answer',
 }
 
 IGNORED: Final[dict[str, str]] = {
-    "cache_control": "prefixes are cached without being marked, and never across tenants",
+    "cache_control": "prefixes are cached without marks, and never across tenants",
     "service_tier": "there is one tier",
 }
 
@@ -53,21 +53,21 @@ def parse_messages(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     if kind == "chat":
         call.max_tokens = _tokens("max_tokens", body.pop("max_tokens", None))
     for name, value in body.items():
-        if value is None and (name in TAKEN or name in IGNORED or name in REFUSED):
+        if value is None and (name in ACCEPTED or name in IGNORED or name in REFUSED):
             continue
         if kind == "tokenize" and name in _NOT_COUNTED:
             raise unknown(name)
-        if not _take(call, name, value):
+        if not _read_field(call, name, value):
             raise fields.unsupported(name) if name in REFUSED else unknown(name)
     check_combinations(call, {})
     if kind == "tokenize":
         call.fields.clear()
-    call.usage_shown = "continuous"  # its events begin and end with counts
+    call.usage_shown = "continuous"  # Anthropic's events begin and end with counts
     return call
 
 
-def _take(call: Call, name: str, value: Any) -> bool:
-    """One field; False where nobody knows it."""
+def _read_field(call: Call, name: str, value: Any) -> bool:
+    """Read one field. Returns False when the field is unknown."""
     match name:
         case "temperature" | "top_p" | "top_k":
             call.fields[name] = fields.SAMPLING[name](name, value)

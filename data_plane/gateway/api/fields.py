@@ -1,7 +1,7 @@
-"""The allow-list: every scalar field a caller may send, with its type and bounds.
+"""The allow-list: every scalar field that a caller may send, with its type and bounds.
 
-Structured fields have files of their own: openai_messages.py, tool_schemas.py. The tables at the end
-say what happens to every other field; the reference page of requests is generated from them.
+Structured fields are in openai_messages.py and tool_schemas.py. The tables at the end say what happens to every other
+field; the reference page of requests is generated from them.
 """
 
 import math
@@ -93,7 +93,7 @@ def logit_bias(name: str, value: Any) -> dict[str, float]:
 
 
 def stream_options(name: str, value: Any) -> dict[str, bool]:
-    """``include_usage`` and ``continuous_usage_stats``: what of the usage the caller wants to see."""
+    """``include_usage`` and ``continuous_usage_stats``: which usage the caller wants to see."""
     if not isinstance(value, dict):
         raise invalid(name, "an object")
     for key in value:
@@ -103,25 +103,25 @@ def stream_options(name: str, value: Any) -> dict[str, bool]:
 
 
 def template_options(name: str, value: Any) -> dict[str, bool]:
-    """``enable_thinking``, for base models whose template asks for it. Others would reach into how it is rendered."""
+    """``enable_thinking``, for base models whose template uses it. Others could change the rendered prompt."""
     if not isinstance(value, dict):
         raise invalid(name, "an object")
     if not value.keys() <= {"enable_thinking"}:
-        raise unsupported(name, "only `enable_thinking` is taken in it")
+        raise unsupported(name, "it accepts only `enable_thinking`")
     return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
 
 
 def unknown(name: str) -> InvalidRequest:
-    """400 for a field nobody knows: said loudly, since dropping it would change what the caller gets."""
+    """400 for an unknown field. It is not ignored, because that would change the caller's result silently."""
     shown = name[:64]
     return InvalidRequest(
         f"`{shown}` is not a parameter of this endpoint; remove it.", code="unknown_parameter", param=shown
     )
 
 
-def unsupported(name: str, cure: str = "remove it") -> InvalidRequest:
-    """400 for a field that engines know and that is not offered here."""
-    return InvalidRequest(f"`{name}` is not supported; {cure}.", code="unsupported_parameter", param=name)
+def unsupported(name: str, fix: str = "remove it") -> InvalidRequest:
+    """400 for a field that engines know but that is not offered here."""
+    return InvalidRequest(f"`{name}` is not supported; {fix}.", code="unsupported_parameter", param=name)
 
 
 SAMPLING: Final[dict[str, Check]] = {
@@ -136,15 +136,15 @@ SAMPLING: Final[dict[str, Check]] = {
     "stop": stop,
     "logit_bias": logit_bias,
 }
-"""Forwarded as they are, by both endpoints."""
+"""Both endpoints forward these fields unchanged."""
 
-TAKEN: Final[dict[str, str]] = {
+ACCEPTED: Final[dict[str, str]] = {
     "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`) or a base model",
     "messages": "1 to 256 messages of text parts and tool calls; chat only",
     "prompt": "one string; completions only",
-    "max_tokens": "the most tokens of an answer; absent means all that plan and context allow, "
-    "and more than that is refused, never lowered without a word",
-    "max_completion_tokens": "as `max_tokens`, and the smaller of the two counts; chat only",
+    "max_tokens": "the most tokens of an answer; absent means all that plan and context allow; "
+    "a larger value is refused and never lowered silently",
+    "max_completion_tokens": "like `max_tokens`; the smaller of the two applies; chat only",
     "n": "1 to 4 answers; each is billed with its prompt",
     "stream": "true for server-sent events",
     "stream_options": "`include_usage`: the usage as the last event; `continuous_usage_stats`: in every event",
@@ -154,13 +154,13 @@ TAKEN: Final[dict[str, str]] = {
     "tool_choice": '`"auto"`, `"none"`, `"required"` or one function by name; chat only',
     "parallel_tool_calls": "false for at most one call where a call is forced; chat only",
     "response_format": "`text`, `json_object` or `json_schema` with a bounded schema; chat only",
-    "chat_template_kwargs": "`enable_thinking`, true or false, for base models whose template asks for it; "
-    "anything else in it is refused; chat only",
-    "user": "a session: a weighted alias gives it always the same revision; nothing is kept",
-    "prompt_cache_key": "as `user`, where there is none; the prefix cache needs no key and never crosses tenants",
-    "service_tier": 'every tier is the default one, and the answer says so: `"service_tier": "default"`',
+    "chat_template_kwargs": "`enable_thinking`, true or false, for base models whose template uses it; "
+    "other options are refused; chat only",
+    "user": "a session: a weighted alias always gives it the same revision; it is not stored",
+    "prompt_cache_key": "like `user`, when that is absent; the prefix cache needs no key and never crosses tenants",
+    "service_tier": 'every value means the default tier; the answer says `"service_tier": "default"`',
 }
-"""Decided in openai_request.py."""
+"""Fields that openai_request.py reads."""
 
 SAMPLED: Final[dict[str, str]] = {
     "temperature": "0 to 2",
@@ -174,50 +174,50 @@ SAMPLED: Final[dict[str, str]] = {
     "stop": "one string or up to 4, each of 1 to 64 characters",
     "logit_bias": "at most 64 token ids of the model's vocabulary, each with -100 to 100",
 }
-"""Forwarded after fields.SAMPLING has checked them."""
+"""Fields that are forwarded after ``SAMPLING`` has checked them."""
 
 IGNORED: Final[dict[str, str]] = {
-    "metadata": "answers are not stored, so that there is nothing to tag",
+    "metadata": "answers are not stored, so there is nothing to tag",
     "moderation": "no moderation model runs here",
     "prediction": "a hint for speed that changes no answer; nothing is predicted, and nothing is billed for it",
     "prompt_cache_options": "prefixes are cached for as long as there is room",
     "prompt_cache_retention": "prefixes are cached for as long as there is room",
     "reasoning_effort": "the base models do not reason before they answer",
-    "safety_identifier": "callers' own users are not followed",
+    "safety_identifier": "callers' own users are not tracked",
     "store": "answers are not stored",
     "verbosity": "the base models have no such setting; ask for it in the prompt",
 }
-"""Accepted for compatibility and not forwarded: no engine sees them."""
+"""Fields that are accepted for compatibility and not forwarded: no engine sees them."""
 
 _REASONS: Final[dict[str, tuple[str, ...]]] = {
-    "it changes the template or the tokens that the prompt is counted by": (
+    "it changes the template or the tokens by which the prompt is counted": (
         "add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message",
         "documents", "echo", "prompt_embeds", "return_prompt_text", "suffix",
         "truncate_prompt_tokens", "truncation_side",
     ),
-    "it reaches into the engine or into what other requests share": (
+    "it affects the engine or state that requests share": (
         "allowed_token_ids", "bad_words", "data_parallel_rank", "ec_transfer_params", "guided_choice",
         "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern",
         "kv_transfer_params", "logits_processors", "repetition_detection", "routed_experts_prompt_start",
         "stream_interval", "structured_outputs", "thinking_token_budget", "vllm_xargs", "watermarking",
     ),
-    "it is the platform's to decide": ("cache_salt", "priority", "request_id", "session_id"),
+    "the platform sets it": ("cache_salt", "priority", "request_id", "session_id"),
     "it would make the answer's length or cost unbounded": (
         "best_of", "ignore_eos", "length_penalty", "min_tokens", "use_beam_search",
     ),
-    "token ids are not shown or taken": (
+    "token ids are neither shown nor accepted": (
         "logprob_token_ids", "prompt_logprobs", "return_token_ids", "return_token_offsets",
         "return_tokens_as_token_ids", "stop_token_ids",
     ),
-    "text in, text out": (
+    "only text is supported": (
         "audio", "media_io_kwargs", "mm_payload", "mm_processor_kwargs", "modalities", "return_mm_kwargs",
         "web_search_options",
     ),
     "superseded by `tools` and `tool_choice`": ("function_call", "functions"),
-    "answers are shown as the model means them": (
+    "the format of answers is fixed": (
         "include_reasoning", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
     ),
 }  # fmt: skip
 
 REFUSED: Final[dict[str, str]] = {name: reason for reason, names in _REASONS.items() for name in names}
-"""Known to engines or to OpenAI, and refused by name: each would otherwise change what is promised or billed."""
+"""Fields that engines or OpenAI know and that are refused by name: each would change what is promised or billed."""

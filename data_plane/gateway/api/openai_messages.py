@@ -1,4 +1,4 @@
-"""Chat messages, rebuilt as plain text messages: what the chat template sees here and in the engine alike."""
+"""Checks chat messages and rebuilds them as plain text messages for the chat templates of gateway and engine."""
 
 import json
 from typing import Any, Final
@@ -10,8 +10,8 @@ ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 PARTS_MAX: Final = 256
 TOOL_CALLS_MAX: Final = 32
 _FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-_OF_ANSWERS: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
-"""SDKs send an answer back as they hold it, with these null or empty."""
+_ANSWER_FIELDS: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
+"""Fields of answers that SDKs send back with the history, null or empty."""
 
 
 def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str, Any]]:
@@ -22,8 +22,8 @@ def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str
 
 
 def texts_of(messages: list[dict[str, Any]]) -> str:
-    """Every caller-written string of checked messages, to be searched for what must not be in any of them. Arguments
-    also as templates render them: an escape in their JSON hides nothing.
+    """Every string of checked messages that the caller wrote, joined for the search for special tokens. Arguments are
+    included as templates render them too, so that an escape in their JSON hides nothing.
     """
     parts: list[str] = []
     for message in messages:
@@ -39,7 +39,7 @@ def texts_of(messages: list[dict[str, Any]]) -> str:
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:
-    """What templates see of a call's arguments, here and in the engine: an empty object where they are none."""
+    """A call's arguments as templates see them in gateway and engine; an empty object when they are not an object."""
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -51,7 +51,7 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(where, "an object")
     for key in message:
-        if key in _OF_ANSWERS:
+        if key in _ANSWER_FIELDS:
             if message[key]:
                 raise invalid(f"{where}.{key}", "null or absent")
         elif key not in _FIELDS:
@@ -61,7 +61,9 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
         raise invalid(f"{where}.role", "one of " + ", ".join(sorted(ROLES)))
     checked: dict[str, Any] = {"role": role}
     calls = message.get("tool_calls")
-    if calls is not None and (calls != [] or role != "assistant"):  # an answer without calls may be held with none
+    if calls is not None and (
+        calls != [] or role != "assistant"
+    ):  # SDKs may store an answer without calls as an empty list
         checked["tool_calls"] = _check_calls(f"{where}.tool_calls", calls, role)
     content = message.get("content")
     if content is None and "tool_calls" not in checked:
@@ -121,10 +123,10 @@ def _check_call(where: str, call: Any) -> dict[str, Any]:
 
 
 def _check_arguments(where: str, value: Any) -> str:
-    """JSON of its own, as text, which engines parse: what it says must be text that can be rendered as well."""
+    """JSON text that engines parse. The strings in it must be valid text too."""
     arguments = text(where, value)
     try:
         text(where, json.dumps(parsed_arguments(arguments), ensure_ascii=False))
     except RecursionError:
-        raise invalid(where, "JSON that nests less deep") from None
+        raise invalid(where, "JSON with less nesting") from None
     return arguments

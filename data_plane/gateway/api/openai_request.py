@@ -204,7 +204,7 @@ def _take_session(call: Call, name: str, value: Any) -> None:
 
 def _check_known(kind: Kind, name: str) -> None:
     """Null is the same as absent, also for refused fields. Only unknown names are refused."""
-    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in fields.TAKEN
+    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in fields.ACCEPTED
     if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
         raise fields.unknown(name) if not known else invalid(name, "given")
 

@@ -1,4 +1,4 @@
-"""An engine's whole (non-streamed) answer: its counts, and the answer rebuilt from known keys for the caller. Pure."""
+"""An engine's non-streamed answer: its token counts, and the answer rebuilt from known keys for the caller. Pure."""
 
 from typing import Annotated, Any, Final
 
@@ -7,7 +7,7 @@ import msgspec
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 
 SERVICE_TIER: Final = {"service_tier": "default"}
-"""What an answer says to those who asked for a tier: there is one."""
+"""The field of an answer to a request that named a tier: there is only one."""
 
 _CHOICE_KEYS: Final = ("index", "message", "text", "logprobs", "finish_reason", "stop_reason")
 _MESSAGE_KEYS: Final = ("role", "content", "tool_calls", "reasoning")
@@ -25,7 +25,7 @@ class Usage(msgspec.Struct):
 
 
 class EngineCompletion(msgspec.Struct):
-    """The part of an engine's answer that is used."""
+    """The fields of an engine's answer that the gateway uses."""
 
     object: str
     created: int
@@ -38,12 +38,12 @@ _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 
 
 def decode(raw: bytes) -> EngineCompletion:
-    """Raises msgspec.MsgspecError for anything that is not an answer."""
+    """Decode an answer. Raises msgspec.MsgspecError for anything else."""
     return _decoder.decode(raw)
 
 
 def load(header: str | None) -> AdapterLoad | None:
-    """What a whole answer's header says of the adapter, as a stream's comment does; None where it says nothing."""
+    """The adapter load from the header of a non-streamed answer; None when the header is missing or invalid."""
     try:
         return None if header is None else _load_decoder.decode(header)
     except msgspec.MsgspecError:
@@ -51,28 +51,28 @@ def load(header: str | None) -> AdapterLoad | None:
 
 
 def counts(answer: EngineCompletion, *, sequences: int) -> TokenCounts:
-    """Tokens of the answer; with several sequences, by the token ids that were asked for to that end."""
+    """Tokens of the answer. With several sequences, the token ids that the gateway requested give each one's count."""
     usage = answer.usage
     if sequences == 1:
         outputs = [usage.completion_tokens]
     else:
         outputs = [len(choice.get("token_ids") or ()) for choice in answer.choices]
         if sum(outputs) != usage.completion_tokens:
-            # The engine left its token ids out: spread what it counted over the sequences that said something.
+            # The engine left out its token ids: the whole count is one sequence's.
             outputs = [usage.completion_tokens] + [0] * (sequences - 1)
     cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
     return TokenCounts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
 
 
 def is_aborted(answer: EngineCompletion) -> bool:
-    """Whether the engine ended a choice before its time."""
+    """Whether the engine aborted a choice."""
     return any(choice.get("finish_reason") == "abort" for choice in answer.choices)
 
 
 def for_caller(
     answer: EngineCompletion, answered: TokenCounts, *, response_id: str, shown_name: str, tier_shown: bool = False
 ) -> bytes:
-    """The answer with our id and the caller's name for the model; its usage is what is metered."""
+    """The answer with our id and the caller's name for the model. Its usage is the metered one."""
     choices = []
     for choice in answer.choices:
         kept = {key: choice[key] for key in _CHOICE_KEYS if key in choice}

@@ -1,6 +1,8 @@
-"""Whether an engine could compile a request's schemas: tried first, within a time that ends, in a process of its own.
+"""Checks whether an engine can compile a request's schemas, by compiling them first in a child process with a time
+limit.
 
-Fails closed: without a verdict a request with a schema is not served. Bounds that need no compiling are in schemas.py.
+Fails closed: a request with a schema that has no result is not served. Bounds that need no compiling are in
+tool_schemas.py.
 """
 
 import asyncio
@@ -36,10 +38,10 @@ from data_plane.gateway.api.schema_compiler_process import (
 from data_plane.gateway.settings import GatewaySettings
 
 _log = structlog.get_logger()
-_verdicts: Final = msgspec.msgpack.Decoder(CompileResult)
-_SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # where in its own code the compiler was
-_TIMEOUT_COST: Final = 0.25  # of a tenant's minute, set aside before each attempt
-_TOO_LONG_KEPT_S: Final = 60  # a busy machine may have been the reason
+_RESULTS: Final = msgspec.msgpack.Decoder(CompileResult)
+_SOURCE: Final = re.compile(r"^\[[\d:]+\] \S+: ")  # the compiler's own source location
+_TIMEOUT_COST: Final = 0.25  # of a tenant's minute, reserved before each attempt
+_TIMEOUT_CACHED_S: Final = 60  # a busy machine may have been the reason
 _TENANTS_MAX: Final = 10_000
 _ATTEMPTS: Final = 2
 
@@ -51,36 +53,36 @@ class _Refused:
 
 
 class SchemaCompiler:
-    """Verdicts over schemas, from one child process that is started when first needed and replaced when it hangs."""
+    """Results for schemas, from one child process. It starts on first use and is replaced when it hangs."""
 
     def __init__(self, redis: Redis, settings: GatewaySettings) -> None:
         self._redis = redis
         self._settings = settings
         self._turn = asyncio.Lock()
-        self._trying: dict[bytes, asyncio.Task[_Refused | None]] = {}  # one for each schema, whoever asks
-        self._turns: dict[str, asyncio.Lock] = {}  # a tenant's, so that it stands for the common one only once
+        self._trying: dict[bytes, asyncio.Task[_Refused | None]] = {}  # one per schema, for all callers
+        self._turns: dict[str, asyncio.Lock] = {}  # per tenant, so that a tenant waits for ``_turn`` only once
         self._of_tenant: Counter[str] = Counter()
         self._child: _Child | None = None
-        self._kept: OrderedDict[bytes, tuple[_Refused | None, float]] = OrderedDict()  # verdict, until when
-        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: share of its minute, when
+        self._results: OrderedDict[bytes, tuple[_Refused | None, float]] = (
+            OrderedDict()
+        )  # result, valid until (monotonic)
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: used share of its minute, at
 
     async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
-        """Raises InvalidRequest for a schema that no engine could compile, TooManyRequests for too many new ones."""
+        """Raises InvalidRequest for a schema that no engine can compile, TooManyRequests for too many new schemas."""
         for param, schema in schemas_of(call):
             encoded = msgspec.json.encode(schema)
             digest = hashlib.sha256(f"{base.id}\0{base.tokenizer_sha256}\0".encode() + encoded).digest()
-            verdict, until = self._kept.get(digest, (None, 0.0))
+            result, until = self._results.get(digest, (None, 0.0))
             if until > time.monotonic():
-                self._kept.move_to_end(digest)
+                self._results.move_to_end(digest)
             else:
-                verdict = await asyncio.shield(
-                    self._trying.get(digest) or self._begin(tenant_id, base, digest, encoded)
-                )
-            if verdict is not None:
-                raise InvalidRequest(f"`{param}` cannot be used: {verdict.reason}.", code=verdict.code, param=param)
+                result = await asyncio.shield(self._trying.get(digest) or self._begin(tenant_id, base, digest, encoded))
+            if result is not None:
+                raise InvalidRequest(f"`{param}` cannot be used: {result.reason}.", code=result.code, param=param)
 
     async def close(self) -> None:
-        """End the child and whoever waits for it."""
+        """End the child and fail every waiting call."""
         trying = list(self._trying.values())
         for task in trying:
             task.cancel()
@@ -91,12 +93,12 @@ class SchemaCompiler:
     def _begin(
         self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes
     ) -> "asyncio.Task[_Refused | None]":
-        """Try a schema that nobody is trying; it goes on without its caller, since others may wait for it too."""
+        """Start compiling a schema. The task continues without its caller: other callers may wait for it."""
         if len(self._trying) >= self._settings.schema_waiting_max:
             raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
         refund = self._charge(tenant_id)
         task = self._trying[digest] = asyncio.create_task(self._try(tenant_id, base, digest, schema, refund))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # callers may have gone
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its callers may have disconnected
         return task
 
     async def _try(
@@ -107,57 +109,59 @@ class SchemaCompiler:
         spent = False
         try:
             async with own, self._turn:
-                verdict = await self._in_turn(base, schema)
-            spent = verdict is None
-            refused = self._judge(verdict)
-            self._kept[digest] = refused, time.monotonic() + _TOO_LONG_KEPT_S if spent else math.inf
-            while len(self._kept) > self._settings.schema_cache_max:
-                self._kept.popitem(last=False)
+                result = await self._in_turn(base, schema)
+            spent = result is None
+            refused = self._judge(result)
+            self._results[digest] = refused, time.monotonic() + _TIMEOUT_CACHED_S if spent else math.inf
+            while len(self._results) > self._settings.schema_cache_max:
+                self._results.popitem(last=False)
             return refused
         finally:
             if not spent:
-                self._give_back(tenant_id, refund)
+                self._refund(tenant_id, refund)
             del self._trying[digest]
             self._of_tenant[tenant_id] -= 1
             if not self._of_tenant[tenant_id]:
                 del self._of_tenant[tenant_id], self._turns[tenant_id]
 
-    def _judge(self, verdict: CompileResult | None) -> _Refused | None:
-        if verdict is None:
+    def _judge(self, result: CompileResult | None) -> _Refused | None:
+        if result is None:
             return _Refused("schema_too_complex", "compiling it takes too much time or memory")
-        if verdict.problem:
-            return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", verdict.problem).rstrip("."))
-        if verdict.size_bytes > self._settings.schema_compiled_max_bytes:
+        if result.problem:
+            return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", result.problem).rstrip("."))
+        if result.size_bytes > self._settings.schema_compiled_max_bytes:
             return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
         return None
 
     async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> CompileResult | None:
-        """The child's verdict; None where the schema takes too long, or ends it twice: once may be another's doing."""
+        """The child's result. None when the schema takes too long or kills the child twice: another schema may be the
+        reason for one death.
+        """
         try:
             for _ in range(_ATTEMPTS):
                 child = await self._ready_child(base)
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(self._settings.schema_compile_s):
-                        verdict = await child.ask(CompileSchema(base.tokenizer_sha256, schema))
+                        result = await child.ask(CompileSchema(base.tokenizer_sha256, schema))
                 except TimeoutError:
                     break
                 except (asyncio.IncompleteReadError, OSError):
                     await self._lose()
                 else:
                     metrics.SCHEMA_SECONDS.observe(time.monotonic() - began)
-                    return verdict
+                    return result
         except AppError:
             raise
         except BaseException:
-            await self._lose()  # it may be in the middle of an answer
+            await self._lose()  # the child may be in the middle of an answer
             raise
         await self._lose()
         return None
 
     def _charge(self, tenant_id: str) -> float:
-        """Take from the tenant's minute, which comes back evenly, what a schema costs that takes too long; returns how
-        much of it is given back for one that does not. Raises TooManyRequests where a good one could not be paid.
+        """Reserve the cost of a schema that takes too long from the tenant's minute, which refills evenly. Returns the
+        refund for a schema that does not. Raises TooManyRequests when the tenant cannot afford a normal schema.
         """
         now, share = time.monotonic(), 1 / self._settings.schemas_per_minute
         used, at = self._used.pop(tenant_id, (0.0, now))
@@ -168,14 +172,14 @@ class SchemaCompiler:
             self._used.popitem(last=False)
         if spent:
             raise TooManyRequests(
-                f"A minute compiles {self._settings.schemas_per_minute} new schemas at most, a few of them at once; "
-                "send known ones again.",
+                f"At most {self._settings.schemas_per_minute} new schemas per minute are compiled. "
+                "Reuse schemas that you sent before, or retry later.",
                 code="schema_rate_limited",
                 retry_after_s=(used + share - 1) * 60,
             )
         return cost - share
 
-    def _give_back(self, tenant_id: str, refund: float) -> None:
+    def _refund(self, tenant_id: str, refund: float) -> None:
         if tenant_id in self._used:
             used, at = self._used[tenant_id]
             self._used[tenant_id] = max(0.0, used - refund), at
@@ -191,7 +195,7 @@ class SchemaCompiler:
                 if base.tokenizer_sha256 not in child.loaded:
                     blob = await self._redis.get(redis_keys.blob(base.tokenizer_sha256))
                     if not isinstance(blob, bytes):
-                        raise unavailable  # it is not there
+                        raise unavailable  # the tokenizer is not published
                     await child.ask(LoadTokenizer(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
                     child.loaded.add(base.tokenizer_sha256)
             if limit.expired():
@@ -199,7 +203,7 @@ class SchemaCompiler:
         except RedisError as error:
             raise unavailable from error
         except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
-            _log.error("the schema compiler did not start", error=repr(error))
+            _log.error("schema compiler did not start", error=repr(error))
             await self._lose()
             raise unavailable from error
         return child
@@ -212,7 +216,7 @@ class SchemaCompiler:
 
 
 class _Child:
-    """The process, and what it has been given."""
+    """The child process, and the tokenizers that it has loaded."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -229,17 +233,17 @@ class _Child:
         )
 
     async def ask(self, frame: LoadTokenizer | CompileSchema) -> CompileResult:
-        """One frame, one answer. Raises OSError or IncompleteReadError where it died."""
+        """Send one frame and read its answer. Raises OSError or IncompleteReadError when the child has died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
             stdin.write(pack(frame))
             await stdin.drain()
-        except RuntimeError as closed:  # uvloop's word for a pipe whose other end has gone
+        except RuntimeError as closed:  # uvloop raises this when the other end of the pipe is closed
             raise BrokenPipeError from closed
         (size,) = struct.unpack(">I", await stdout.readexactly(4))
-        return _verdicts.decode(await stdout.readexactly(min(size, FRAME_BYTES_MAX)))
+        return _RESULTS.decode(await stdout.readexactly(min(size, FRAME_BYTES_MAX)))
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,7 @@
-"""The child process that compiles JSON Schemas as engines do, so that one which takes for ever ends nobody but itself.
+"""The child process that compiles JSON Schemas as engines do, so that a schema that never finishes kills only the
+child.
 
-Frames on stdin and stdout: four bytes of length, then MessagePack. What a verdict means is decided in grammars.py.
+Frames on stdin and stdout: four bytes of length, then MessagePack. ``schema_compiler.py`` interprets the results.
 Run: ``python -m data_plane.gateway.api.schema_compiler_process <memory in bytes>``.
 """
 
@@ -16,13 +17,13 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-FRAME_BYTES_MAX: Final = 256 << 20  # a tokenizer is the largest
+FRAME_BYTES_MAX: Final = 256 << 20  # the largest frame holds a tokenizer
 _PR_SET_PDEATHSIG: Final = 1
-_NICE: Final = 5  # streams come first
+_NICE: Final = 5  # streams have priority
 
 
 class LoadTokenizer(msgspec.Struct, tag=True):
-    """A tokenizer.json to compile for from now on, under a name of the parent's."""
+    """A tokenizer.json to compile for, under a name that the parent chooses."""
 
     name: str
     tokenizer: bytes
@@ -38,7 +39,7 @@ class CompileSchema(msgspec.Struct, tag=True):
 
 
 class CompileResult(msgspec.Struct):
-    """``problem`` is empty for a schema that compiles; ``size_bytes`` is what it compiles to."""
+    """``problem`` is empty for a schema that compiles; ``size_bytes`` is the compiled size."""
 
     problem: str = ""
     size_bytes: int = 0
@@ -54,16 +55,16 @@ def pack(frame: LoadTokenizer | CompileSchema | CompileResult) -> bytes:
 
 
 def main() -> None:
-    """Answer until stdin ends. Dies with its parent, and has no more memory than it was given."""
+    """Answer until stdin ends. The process dies with its parent and stays within its memory limit."""
     CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints must not be taken for an answer
+    os.dup2(2, 1)  # the library's output must not be read as an answer
     library = _library()
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
-    os.dup2(silence, 2)  # it warns about each odd pattern, which a tenant may send as often as it likes
+    os.dup2(silence, 2)  # the library warns about each odd pattern, and a tenant may send many
     memory_bytes = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     compilers: dict[str, Any] = {}  # by name; xgrammar ships no types for these
@@ -71,10 +72,10 @@ def main() -> None:
         match _requests.decode(frame):
             case LoadTokenizer(name=name) as load:
                 compilers[name] = _compiler(library, load)
-                verdict = CompileResult()
+                result = CompileResult()
             case CompileSchema(name=name, schema=schema):
-                verdict = _compile(compilers[name], schema)
-        answers.write(pack(verdict))
+                result = _compile(compilers[name], schema)
+        answers.write(pack(result))
         answers.flush()
 
 
@@ -86,12 +87,12 @@ def _read(stream: BinaryIO) -> bytes | None:
 
 
 def _library() -> Any:  # a module
-    """XGrammar without torch and transformers, which it imports for functions that are not called here and which take
-    tens of seconds and 200 MB; what it names of them at import stands here empty.
+    """XGrammar without torch and transformers. It imports both for functions that are not called here, which takes tens
+    of seconds and 200 MB; empty stand-ins provide the names that it needs at import.
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say that there is none
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to mark a module as missing
     with contextlib.suppress(ImportError):
-        import tvm_ffi  # noqa: F401 # it looks for torch too, and does without where there is none
+        import tvm_ffi  # noqa: F401 # it tries to import torch too, and works without it
     for name in ("torch", "transformers"):
         sys.modules[name] = _Absent(name)
     import xgrammar
@@ -109,7 +110,7 @@ class _Absent(types.ModuleType):
 
 
 def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
-    from tokenizers import Tokenizer  # the library's import must come first, and this is no part of it
+    from tokenizers import Tokenizer  # must come after the library's import
 
     tokenizer = Tokenizer.from_str(load.tokenizer.decode())
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -117,7 +118,7 @@ def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
     encoded = [""] * size
     for token, index in vocabulary.items():
         encoded[index] = token
-    metadata = library.TokenizerInfo._detect_metadata_from_hf(tokenizer.to_str())  # noqa: SLF001 # as from_huggingface does it
+    metadata = library.TokenizerInfo._detect_metadata_from_hf(tokenizer.to_str())  # noqa: SLF001 # as from_huggingface does
     stop = vocabulary.get(load.eos_token or "")
     info = library.TokenizerInfo(
         encoded,
@@ -132,9 +133,9 @@ def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
 def _compile(compiler: Any, schema: bytes) -> CompileResult:
     try:
         compiled = compiler.compile_json_schema(schema.decode())
-    except Exception as error:  # noqa: BLE001 # whatever it is, an engine would meet it as well
-        said = str(error).strip().splitlines()
-        return CompileResult(problem=(said[0] if said else type(error).__name__)[:500])
+    except Exception as error:  # noqa: BLE001 # an engine would raise the same error
+        lines = str(error).strip().splitlines()
+        return CompileResult(problem=(lines[0] if lines else type(error).__name__)[:500])
     return CompileResult(size_bytes=compiled.memory_size_bytes)
 
 

@@ -1,7 +1,8 @@
-"""An engine's event stream, rewritten for the caller while its counts are read: our model name, only the usage asked.
+"""Rewrites an engine's event stream for the caller and reads its token counts: our model name, only the requested
+usage.
 
-Nearly every event differs from the one before only between `"choices":` and `,"usage":`, so it is cut there and not
-parsed. An event that does not look exactly so is parsed and rebuilt from known keys.
+Nearly every event differs from the one before only between `"choices":` and `,"usage":`, so the rewriter cuts it there
+and does not parse it. Any other event is parsed and rebuilt from known keys.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _USAGE_KEYS: Final = (
 )
 
 
-_ODD: Final = (
+_MALFORMED_EVENT: Final = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -41,12 +42,12 @@ _ODD: Final = (
     ValueError,
     msgspec.MsgspecError,
 )
-"""What reading an event of another form than an engine's may raise."""
+"""Errors that reading a malformed event may raise."""
 
 
 class StreamBroken(Exception):
-    """The replica's stream is not what an engine sends: an error event, an aborted choice, or no valid event at all.
-    ``before`` came at once with that, was counted, and is the caller's.
+    """The replica's stream is broken: an error event, an aborted choice, or a malformed event. ``before`` holds the
+    rewritten events that arrived before it in the same chunk; they were counted and belong to the caller.
     """
 
     def __init__(self, why: str, before: bytes = b"") -> None:
@@ -55,7 +56,7 @@ class StreamBroken(Exception):
 
 
 class Rewriter:
-    """One stream. ``feed`` takes bytes as they come and returns bytes for the caller; ``counts`` is always current."""
+    """Rewrites one stream. ``feed`` takes bytes as they arrive and returns the bytes for the caller."""
 
     def __init__(
         self,
@@ -75,36 +76,36 @@ class Rewriter:
         self._event_max_bytes = event_max_bytes
         self._shown: dict[str, Any] = {"model": shown_name, **(SERVICE_TIER if tier_shown else {})}
         self._pending = b""
-        self._head = b""  # what every event of this stream begins with, up to its choices
+        self._head = b""  # the common start of this stream's events, up to their choices
         self._head_out = b""
         self._tail_out = b',"usage":null}\n\n' if usage_shown == "final" else b"}\n\n"
         self._last_usage: re.Match[bytes] | None = None
         self._prompt_tokens = 0
-        self._cached_tokens: int | None = None  # until the engine says so
+        self._cached_tokens: int | None = None  # None until the engine reports it
         self._outputs: dict[int, int] = {}  # by choice index
-        self.load: AdapterLoad | None = None  # what the engine's door said of it
-        self.final = False  # the engine's last word on usage has come
+        self.load: AdapterLoad | None = None  # as the engine middleware reported it
+        self.final = False  # the engine's final usage has arrived
         self.done = False
-        self.aborting = False  # we asked for the end, so an aborted choice is expected
+        self.aborting = False  # the gateway aborted the request, so an aborted choice is expected
 
     def feed(self, data: bytes) -> bytes:
-        """Rewrite what has arrived whole. Raises StreamBroken."""
+        """Rewrite the complete events. Raises StreamBroken."""
         *events, self._pending = (self._pending + data if self._pending else data).split(b"\n\n")
         out: list[bytes] = []
         try:
             for event in events:
-                out.append(self._rewrite(event))  # noqa: PERF401 - what came before a bad one is kept
+                out.append(self._rewrite(event))  # noqa: PERF401 - events before a bad one are kept
         except StreamBroken as broken:
             broken.before = b"".join(out)
             raise
-        except _ODD as error:
-            raise StreamBroken("an event that no engine sends", b"".join(out)) from error
+        except _MALFORMED_EVENT as error:
+            raise StreamBroken("malformed event", b"".join(out)) from error
         if len(self._pending) > self._event_max_bytes:
             raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes", b"".join(out))
         return out[0] if len(out) == 1 else b"".join(out)
 
     def counts(self) -> TokenCounts:
-        """Tokens so far, by the engine's own running counts."""
+        """Tokens so far, by the engine's running counts."""
         if self._last_usage is not None:
             self._prompt_tokens = int(self._last_usage[1])
             self._outputs = {0: int(self._last_usage[2])}
@@ -125,20 +126,20 @@ class Rewriter:
         return self._rebuild(event)
 
     def _rebuild(self, event: bytes) -> bytes:
-        """The slow way: parse, check, and write from known keys."""
+        """The slow path: parse, check, and write from known keys."""
         while event.startswith(b":"):
             comment, _, event = event.partition(b"\n")
-            self._hear(comment)
+            self._read_comment(comment)
         if not event:
             return b""
         if event == b"data: [DONE]":
             self.done = True
-            return b""  # the caller's end is written once the request has settled
+            return b""  # the end of the caller's stream is written after settlement
         chunk = _decode(event)
         choices = chunk.get("choices")
         if "error" in chunk or not isinstance(choices, list):
             raise StreamBroken("the engine reported an error in its stream")
-        self._note(chunk.get("usage"), choices)
+        self._record_usage(chunk.get("usage"), choices)
         if not choices:
             self.final = True
             if self._usage_shown == "none":
@@ -162,29 +163,29 @@ class Rewriter:
             rebuilt["usage"] = None
         return b"data: " + msgspec.json.encode(rebuilt) + b"\n\n"
 
-    def _hear(self, comment: bytes) -> None:
-        """A comment keeps the connection alive, or is our door's word on the adapter. Callers see neither."""
+    def _read_comment(self, comment: bytes) -> None:
+        """A comment is a keepalive or the engine middleware's report on the adapter load. Callers see neither."""
         if comment.startswith(_LOAD_MARK):
-            with contextlib.suppress(msgspec.MsgspecError):  # what it says is for information: nothing is billed by it
+            with contextlib.suppress(msgspec.MsgspecError):  # informational only: nothing is billed by it
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
 
     def _learn_head(self, event: bytes, chunk: dict[str, Any]) -> None:
-        """Remember how this stream's events begin, if this one begins exactly as we would write it ourselves."""
+        """Remember how this stream's events begin, if this event begins exactly as the gateway would write it."""
         start = {"id": self._response_id, "object": chunk.get("object"), "created": chunk.get("created")}
         head = b"data: " + msgspec.json.encode({**start, "model": self._engine_name})[:-1] + b',"choices":'
         if event.startswith(head):
             self._head = head
             self._head_out = b"data: " + msgspec.json.encode({**start, **self._shown})[:-1] + b',"choices":'
 
-    def _note(self, usage: Any, choices: list[Any]) -> None:
+    def _record_usage(self, usage: Any, choices: list[Any]) -> None:
         if usage is None and choices:
             return
-        counted = msgspec.convert(usage, Usage)  # whatever else is wrong, what was counted before stays
+        counted = msgspec.convert(usage, Usage)  # if this raises, the counts so far remain
         index = int(choices[0].get("index", 0)) if choices and self._sequences > 1 else 0
         completion = counted.completion_tokens
         self._last_usage, self._prompt_tokens = None, counted.prompt_tokens
         if choices:
-            self._outputs[index] = completion  # a running count is its choice's own
+            self._outputs[index] = completion  # running counts are per choice
         elif self._sequences == 1:
             self._outputs = {0: completion}
         elif sum(self._outputs.values()) != completion:

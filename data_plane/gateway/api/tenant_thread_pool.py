@@ -1,5 +1,7 @@
-"""Threads for what would hold up the loop: long bodies and long prompts. No quota has been asked by then, so that each
-tenant waits behind itself: of several threads it has all but one at most, and only some of the places to wait.
+"""Threads for work that would block the event loop: long bodies and long prompts.
+
+This work happens before any quota is reserved. Each tenant therefore queues behind its own work: it gets at most all
+threads but one, and only part of the queue.
 """
 
 import asyncio
@@ -13,16 +15,16 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
-class _Line:
-    """One tenant's work: what runs or stands for a thread, and what waits behind that."""
+class _TenantQueue:
+    """One tenant's work: running, waiting for a thread, and queued behind that."""
 
     def __init__(self, threads: int) -> None:
-        self.turns = asyncio.Semaphore(threads)
+        self.threads = asyncio.Semaphore(threads)
         self.waiting = 0
 
 
 class TenantThreadPool:
-    """A few threads, shared between tenants. Work that has begun is not stopped."""
+    """A few threads, shared between tenants. Started work is never interrupted."""
 
     def __init__(self, threads: int, *, waiting_max: int, tenant_waiting_max: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="long")
@@ -30,34 +32,34 @@ class TenantThreadPool:
         self._waiting_max = waiting_max
         self._tenant_waiting_max = tenant_waiting_max
         self._waiting = 0
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _TenantQueue] = {}
 
     async def run(self, tenant_id: str, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """``function`` in a thread. Raises TooManyRequests where this tenant has too much of this, and Unavailable
-        where all together have.
+        """Run ``function`` in a thread. Raises TooManyRequests when this tenant has too much work queued, and
+        Unavailable when all tenants together have.
         """
-        line = self._lines.get(tenant_id)
-        if line is not None and line.waiting >= self._tenant_waiting_max:
+        queue = self._queues.get(tenant_id)
+        if queue is not None and queue.waiting >= self._tenant_waiting_max:
             raise TooManyRequests(
-                f"At most {self._tenant_waiting_max} of your long requests are read and counted at a time.",
+                f"At most {self._tenant_waiting_max} of your long requests are processed at a time. Retry later.",
                 code="too_many_long_requests",
                 retry_after_s=1,
             )
         if self._waiting >= self._waiting_max:
             raise Unavailable("Too many long requests are being read and counted.", code="overloaded", retry_after_s=1)
-        if line is None:
-            line = self._lines[tenant_id] = _Line(self._of_tenant)
-        line.waiting += 1
+        if queue is None:
+            queue = self._queues[tenant_id] = _TenantQueue(self._of_tenant)
+        queue.waiting += 1
         self._waiting += 1
         try:
-            async with line.turns:
+            async with queue.threads:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         finally:
             self._waiting -= 1
-            line.waiting -= 1
-            if not line.waiting:
-                del self._lines[tenant_id]
+            queue.waiting -= 1
+            if not queue.waiting:
+                del self._queues[tenant_id]
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop accepting work and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Bounds on JSON Schemas and tools that are seen by looking at them. Whether one compiles is found in grammars.py."""
+"""Static bounds on JSON Schemas and tools. ``schema_compiler.py`` checks whether a schema compiles."""
 
 import re
 from typing import Any, Final
@@ -101,7 +101,7 @@ def _check_tool(name: str, tool: Any) -> dict[str, Any]:
 
 
 def _check_named(outer: str, fields: dict[str, Any], *, schema: str, description_chars_max: int) -> dict[str, Any]:
-    """What a schema with a name and a function share. ``schema`` is the field that holds the JSON Schema."""
+    """Check the common fields of a named schema and a function. ``schema`` names the field with the JSON Schema."""
     checked: dict[str, Any] = {}
     for key, item in fields.items():
         field = f"{outer}.{key}"
@@ -140,7 +140,7 @@ def _check_node(name: str, node: dict[str, Any]) -> None:
 
 
 def _check_references(name: str, schema: dict[str, Any]) -> None:
-    """References must be local, lead somewhere and close no circle. The schema's size is bounded already."""
+    """References must be local, resolve, and form no cycle. The schema's size is bounded already."""
     open_pointers: set[str] = set()
     closed: set[str] = set()
 
@@ -153,7 +153,7 @@ def _check_references(name: str, schema: dict[str, Any]) -> None:
         pointer = node.get("$ref")
         if isinstance(pointer, str) and pointer not in closed:
             if pointer in open_pointers:
-                raise _too_complex(name, f"the reference {pointer[:64]!r} leads back to itself")
+                raise _too_complex(name, f"the reference {pointer[:64]!r} forms a cycle")
             open_pointers.add(pointer)
             visit(_resolve(name, schema, pointer))
             open_pointers.remove(pointer)
@@ -166,14 +166,14 @@ def _check_references(name: str, schema: dict[str, Any]) -> None:
 
 def _resolve(name: str, schema: dict[str, Any], pointer: str) -> Any:
     if pointer == "#":
-        raise _too_complex(name, "the reference '#' leads back to itself")
+        raise _too_complex(name, "the reference '#' forms a cycle")
     if not pointer.startswith("#/"):
-        raise _too_complex(name, f"the reference {pointer[:64]!r} leads outside the schema")
+        raise _too_complex(name, f"the reference {pointer[:64]!r} points outside the schema")
     node: Any = schema
     for step in pointer[2:].split("/"):
         key = step.replace("~1", "/").replace("~0", "~")
         if not isinstance(node, dict) or key not in node:
-            raise _bad_schema(name, f"the reference {pointer[:64]!r} leads nowhere")
+            raise _bad_schema(name, f"the reference {pointer[:64]!r} does not resolve")
         node = node[key]
     return node
 

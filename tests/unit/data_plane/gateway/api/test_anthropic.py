@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from data_plane.gateway.api.anthropic_request import IGNORED, REFUSED, TAKEN, parse_messages
+from data_plane.gateway.api.anthropic_request import ACCEPTED, IGNORED, REFUSED, parse_messages
 from data_plane.gateway.api.anthropic_response import Events, message
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body
 
@@ -29,7 +29,7 @@ def refusal(kind="chat", **fields: object) -> InvalidRequest:
 
 
 def test_fields_without_effect_and_null_ones_leave_the_request_as_it_was():
-    null = dict.fromkeys(TAKEN.keys() - HI.keys() | REFUSED)
+    null = dict.fromkeys(ACCEPTED.keys() - HI.keys() | REFUSED)
     ignored = {name: {"type": "ephemeral"} for name in IGNORED}
     assert for_engine(**{**null, **ignored, "thinking": {"type": "disabled"}}) == for_engine()
 
