@@ -43,7 +43,7 @@ def main() -> None:
     else:
         settings = BillingSettings()
         with worker.connect_redis(RedisSettings(), settings) as redis:
-            moved = UsageStream(redis, settings.billing_consumer).put_back(count=arguments.count)
+            moved = UsageStream(redis, settings.billing_consumer).redrive(count=arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
 
 

@@ -1,6 +1,6 @@
-"""Pure: usage added up by model and price becomes invoice lines, rounded to cents once each. No database.
+"""Turns usage that is added up by model and price into invoice lines, each rounded to cents once. Pure: no database.
 
-A quantity of zero makes no line, so that an invoice lists what was used and nothing else.
+A quantity of zero makes no line, so an invoice lists only what was used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from core.money import round_to_cents
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the records of one model at one price version. ``input_tokens`` excludes the cached ones here.
+    """Sums over the records of one model at one price version. Here ``input_tokens`` excludes the cached ones.
 
-    The ``…_requests`` count the requests of which the quantity is not zero.
+    The ``…_requests`` count the requests whose quantity is not zero.
     """
 
     base_model: str
@@ -37,7 +37,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amount_nanos(self) -> int:
-        """What all of it costs."""
+        """The cost of all quantities."""
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
 
@@ -56,7 +56,7 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lines_of(totals: Sequence[UsageTotal]) -> list[DraftInvoiceLine]:
-    """Every line, in the order of the totals; together they are exactly what the totals cost."""
+    """Every line, in the order of the totals. Together they are exactly the cost of the totals."""
     lines = [line for total in totals for line in _lines(total)]
     assert sum(line.amount_nanos for line in lines) == sum(total.amount_nanos for total in totals), (
         "no usage is left out"

@@ -1,4 +1,4 @@
-"""Reading invoices. They are written by ``billing.invoicing``, once, and never changed."""
+"""Reads invoices. ``billing.invoicing`` writes them once; they never change."""
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -11,7 +11,9 @@ from billing.views import InvoiceDetail, InvoiceLineView, InvoiceView
 def list_invoices(
     session: Session, *, tenant_id: str | None, after: str | None = None, limit: int = 50
 ) -> list[InvoiceView]:
-    """Newest first; ``tenant_id`` None is every tenant's. ``after`` is the last id of the page before."""
+    """Invoices, newest first. ``tenant_id`` None means every tenant, for admins only. ``after`` is the last id of the
+    previous page.
+    """
     assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} invoices"
     statement = select(Invoice).order_by(col(Invoice.id).desc()).limit(limit)
     if tenant_id is not None:
@@ -22,7 +24,7 @@ def list_invoices(
 
 
 def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
-    """An invoice with its lines; None when it is absent or belongs to another tenant than ``tenant_id``."""
+    """An invoice with its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
     statement = select(Invoice).where(Invoice.id == invoice_id)
     if tenant_id is not None:
         statement = statement.where(Invoice.tenant_id == tenant_id)
@@ -39,7 +41,7 @@ def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> 
 
 
 def invoice_view(invoice: Invoice) -> InvoiceView:
-    """The invoice as others see it; its number is written for people."""
+    """The invoice as other packages see it, with its number in the printed form."""
     return InvoiceView(
         id=invoice.id,
         number=f"TNR-{invoice.number:06d}",

@@ -1,4 +1,4 @@
-"""Closing a period: uninvoiced usage becomes immutable invoices with lines, one a tenant, in the caller's transaction.
+"""Closes a period: uninvoiced usage becomes immutable invoices with lines, one per tenant, in the caller's transaction.
 
 Records are claimed first and added up by their claim, so usage that commits meanwhile waits for the next invoice.
 """
@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 from billing import ledger
 from billing.invoice_lines import UsageTotal, lines_of
 from billing.invoice_queries import invoice_view
-from billing.locks import serialise
+from billing.locks import serialize_decision
 from billing.models import Invoice, InvoiceLine, PriceVersion, UsageRecord
 from billing.periods import Period, aware, next_period
 from billing.views import InvoiceView
@@ -24,12 +24,13 @@ from core.money import cents_to_nanos
 
 
 def close_period(session: Session, until: datetime | None = None) -> list[InvoiceView]:
-    """One invoice for every tenant with uninvoiced usage settled before ``until`` (exclusive; None is now).
+    """One invoice for every tenant with uninvoiced usage settled before ``until`` (exclusive; None means now).
 
-    Closes are serialised, so numbers have no gaps and the second of two closes finds nothing left. Usage that comes
-    late goes onto the next invoice. Usage without any quantity waits until there is some to invoice.
+    Closes are serialized, so invoice numbers have no gaps and the second of two closes finds nothing left. Late usage
+    goes onto the next invoice. Usage without any quantity waits until there is some to invoice. Raises InvalidRequest
+    for an invalid ``until``, and Unavailable when another close holds the lock for too long.
     """
-    serialise(session, "the close of the billing period")
+    serialize_decision(session, "the close of the billing period")
     now = database_now(session)
     until = now if until is None else aware(until, "until")
     if until > now:
@@ -98,7 +99,7 @@ def _invoice(session: Session, tenant_id: str, period: Period, number: int, now:
         created_at=now,
     )
     session.add(invoice)
-    session.flush()  # before its lines: nothing else orders inserts of two unrelated classes
+    session.flush()  # before its lines: nothing else orders the inserts of two unrelated classes
     session.exec(
         sa.insert(InvoiceLine),
         params=[
@@ -122,7 +123,7 @@ def _invoice(session: Session, tenant_id: str, period: Period, number: int, now:
 
 
 def _totals(session: Session, invoice_id: str) -> list[UsageTotal]:
-    """What the invoice's records add up to, by model and price version, base models before their adapters."""
+    """The sums of the invoice's records, by model and price version, base models before their adapters."""
     keys = (col(UsageRecord.base_model), col(UsageRecord.adapter_id), col(UsageRecord.price_version_id))
     fresh = col(UsageRecord.input_tokens) - col(UsageRecord.cached_tokens)
     sums = {
@@ -141,7 +142,7 @@ def _totals(session: Session, invoice_id: str) -> list[UsageTotal]:
         "output_requests": col(UsageRecord.output_tokens),
         "kv_requests": col(UsageRecord.kv_page_ms),
     }
-    request = sa.func.split_part(col(UsageRecord.request_id), ":", 1)  # that of a rest, without its mark
+    request = sa.func.split_part(col(UsageRecord.request_id), ":", 1)  # a rest counts as its request, without the mark
     statement = (
         sa.select(
             *keys,

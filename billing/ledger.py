@@ -1,6 +1,7 @@
-"""The double-entry ledger: the only writer of accounts, transfers and entries, all of them append-only.
+"""The double-entry ledger: the only writer of accounts, transfers and entries, which are append-only.
 
-Every transfer sums to zero and happens at most once a request or invoice. Balances are sums of entries, stored nowhere.
+Every transfer sums to zero and happens at most once per request or invoice. Balances are sums of entries and are not
+stored.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ AccountKind = Literal["usage_unbilled", "receivable", "revenue", "rounding"]
 
 
 class AccountRef(msgspec.Struct, frozen=True):
-    """An account by its meaning. ``revenue`` and ``rounding`` have no tenant."""
+    """An account by its kind and tenant. ``revenue`` and ``rounding`` have no tenant."""
 
     kind: AccountKind
     tenant_id: str | None = None
@@ -33,7 +34,7 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to be made, because of exactly one of a request and an invoice."""
+    """A transfer to post, caused by exactly one request or one invoice."""
 
     legs: tuple[Leg, ...]
     request_id: str | None = None
@@ -41,14 +42,14 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str:
-        """The id that makes it unique: a cause is posted at most once."""
+        """The id that makes the posting unique: a cause is posted at most once."""
         cause = self.request_id or self.invoice_id
         assert cause is not None, "a posting has a cause"
         return cause
 
 
 def usage_posting(*, request_id: str, tenant_id: str, amount_nanos: int) -> Posting:
-    """Usage is earned when it happens: the tenant owes it, unbilled, and revenue grows."""
+    """Revenue is earned when usage happens: the tenant owes the amount, unbilled, and revenue grows."""
     return Posting(
         request_id=request_id,
         legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
@@ -56,7 +57,7 @@ def usage_posting(*, request_id: str, tenant_id: str, amount_nanos: int) -> Post
 
 
 def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, billed_nanos: int) -> Posting:
-    """An invoice turns unbilled usage into a receivable of whole cents; what rounding moved is shown, not hidden."""
+    """An invoice turns unbilled usage into a receivable of whole cents. The rounding has an account of its own."""
     return Posting(
         invoice_id=invoice_id,
         legs=(
@@ -68,10 +69,10 @@ def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, bille
 
 
 def post(session: Session, postings: Sequence[Posting]) -> dict[str, str]:
-    """Make the transfers that were not made before; gives the transfer id of each new one by its cause.
+    """Post the transfers that do not exist yet. Returns the transfer id of each new one by its cause.
 
-    A cause that already has its transfer is left out of the answer and changes nothing. Postings are written in the
-    order of their causes, so that two writers with the same events wait for one another instead of deadlocking.
+    A cause that already has its transfer changes nothing and is left out of the result. Postings are written in the
+    order of their causes, so that two writers of the same events wait for each other and do not deadlock.
     """
     for posting in postings:
         assert sum(leg.amount_nanos for leg in posting.legs) == 0, f"transfer for {posting.cause} must sum to zero"
@@ -125,7 +126,7 @@ def balance_nanos(session: Session, account: AccountRef) -> int:
 
 
 def _open_accounts(session: Session, wanted: set[AccountRef]) -> dict[AccountRef, str]:
-    """The ids of these accounts; those that are missing are opened, in one order for every writer."""
+    """The ids of these accounts. Missing accounts are opened, in the same order by every writer."""
     found = _account_ids(session, wanted)
     if missing := sorted(wanted - found.keys(), key=lambda account: (account.kind, account.tenant_id or "")):
         session.exec(

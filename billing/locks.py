@@ -1,5 +1,5 @@
-"""The locks that make billing's decisions one at a time, held to the end of the transaction. They guard decisions that
-read before they write; what must never be wrong is kept by constraints as well.
+"""Advisory locks that serialize billing's decisions until the end of the transaction. They guard decisions that read
+before they write; database constraints guard what must never be wrong.
 """
 
 from typing import Final
@@ -10,10 +10,10 @@ from sqlmodel import Session, select
 
 from core.errors import Unavailable
 
-_NAMESPACE: Final = 1_650_551_916  # "bill" in ASCII: keeps these numbers apart from other rooms' locks
+_NAMESPACE: Final = 1_650_551_916  # "bill" in ASCII: separates these numbers from other packages' locks
 
 
-def serialise(session: Session, decision: str) -> None:
+def serialize_decision(session: Session, decision: str) -> None:
     """Wait until no other open transaction holds this decision. Raises Unavailable after the session's lock timeout."""
     try:
         session.exec(select(sa.func.pg_advisory_xact_lock(_NAMESPACE, sa.func.hashtext(decision))))

@@ -1,7 +1,8 @@
-"""One batch of the usage stream into the ledger: record, commit, then acknowledge; set aside what cannot be recorded.
+"""Writes one batch of the usage stream to the ledger: record, commit, then acknowledge. Entries that cannot be recorded
+go to the dead letters.
 
-Dying on any line loses nothing and bills nothing twice. An outage raises ``OUTAGES`` with nothing acknowledged; the
-caller tries the same batch again (``billing.worker``).
+A crash on any line loses nothing and bills nothing twice. An outage raises one of ``OUTAGES`` with nothing
+acknowledged; the caller (``billing.worker``) tries the same batch again.
 """
 
 import time
@@ -37,12 +38,14 @@ class Meter:
         self._active: set[str] = set()
 
     def take_active(self) -> set[str]:
-        """Tenants of whom usage has come since this was last asked."""
+        """Tenants whose usage arrived since the last call."""
         taken, self._active = self._active, set()
         return taken
 
     def process(self, entries: Sequence[StreamEntry]) -> None:
-        """Record and acknowledge what can be recorded; leave or set aside the rest. Raises one of ``OUTAGES``."""
+        """Record and acknowledge the entries. Entries that cannot be recorded stay pending or go to the dead letters.
+        Raises one of ``OUTAGES``.
+        """
         if not entries:
             return
         begun = time.monotonic()
@@ -64,7 +67,9 @@ class Meter:
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)
 
     def _record(self, arrivals: Sequence[ReceivedEvent]) -> RecordingResult:
-        """Record in one transaction; when the data itself makes it fail, halve until the culprit stands alone."""
+        """Record in one transaction. When the data itself makes it fail, halve the batch until the failing entry is
+        alone.
+        """
         if not arrivals:
             return RecordingResult(recorded=[], duplicates=[], refused={})
         try:
@@ -75,7 +80,7 @@ class Meter:
             if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
                 raise
             if len(arrivals) == 1:
-                if not isinstance(error, DBAPIError):  # a fault of ours: only the traceback says where
+                if not isinstance(error, DBAPIError):  # a defect in our code: only the traceback shows where
                     _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
                 reason = f"{type(error).__name__}: {getattr(error, 'orig', error)}"[:500]
                 return RecordingResult(
@@ -90,7 +95,7 @@ class Meter:
         )
 
     def _refuse(self, entries: Mapping[bytes, StreamEntry], refused: Mapping[bytes, Refusal]) -> None:
-        """Leave refused entries pending, to be tried again; set aside those that had all their attempts."""
+        """Leave refused entries pending for another attempt; move those without attempts left to the dead letters."""
         if not refused:
             return
         attempts = self._stream.attempts(list(refused))
@@ -99,11 +104,11 @@ class Meter:
             allowed = self._settings.billing_attempts_max
             if refusal.code == "unpriced":
                 allowed = self._settings.billing_unpriced_attempts_max
-            done = attempts.get(entry_id, 0)  # 0: another worker has dealt with it meanwhile
+            done = attempts.get(entry_id, 0)  # 0: another worker has processed it meanwhile
             log = _log.bind(entry=entry_id.decode(), code=refusal.code, reason=refusal.reason, attempt=done)
             if done < allowed:
                 log.warning("usage event refused; it will be tried again", attempts_max=allowed)
-            elif self._stream.set_aside(
+            elif self._stream.dead_letter(
                 entries[entry_id],
                 about={"code": refusal.code, "reason": refusal.reason, "attempts": str(done)},
                 dead_letters_max=self._settings.billing_dead_letters_max,

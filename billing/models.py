@@ -1,7 +1,7 @@
-"""The tables of money: prices, usage records, the double-entry ledger and invoices; each row is written once.
+"""The tables of money: prices, usage records, the double-entry ledger and invoices. Each row is written once.
 
-What may never change is kept by triggers in the migration; the CHECK constraints here pair the assertions in the code.
-Tenants, plans and keys are named by text ids and belong to the control plane: no foreign key crosses that line.
+Triggers in the migration protect what may never change; the CHECK constraints here pair the assertions in the code.
+Text ids name tenants, plans and keys, which belong to the control plane: no foreign key crosses that line.
 """
 
 from datetime import datetime
@@ -46,7 +46,7 @@ class PlanAssignment(SQLModel, table=True):
 
 
 class LedgerAccount(SQLModel, table=True):
-    """Where value sits. ``revenue`` and ``rounding`` are the platform's own, the others are one per tenant."""
+    """Where value is held. ``revenue`` and ``rounding`` belong to the platform; the others exist once per tenant."""
 
     __tablename__ = "accounts"
     __table_args__ = (
@@ -61,7 +61,7 @@ class LedgerAccount(SQLModel, table=True):
 
 
 class LedgerTransfer(SQLModel, table=True):
-    """One movement of value, for one request or for one invoice, and never twice for the same."""
+    """One movement of value, for one request or one invoice, at most once for each."""
 
     __tablename__ = "transfers"
     __table_args__ = (
@@ -90,8 +90,8 @@ class LedgerEntry(SQLModel, table=True):
 
 
 class UsageRecord(SQLModel, table=True):
-    """What one request used and what it costs; of one that was estimated, the rest is a record beside it, whose id ends
-    in ``:rest``. Only ``invoice_id`` changes, once, from NULL to the invoice.
+    """What one request used and what it costs. For an estimated request, the difference to the exact event is a second
+    record whose id ends in ``:rest``. Only ``invoice_id`` changes, once, from NULL to the invoice.
     """
 
     __tablename__ = "usage_records"
@@ -149,7 +149,7 @@ class UsageRecord(SQLModel, table=True):
 
 
 class Invoice(SQLModel, table=True):
-    """What one tenant owes for one period. Final from the moment it exists; a correction is a document of its own."""
+    """What one tenant owes for one period. Final once it exists; a correction is a separate document."""
 
     __tablename__ = "invoices"
     __table_args__ = (

@@ -33,7 +33,7 @@ def aware(instant: datetime, param: str) -> datetime:
 
 
 def next_period(*, previous_end: datetime | None, first_usage: datetime, until: datetime) -> Period | None:
-    """The period that closes at ``until``: it begins where the previous one ended, or at the tenant's first usage.
+    """The period that closes at ``until``. It begins where the previous one ended, or at the tenant's first usage.
 
     None when nothing can be closed yet: no usage lies before ``until``, or ``until`` is not after the previous end, in
     which case late usage waits for the next close.
@@ -59,6 +59,6 @@ def bucket_start(instant: datetime, bucket: Bucket) -> datetime:
 
 
 def bucket_count(period: Period, bucket: Bucket) -> int:
-    """Buckets that a non-empty period touches."""
+    """The number of buckets that a non-empty period touches."""
     length = BUCKET_LENGTH[bucket]
     return -((bucket_start(period.start, bucket) - period.end) // length)

@@ -1,5 +1,5 @@
-"""The price book: effective-dated price versions a plan, and effective-dated plan assignments a tenant. Both are only
-ever added to, and only forwards in time, so what was rated once would be rated the same again.
+"""The price book: price versions of a plan and plan assignments of a tenant, each effective from a date. Both are
+append-only and only for the future, so rating a record again gives the same amount.
 """
 
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.locks import serialise
+from billing.locks import serialize_decision
 from billing.models import PlanAssignment, PriceVersion
 from billing.periods import EPOCH, aware
 from billing.settings import PRICE_NANOS_MAX
@@ -24,19 +24,19 @@ from core.ids import new_id
 
 
 class PriceBook:
-    """The prices of some tenants, read once; answering from it needs no database."""
+    """The prices of some tenants, read once. Lookups need no database."""
 
     def __init__(
         self, assignments: Mapping[str, Sequence[PlanAssignment]], versions: Mapping[str, Sequence[PriceView]]
     ) -> None:
-        """Both sequences in the order of ``effective_from``."""
+        """Both sequences are sorted by ``effective_from``."""
         self._assignments = assignments
         self._versions = versions
         self._by_id = {version.id: version for held in versions.values() for version in held}
 
     def of(self, event: UsageEvent) -> PriceView | None:
-        """The version that the event names, where that is of a plan the tenant has or had: by it the request was
-        admitted, and its cost held. Else the one in force when it settled.
+        """The version that the event names, if it belongs to a plan that the tenant has or had: that version admitted
+        the request and priced its hold. Otherwise the version in force when the request settled.
         """
         named = self._by_id.get(event.price_version_id or "")
         plans = {each.plan_id for each in self._assignments.get(event.tenant_id, ())}
@@ -45,7 +45,7 @@ class PriceBook:
         return self.in_force(event.tenant_id, clock.from_ms(event.settled_at_ms))
 
     def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
-        """Of the plan the tenant had ``at`` that instant, the version in force then. None when there is neither."""
+        """The version in force ``at`` that instant, of the plan that the tenant had then. None when there is none."""
         assignments = self._assignments.get(tenant_id, ())
         position = bisect_right(assignments, at, key=lambda assignment: assignment.effective_from)
         if position == 0:
@@ -74,15 +74,15 @@ def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
 
 
 def add_version(session: Session, *, plan_id: str, prices: Prices, effective_from: datetime | None = None) -> PriceView:
-    """A new version. Without an instant it begins now, or at the epoch when it is the plan's first: nothing was rated
-    by the plan before, and a gateway's clock that lags a little must not make a request unpriced.
+    """Add a version. Without an instant it starts now, or at the epoch when it is the plan's first: the plan has rated
+    nothing before, and a gateway's clock that lags a little must not leave a request without a price.
 
-    Raises InvalidRequest for a price out of range or an instant in the past, Conflict for an instant already taken.
+    Raises InvalidRequest for a price out of range or an instant in the past, Conflict for an instant that is taken.
     """
     for field, nanos in msgspec.structs.asdict(prices).items():
         if not 0 <= nanos <= PRICE_NANOS_MAX:
             raise InvalidRequest(f"{field} is {nanos}; a price lies between 0 and {PRICE_NANOS_MAX}.", param=field)
-    serialise(session, f"prices of plan {plan_id}")
+    serialize_decision(session, f"prices of plan {plan_id}")
     now = database_now(session)
     if effective_from is not None:
         effective_from = aware(effective_from, "effective_from")
@@ -116,10 +116,10 @@ def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
 
 
 def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
-    """Price the tenant by ``plan_id`` from now on; a tenant's first plan holds since the epoch, for the same reason as
-    a plan's first version. Assigning the plan it has already changes nothing.
+    """Price the tenant by ``plan_id`` from now on. A tenant's first plan applies since the epoch, like a plan's first
+    version. Assigning the plan that the tenant has changes nothing.
     """
-    serialise(session, f"plan of tenant {tenant_id}")
+    serialize_decision(session, f"plan of tenant {tenant_id}")
     current = session.exec(
         select(PlanAssignment)
         .where(PlanAssignment.tenant_id == tenant_id)

@@ -1,8 +1,8 @@
-"""Compares quotas with the ledger for tenants that have used something of late, and mends what differs. The comparison
-and the mending are ``rebuild_quotas``'s; here is decided when, and for whom.
+"""Compares quotas with the ledger for recently active tenants and repairs differences. This module decides when and for
+which tenants; ``quota_rebuild`` compares and repairs.
 
-A difference has a cause: a settlement that no quota counted, or one that was counted twice when Redis had lost its
-marker. Holds of running requests are none: only what was settled is compared.
+A difference has a cause: a settlement that no quota counted, or one that was counted twice because Redis had lost its
+marker. Holds of running requests do not count: only settled usage is compared.
 """
 
 import time
@@ -20,13 +20,13 @@ from billing.quota_rebuild import Drift
 from billing.stream import StreamBacklog
 from core.errors import AppError
 
-_EVENTS_MAX = 5_000  # in the stream and among the dead letters: one look reads them all
+_EVENTS_MAX = 5_000  # in the stream and the dead letters: one comparison reads them all
 
 _log = structlog.get_logger()
 
 
 class QuotaDrift:
-    """The worker's round over tenants, so many every so often."""
+    """The worker's round over tenants: a limited number per period."""
 
     def __init__(self, engine: sa.Engine, redis: redis_client.Redis, *, every_s: int, tenants_max: int) -> None:
         self._engine = engine
@@ -36,12 +36,12 @@ class QuotaDrift:
         self._active: dict[str, None] = {}
         self._due = time.monotonic() + every_s
 
-    def note(self, tenant_ids: Iterable[str]) -> None:
-        """These have used something."""
+    def record_active(self, tenant_ids: Iterable[str]) -> None:
+        """Remember that these tenants used something."""
         self._active.update(dict.fromkeys(tenant_ids))
 
-    def step(self, backlog: StreamBacklog) -> None:
-        """Compare and mend if it is time to. Never raises for what may pass."""
+    def run_once(self, backlog: StreamBacklog) -> None:
+        """Compare and repair when it is time. Never raises for transient failures."""
         if time.monotonic() < self._due or backlog.length + backlog.dead_letters > _EVENTS_MAX:
             return
         self._due = time.monotonic() + self._every_s
@@ -57,8 +57,8 @@ class QuotaDrift:
                 remaining.popleft()
         except (AppError, *OUTAGES) as error:
             _log.warning("quotas cannot be compared with the ledger", error=str(error)[:500])
-            remaining.rotate(-1)  # if it was this one's fault, all others come first next time
-            self.note(remaining)
+            remaining.rotate(-1)  # if this tenant caused the failure, the others come first next time
+            self.record_active(remaining)
 
     def _mend(self, tenant_id: str, beside: Drift) -> None:
         if quota_rebuild.rebuild(self._engine, self._redis, tenant_id).corrected:

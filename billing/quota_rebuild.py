@@ -1,7 +1,7 @@
-"""Gives a Redis that lost them the month's tokens and the spending of tenants and limited keys, as Postgres has them.
+"""Restores the month's tokens and the spending of tenants and limited keys from Postgres into a Redis that lost them.
 
-Safe while gateways run: they only ever add to these counts, and here the difference to what should have been there at
-one instant is added. Fails closed: while too much usage waits unread, or nothing is published, nothing is changed.
+Safe while gateways run: gateways only add to these counts, and the rebuild adds the difference at one instant. Fails
+closed: while too much usage is unread, or no snapshot is published, it changes nothing.
 """
 
 from collections import Counter, defaultdict
@@ -30,17 +30,17 @@ from core.rating import rate
 TENANTS_AT_ONCE_MAX: Final = 200
 UNREAD_EVENTS_MAX: Final = 100_000
 _COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
-_ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest, each rounded alone
+_ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest are rounded separately
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
 _KEY: Final = msgspec.json.Decoder(KeyGrant)
 
-# What was charged before the month is there at least, as reserve.lua would put it: so nobody does so in between.
+# Sets at least what was charged before the month, as reserve.lua does, so that no reservation does it in between.
 _FLOOR: Final = """
 if (tonumber(redis.call('HGET', KEYS[1], 'spent_nanos')) or 0) < tonumber(ARGV[1]) then
   redis.call('HSET', KEYS[1], 'spent_nanos', ARGV[1])
 end
 """
-# A month that has turned meanwhile has begun with nothing, so only what was ever spent is still to be corrected.
+# If the month has changed meanwhile, it started at zero: only the total spending still needs a correction.
 _ADD: Final = """
 local month = redis.call('HGET', KEYS[1], 'month')
 if not month or month < ARGV[1] then
@@ -56,7 +56,7 @@ redis.call('HINCRBY', KEYS[1], 'spent_nanos', ARGV[4])
 
 
 class Rebuilt(NamedTuple):
-    """How many tenants and keys were looked at, and how many counts of them were corrected."""
+    """How many tenants and keys were checked, and how many of their counts were corrected."""
 
     tenants: int
     limited_keys: int
@@ -64,14 +64,14 @@ class Rebuilt(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How much more a quota's month has than the ledger's; below zero where it has less."""
+    """How much a quota's month exceeds the ledger's; negative when it is less."""
 
     tokens: int
     nanos: int
 
 
 class _Seen(NamedTuple):
-    """Redis at one instant: the month by its clock, what it has by level, and the events that wait for billing."""
+    """Redis at one instant: the month by its clock, its counts by level, and the events that wait for billing."""
 
     month: str
     counts: Mapping[str, Counter[str]]
@@ -79,7 +79,7 @@ class _Seen(NamedTuple):
 
 
 def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None = None) -> Rebuilt:
-    """Rebuild one tenant, or all that are published. Raises NotFound and Unavailable; what is done by then stays."""
+    """Rebuild one tenant, or all published tenants. Raises NotFound and Unavailable; completed tenants stay rebuilt."""
     run_id = _run_id(redis)
     tenants = _tenants(redis, tenant_id)
     limited: dict[str, list[str]] = defaultdict(list)
@@ -94,8 +94,8 @@ def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None 
 
 
 def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
-    """Whether Redis may lack what was used: nobody has given it back since this server started, perhaps from an old
-    copy, or since it was emptied. Where nothing was ever recorded there is nothing to give, and that is noted too.
+    """Whether Redis may lack usage: no rebuild has run since this server started (perhaps from an old copy) or was
+    emptied. When nothing was ever recorded, no rebuild is needed, and that is marked too.
     """
     run_id = _run_id(redis)
     if redis.get(redis_keys.QUOTAS_REBUILT) == run_id:
@@ -108,8 +108,8 @@ def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
 
 
 def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> dict[str, Drift]:
-    """By how much Redis's month lies beside the ledger's, for those of these tenants of whom it does. Nothing waits
-    for this look, so it may be wrong where another worker records meanwhile, and at the turn of a month.
+    """The difference between Redis's month and the ledger's, for those of the tenants that differ. Nothing is locked,
+    so the result may be wrong while another worker records, and at the turn of a month.
     """
     ids = list(tenant_ids)
     grants = cast("list[bytes | None]", redis.hmget(redis_keys.snapshot("tenants"), ids)) if ids else []
@@ -129,7 +129,7 @@ def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[s
 
 
 def _run_id(redis: redis_client.Redis) -> bytes:
-    """Which run of the server this is: another one may have begun from an older copy."""
+    """Identifies the run of the server: another run may have started from an older copy."""
     return str(redis.info("server")["run_id"]).encode()
 
 
@@ -180,15 +180,17 @@ def _rebuild(
 
 
 def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str, TenantGrant]) -> _Seen:
-    """One instant, by MULTI: a settlement counts and tells billing in one step, so it is in both or in neither."""
+    """Read one instant, by MULTI. A settlement counts and reports to billing in one step, so it is in both or in
+    neither.
+    """
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
         pipe.xrange(redis_keys.USAGE_DEAD_LETTERS, count=UNREAD_EVENTS_MAX + 1)
         pipe.xrange(redis_keys.USAGE_STREAM, count=UNREAD_EVENTS_MAX + 1)
         for quota in quotas:
             pipe.hmget(quota, ["month", *_COUNTS])
-        (seconds, _), set_aside, waiting, *stored = pipe.execute()
-    if max(len(set_aside), len(waiting)) > UNREAD_EVENTS_MAX:
+        (seconds, _), dead_letters, waiting, *stored = pipe.execute()
+    if max(len(dead_letters), len(waiting)) > UNREAD_EVENTS_MAX:
         raise Unavailable(
             f"More than {UNREAD_EVENTS_MAX} usage events wait; let `python -m billing worker` record them first, "
             "or put dead letters back with `python -m billing redrive`."
@@ -200,7 +202,7 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
         if at != month.encode():
             numbers["month_used"] = numbers["month_spent_nanos"] = 0
         counts[quota] = numbers
-    decoded = (decode_event(fields.get(b"event")) for _, fields in (*set_aside, *waiting))
+    decoded = (decode_event(fields.get(b"event")) for _, fields in (*dead_letters, *waiting))
     events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
     return _Seen(month, counts, events)
 
@@ -208,8 +210,8 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
 def _recorded(
     session: Session, tenants: Mapping[str, TenantGrant], month: str, *, only_month: bool = False
 ) -> defaultdict[tuple[str, str], Counter[str]]:
-    """What usage records say, by (tenant, key), and by (tenant, "") for the whole of it. With ``only_month`` nothing
-    is said of what was ever spent.
+    """What usage records say, by (tenant, key), and by (tenant, "") for the tenant's total. With ``only_month`` the
+    total spending is left out.
     """
     period = month_period(month)
     within = (col(UsageRecord.settled_at) >= period.start) & (col(UsageRecord.settled_at) < period.end)
@@ -239,7 +241,7 @@ def _add_unrecorded(
     tenants: Mapping[str, TenantGrant],
     seen: _Seen,
 ) -> None:
-    """Add what billing has yet to record, each request once, at the price it will be recorded with."""
+    """Add what billing has not recorded yet, each request once, at the price that billing will use."""
     book = prices.load(session, {event.tenant_id for event in seen.events})
     period = month_period(seen.month)
     for event in usage_records.unrecorded(session, seen.events):

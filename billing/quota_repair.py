@@ -1,7 +1,7 @@
-"""When quotas are rebuilt without being asked: some seconds after Redis was found empty, started anew, or without the
-mark that a rebuild leaves there. How, ``rebuild_quotas`` knows.
+"""Decides when quotas are rebuilt automatically: some seconds after Redis was found empty, restarted, or without the
+mark that a rebuild leaves. ``quota_rebuild`` does the work.
 
-Until then months begin with what gateways have counted since; of what was charged before them nothing is forgotten.
+Until then months begin with what gateways have counted since; nothing that was charged before is lost.
 """
 
 import time
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 class QuotaRepair:
-    """The worker's memory of a Redis that lost its data. A repair that fails is repeated after a growing pause."""
+    """Remembers that Redis lost its data. A failed repair is repeated after a growing pause."""
 
     def __init__(self, engine: sa.Engine, redis: redis_client.Redis, *, delay_s: int) -> None:
         self._engine = engine
@@ -33,16 +33,16 @@ class QuotaRepair:
 
     @property
     def wanted(self) -> bool:
-        """Whether quotas are known to be wrong, and wait to be rebuilt."""
+        """Whether quotas are known to be wrong and wait for a rebuild."""
         return self._wanted
 
     def redis_was_empty(self) -> None:
-        """Rebuild once gateways have settled again what they still knew of, so that it is not counted twice."""
+        """Rebuild after gateways have settled again what they still knew, so that it is not counted twice."""
         self._wanted, self._pause_s = True, self._delay_s
         self._due = time.monotonic() + self._delay_s
 
-    def step(self) -> None:
-        """Rebuild if it is time to. Never raises for what may pass."""
+    def run_once(self) -> None:
+        """Rebuild when it is time. Never raises for transient failures."""
         if not self._wanted and quota_rebuild.is_due(self._engine, self._redis):
             self.redis_was_empty()
         if not self._wanted or time.monotonic() < self._due:

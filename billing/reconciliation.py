@@ -1,6 +1,6 @@
-"""The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted on its own.
+"""The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted independently.
 
-It only reads and reports. Redis that does not answer fails the audit; it is never taken for zero.
+It only reads and reports. When Redis does not answer, the audit fails; the count is never taken as zero.
 """
 
 import msgspec
@@ -58,9 +58,10 @@ ORDER BY tenant_id
 
 
 def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
-    """Compare the three counts, in all and by tenant. Raises Unavailable when Redis does not answer.
+    """Compare the three counts, in total and by tenant. Raises Unavailable when Redis does not answer.
 
-    Redis is asked first: an event that is acknowledged there was committed before, so it is in the ledger read later.
+    Redis is read first: an event that is acknowledged there was committed before, so the ledger, which is read later,
+    has it.
     """
     try:
         backlog = read_backlog(redis)
@@ -96,6 +97,6 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
 
 
 def _engine_tokens(redis: redis_client.Redis) -> int:
-    """Tokens of tenants, over every boot of every replica that has ever reported."""
+    """Tokens of tenants, over every boot of every replica that ever reported."""
     counters = redis.hgetall(redis_keys.ENGINE_COUNTERS)
     return sum(msgspec.json.decode(value, type=EngineCounters).tenant_tokens for value in counters.values())

@@ -131,7 +131,7 @@ class UsageStream:
         if ids:
             self._redis.xack(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP, *ids)
 
-    def set_aside(self, entry: StreamEntry, *, about: Mapping[str, str], dead_letters_max: int) -> bool:
+    def dead_letter(self, entry: StreamEntry, *, about: Mapping[str, str], dead_letters_max: int) -> bool:
         """Move an entry to the dead letters, with the fields of ``about``. Returns False when they are full."""
         fields: list[bytes | str] = [FIELD, entry.payload or b"", "id", entry.id]
         for name, value in about.items():
@@ -142,7 +142,7 @@ class UsageStream:
         )  # fmt: skip
         return int(moved) != -1
 
-    def put_back(self, *, count: int) -> int:
+    def redrive(self, *, count: int) -> int:
         """Move up to ``count`` dead letters, oldest first, to the end of the stream. Returns how many were moved."""
         letters = cast(
             list[tuple[bytes, dict[bytes, bytes]]], self._redis.xrange(redis_keys.USAGE_DEAD_LETTERS, count=count)

@@ -1,4 +1,4 @@
-"""What a tenant used, read from the usage records. Reports never change anything, and never look past one tenant."""
+"""Reports what a tenant used, from the usage records. Reports change nothing and never include another tenant."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -90,7 +90,7 @@ def month_tokens(session: Session, tenant_id: str, name: str) -> int:
 
 
 def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
-    """Nanodollars that each of these tenants was charged before the present UTC month, by the database's clock."""
+    """Nanodollars that each of these tenants was charged before the current UTC month, by the database's clock."""
     began = database_now(session).astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     statement = (
         select(UsageRecord.tenant_id, _total(UsageRecord.amount_nanos))
@@ -113,12 +113,12 @@ def _checked(period: Period, bucket: Bucket) -> Period:
 
 
 def _service_columns() -> list[sa.Label[Any]]:  # columns of several types
-    """What ``Service`` is made of, by names that begin with its field's."""
+    """The columns of ``Service``, named by its fields."""
     done = col(UsageRecord.outcome) == "done"
     first_token, duration = col(UsageRecord.first_token_ms), col(UsageRecord.duration_ms)
     columns: list[sa.Label[Any]] = [_total(UsageRecord.stall_ms).label("service.stall_ms")]
     for name, percent in _PERCENTILES.items():
-        percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: one that was measured
+        percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: a value that was measured
         columns += [
             percentile.within_group(first_token).label(f"service.first_token_ms_{name}"),
             percentile.within_group(duration).filter(done).label(f"service.duration_ms_{name}"),
@@ -151,7 +151,7 @@ def _bucket(row: dict[str, Any]) -> UsageBucket:  # columns of several types
 
 
 def _is_request() -> sa.ColumnElement[bool]:
-    """Whether a record is its request's first: not the rest of one that was estimated."""
+    """Whether a record is the first of its request: not the rest of an estimated one."""
     return ~col(UsageRecord.request_id).endswith(REST)
 
 

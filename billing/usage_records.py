@@ -1,6 +1,6 @@
-"""Usage events into usage records and ledger transfers, in the caller's transaction: both or neither.
+"""Writes usage events as usage records and ledger transfers, in the caller's transaction: both or neither.
 
-The transfer of a request is made at most once, and only with it the record. What was recorded before is recognised.
+A request's transfer is made at most once, together with its record. Events that were recorded before are recognized.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,14 +22,14 @@ from core.rating import Charge, rate
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True):
-    """An event and the stream entry it came in."""
+    """An event and its stream entry."""
 
     entry_id: bytes
     event: UsageEvent
 
 
 class RecordingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of each entry. ``recorded`` and ``duplicates`` are in the ledger once the transaction commits."""
+    """The result for each entry. ``recorded`` and ``duplicates`` are in the ledger once the transaction commits."""
 
     recorded: list[ReceivedEvent]
     duplicates: list[bytes]
@@ -48,9 +48,9 @@ class _Rated(msgspec.Struct, frozen=True):
 
 
 def record(session: Session, arrivals: Sequence[ReceivedEvent], *, clock_skew: timedelta) -> RecordingResult:
-    """Record what is new, and of a request that was estimated the rest. An event from more than ``clock_skew`` ahead of
-    the database, without a price, or with the id of a recorded one but other content is refused, and does not disturb
-    the others.
+    """Record what is new and, for an estimated request, the rest. An event is refused, without affecting the others,
+    when it lies more than ``clock_skew`` ahead of the database, has no price, or repeats a recorded id with other
+    content.
     """
     latest = database_now(session) + clock_skew
     book = prices.load(session, {arrival.event.tenant_id for arrival in arrivals})
@@ -85,7 +85,7 @@ def record(session: Session, arrivals: Sequence[ReceivedEvent], *, clock_skew: t
         )
     repeated += [one.arrival for request_id, one in rated.items() if request_id not in transfer_ids]
     known = _compare(session, repeated)
-    # A rest has an id that no estimate has, so this goes no deeper.
+    # A rest has an id that no estimate has, so there is no second level.
     rest = record(session, known.recorded, clock_skew=clock_skew) if known.recorded else _NOTHING
     return RecordingResult(
         recorded=[*(rated[request_id].arrival for request_id in transfer_ids), *rest.recorded],
@@ -95,7 +95,7 @@ def record(session: Session, arrivals: Sequence[ReceivedEvent], *, clock_skew: t
 
 
 def unrecorded(session: Session, events: Sequence[UsageEvent]) -> list[UsageEvent]:
-    """What would be recorded of events that may wait, and may have been recorded, in the order in which they lie."""
+    """What would be recorded of events that wait, and may be recorded already, in their order."""
     ids = {event.request_id for event in events}
     known: dict[str, UsageRecord | UsageEvent] = dict(_records(session, [*ids, *(each + REST for each in ids)]))
     found: list[UsageEvent] = []
@@ -112,12 +112,12 @@ def unrecorded(session: Session, events: Sequence[UsageEvent]) -> list[UsageEven
 
 
 def _records(session: Session, request_ids: Collection[str]) -> dict[str, UsageRecord]:
-    ids = sa.any_(sa.cast(list(request_ids), ARRAY(sa.Text)))  # one parameter, however many there are
+    ids = sa.any_(sa.cast(list(request_ids), ARRAY(sa.Text)))  # one parameter for any number of ids
     return {one.request_id: one for one in session.exec(select(UsageRecord).where(col(UsageRecord.request_id) == ids))}
 
 
 def _compare(session: Session, repeated: Sequence[ReceivedEvent]) -> RecordingResult:
-    """What becomes of events whose request is recorded already: duplicates, rests to be recorded, or conflicts."""
+    """Sort events whose request is recorded already: duplicates, rests to record, or conflicts."""
     if not repeated:
         return _NOTHING
     records = _records(session, {arrival.event.request_id for arrival in repeated})
@@ -125,7 +125,7 @@ def _compare(session: Session, repeated: Sequence[ReceivedEvent]) -> RecordingRe
     for entry_id, event in ((arrival.entry_id, arrival.event) for arrival in repeated):
         one = records[event.request_id]
         name = _difference(event, one)
-        if event.estimated or name is None:  # an estimate says less than the record, and so contradicts nothing
+        if event.estimated or name is None:  # an estimate says less than the record, so it contradicts nothing
             found.duplicates.append(entry_id)
         elif not one.estimated or any(getattr(event, owner) != getattr(one, owner) for owner in _OWNERS):
             found.refused[entry_id] = Refusal("conflict", f"request {event.request_id} is recorded with another {name}")
@@ -137,7 +137,9 @@ def _compare(session: Session, repeated: Sequence[ReceivedEvent]) -> RecordingRe
 
 
 def _rest(event: UsageEvent, estimate: UsageRecord | UsageEvent) -> UsageEvent | None:
-    """What an exact event says beyond the estimate that is recorded, as settle.lua counts it; None for nothing."""
+    """The difference between an exact event and the recorded estimate, as settle.lua counts it. None when there is
+    none.
+    """
     beyond = {name: max(0, getattr(event, name) - getattr(estimate, name)) for name in _QUANTITIES}
     beyond["cached_tokens"] = min(beyond["cached_tokens"], beyond["input_tokens"])
     if not any(beyond.values()):

@@ -1,4 +1,4 @@
-"""What billing shows to other rooms: frozen values with units in their names. Tables stay inside this package."""
+"""The values that billing shows to other packages: frozen, with units in their names. Tables stay inside."""
 
 from datetime import datetime
 from typing import Literal
@@ -13,7 +13,7 @@ GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
 
 class PriceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A price version of a plan. ``effective_from`` of a plan's first version is the epoch: it holds since ever."""
+    """A price version of a plan. ``effective_from`` of a plan's first version is the epoch."""
 
     id: str
     plan_id: str
@@ -23,9 +23,9 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests were served, as their callers felt it. The percentiles are in milliseconds from when a request had
-    been read: to its first token (of streamed ones), and to its end (of those with outcome done). ``outcomes`` counts
-    requests by how they ended, ``tiers`` by where the adapter lay when they came, as far as its engine said.
+    """How requests were served, as their callers saw it. The percentiles are milliseconds from the end of reading a
+    request to its first token (streamed requests) and to its end (requests with outcome done). ``outcomes`` counts
+    requests by how they ended, ``tiers`` by where the adapter was when they arrived, as far as the engine reported it.
     """
 
     first_token_ms_p50: int | None
@@ -38,10 +38,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage settled in ``[start, start + bucket)``. Of the ids, only what was grouped by is set;
-    ``adapter_id`` None under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones.
-    ``estimated_requests`` are those whose gateway died, charged by its last checkpoint of them. ``service`` is there
-    when grouped by revision.
+    """Usage settled in ``[start, start + bucket)``. Only the ids that were grouped by are set; ``adapter_id`` None
+    under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones. ``estimated_requests``
+    are those whose gateway died, charged by their last checkpoint. ``service`` is set when grouped by revision.
     """
 
     start: datetime
@@ -60,7 +59,7 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` what is owed for it."""
+    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` the amount due."""
 
     id: str
     number: str
@@ -92,7 +91,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice with its lines, by model and price, in the order in which they are printed."""
+    """An invoice with its lines, by model and price, in print order."""
 
     invoice: InvoiceView
     lines: tuple[InvoiceLineView, ...]
@@ -111,12 +110,12 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
-    """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger and means something only when
-    ``unprocessed_events`` and ``dead_letters`` are 0, no request is running, and the agents' last report (one a second)
-    is newer than the last request. ``ledger_drift_nanos`` must always be 0.
+    """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger. It is meaningful only when
+    ``unprocessed_events`` and ``dead_letters`` are 0, no request is running, and the agents' last report (one per
+    second) is newer than the last request. ``ledger_drift_nanos`` must always be 0.
 
-    A request whose gateway died is charged by its last checkpoint: what its engine produced after that is charged to
-    nobody and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
+    A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
+    and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
     ``estimated_requests`` in the ledger, and ``unexplained_drift_tokens`` is the rest.
     """
 

@@ -1,4 +1,4 @@
-"""The billing worker's loop: reclaim, read, meter and maintain the usage stream until it is stopped.
+"""The billing worker's loop: it reclaims, reads, meters and maintains the usage stream until it is stopped.
 
 It survives outages of Redis and Postgres: it waits with a bounded, doubling pause and continues with its batch.
 """
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 class StopRequest:
-    """SIGTERM and SIGINT, taken only when asked for: a batch is never interrupted, and a pause ends at once."""
+    """SIGTERM and SIGINT, received only when polled: a batch is never interrupted, and a pause ends at once."""
 
     _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -39,7 +39,7 @@ class StopRequest:
         self._requested = False
 
     def within(self, timeout_ms: int) -> bool:
-        """Whether stopping was requested, waiting at most this long for it."""
+        """Whether a stop is requested; waits at most this long for it."""
         if not self._requested:
             self._requested = signal.sigtimedwait(self._SIGNALS, timeout_ms / 1000) is not None
         return self._requested
@@ -69,8 +69,9 @@ class BillingWorker:
         self._reclaim_due = self._housekeeping_due = time.monotonic()
         self._backoff_ms = _BACKOFF_MS_MIN
 
-    def run(self) -> None:
-        """Turn until asked to stop. Whatever is in hand then is finished and acknowledged first."""
+    def run_forever(self) -> None:
+        """Read and record batches until a stop is requested. The batch in progress is finished and acknowledged first.
+        """
         grouped = False
         while not self._stop.within(0):
             try:
@@ -78,14 +79,14 @@ class BillingWorker:
                     self._ensure_group()
                     grouped = True
                     _log.info("billing worker reads the usage stream", consumer=self._settings.billing_consumer)
-                self._turn()
+                self.run_once()
                 self._backoff_ms = _BACKOFF_MS_MIN
             except OUTAGES as error:
-                grouped = False  # a Redis that came back empty has no group
+                grouped = False  # a Redis that came back empty has no consumer group
                 self._pause(error)
         _log.info("billing worker stopped")
 
-    def _turn(self) -> None:
+    def run_once(self) -> None:
         settings = self._settings
         now = time.monotonic()
         if self._reclaim_from != _START or now >= self._reclaim_due:
@@ -109,17 +110,17 @@ class BillingWorker:
             metrics.UNREAD.set(backlog.unread)
             metrics.PENDING.set(backlog.pending)
             metrics.DEAD_LETTERS_HELD.set(backlog.dead_letters)
-            self._quotas.step()
-            self._drift.note(self._meter.take_active())
+            self._quotas.run_once()
+            self._drift.record_active(self._meter.take_active())
             if not self._quotas.wanted:
-                self._drift.step(backlog)
+                self._drift.run_once(backlog)
 
     def _ensure_group(self) -> None:
         if self._stream.ensure_group():
             self._quotas.redis_was_empty()
 
     def _process(self, entries: Sequence[StreamEntry]) -> None:
-        """Stay with a batch until it is through: reading on would only pile up what cannot be written."""
+        """Repeat a batch until it is recorded: reading on would only pile up what cannot be written."""
         while True:
             try:
                 return self._meter.process(entries)
@@ -127,10 +128,10 @@ class BillingWorker:
                 if self._pause(error):
                     raise  # stopping: the entries stay pending, and the next worker reclaims them
                 with contextlib.suppress(redis_client.RedisError):
-                    self._ensure_group()  # a Redis that came back empty has none, and the batch would never end
+                    self._ensure_group()  # a Redis that came back empty has no group, and the batch would never end
 
     def _pause(self, error: Exception) -> bool:
-        """Wait, longer each time; whether stopping was requested meanwhile."""
+        """Wait, longer each time. Returns whether a stop was requested meanwhile."""
         dependency = "redis" if isinstance(error, redis_client.RedisError) else "postgres"
         metrics.OUTAGES.labels(dependency).inc()
         cause = str(getattr(error, "orig", error))[:500]  # without SQLAlchemy's copy of the statement
@@ -141,7 +142,7 @@ class BillingWorker:
 
 
 def connect_redis(settings: RedisSettings, billing: BillingSettings) -> redis_client.Redis:
-    """A client as the worker needs it: bytes, RESP2, no retries of its own, no call that outlives a blocking read."""
+    """A client for the worker: bytes, RESP2, no retries, and timeouts above the longest blocking read."""
     return redis_client.Redis.from_url(
         settings.redis_url,
         protocol=2,
@@ -166,5 +167,5 @@ def run() -> None:
             every_s=settings.billing_quota_drift_s,
             tenants_max=settings.billing_quota_drift_tenants_max,
         )
-        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run()
+        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
     engine.dispose()

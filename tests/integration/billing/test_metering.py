@@ -119,8 +119,8 @@ def test_usage_that_never_gets_a_price_is_set_aside_and_can_be_put_back(stage):
         stage.retry_pending()
     assert stage.dead_letters()[0][b"code"] == b"unpriced"
     assert stage.reconcile().dead_letters == 1
-    assert stage.stream.put_back(count=10) == 1
-    assert stage.stream.put_back(count=10) == 0
+    assert stage.stream.redrive(count=10) == 1
+    assert stage.stream.redrive(count=10) == 0
     assert stage.dead_letters() == []
     assert stage.reconcile().unprocessed_events == 1
 
@@ -136,7 +136,7 @@ def test_two_workers_that_give_up_on_the_same_event_set_it_aside_once(stage):
     stage.publish(b"poison")
     (entry,) = stage.stream.read(count=1, block_ms=None)
     for _ in range(2):
-        assert stage.stream.set_aside(entry, about={"code": "undecodable"}, dead_letters_max=10)
+        assert stage.stream.dead_letter(entry, about={"code": "undecodable"}, dead_letters_max=10)
     assert len(stage.dead_letters()) == 1
 
 

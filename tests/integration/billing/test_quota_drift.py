@@ -40,10 +40,10 @@ def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platfor
     for tenant_id, tokens in {above: 70, below: -50, quiet: 9}.items():
         stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", tokens)
     mended = metrics.QUOTA_DRIFTS._value.get()
-    drift.note([above, below])
+    drift.record_active([above, below])
     shown = []
     for _ in range(3):
-        drift.step(read_backlog(stage.redis))
+        drift.run_once(read_backlog(stage.redis))
         shown.append(metrics.QUOTA_DRIFT_TOKENS._value.get())
     assert shown == [70, 50, 0]
     assert metrics.QUOTA_DRIFTS._value.get() == mended + 2
@@ -61,8 +61,8 @@ def test_money_that_differs_is_mended_too_but_for_what_rounding_leaves(stage, pl
     before = platform.counts()
     for nanos in (-5_000, 999):
         stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_spent_nanos", nanos)
-        drift.note([tenant_id])
-        drift.step(read_backlog(stage.redis))
+        drift.record_active([tenant_id])
+        drift.run_once(read_backlog(stage.redis))
     tokens, month_nanos, nanos = before[redis_keys.tenant_quota(tenant_id)]
     assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [tokens, month_nanos + 999, nanos]
 
@@ -76,12 +76,12 @@ def test_a_tenant_who_cannot_be_mended_keeps_nobody_else_from_it(stage, platform
     for tenant_id in (broken, other):
         stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
     drift = QuotaDrift(stage.engine, stage.redis, every_s=0, tenants_max=2)
-    drift.note([broken, other])
+    drift.record_active([broken, other])
     for _ in range(2):
-        drift.step(read_backlog(stage.redis))
+        drift.run_once(read_backlog(stage.redis))
     assert stage.redis.hmget(redis_keys.tenant_quota(other), COUNTS) == [str(each).encode() for each in before]
     stage.redis.delete(redis_keys.key_quota(broken, "key_1"))
-    drift.step(read_backlog(stage.redis))  # it was not forgotten
+    drift.run_once(read_backlog(stage.redis))  # it was not forgotten
     assert stage.redis.hget(redis_keys.tenant_quota(broken), "month_used") == b"120"
 
 
@@ -94,11 +94,11 @@ def test_a_stream_that_is_too_long_to_read_at_each_look_is_not_read_though_billi
     stage.drain()  # and nothing trims it
     stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
     monkeypatch.setattr(quota_drift, "_EVENTS_MAX", 2)
-    drift.note([tenant_id])
-    drift.step(read_backlog(stage.redis))
+    drift.record_active([tenant_id])
+    drift.run_once(read_backlog(stage.redis))
     assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"430"
     stage.stream.trim()
-    drift.step(read_backlog(stage.redis))
+    drift.run_once(read_backlog(stage.redis))
     assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"360"
 
 

@@ -111,7 +111,7 @@ def test_what_was_set_aside_is_counted_too(stage, platform):
     platform.publish()
     platform.serve(tenant_id)
     (entry,) = stage.stream.read(count=10, block_ms=None)
-    assert stage.stream.set_aside(entry, about={"code": "unstorable"}, dead_letters_max=10)
+    assert stage.stream.dead_letter(entry, about={"code": "unstorable"}, dead_letters_max=10)
     stage.redis.xdel(redis_keys.USAGE_STREAM, entry.id)
     before = platform.counts()
     platform.lose()

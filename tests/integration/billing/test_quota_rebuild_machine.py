@@ -203,8 +203,8 @@ class RebuildMachine(RuleBasedStateMachine):
     def compare(self) -> None:
         """Whatever was counted twice meanwhile is mended as the worker does; then quotas are what is charged."""
         drift = QuotaDrift(self.stage.engine, self.stage.redis, every_s=0, tenants_max=10)
-        drift.note(self.grants)
-        drift.step(read_backlog(self.stage.redis))
+        drift.record_active(self.grants)
+        drift.run_once(read_backlog(self.stage.redis))
         assert quota_rebuild.drift(self.stage.engine, self.stage.redis, list(self.grants)) == {}
         for tenant_id, grant in self.grants.items():
             charged = [each.charged for each in self.all if each.tenant_id == tenant_id and each.charged is not None]
