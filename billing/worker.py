@@ -70,8 +70,7 @@ class BillingWorker:
         self._backoff_ms = _BACKOFF_MS_MIN
 
     def run_forever(self) -> None:
-        """Read and record batches until a stop is requested. The batch in progress is finished and acknowledged first.
-        """
+        """Read and record batches until a stop is requested. The current batch is finished and acknowledged first."""
         grouped = False
         while not self._stop.within(0):
             try:

@@ -1,7 +1,7 @@
-"""The shape of an API key: made, checked and hashed here, stored elsewhere and only as a hash.
+"""The format of an API key: creation, check and hash. Keys are stored elsewhere, and only as hashes.
 
-``tnr_live_<30 base62 characters>_<6 base62 characters of CRC-32>``, after GitHub's format (github.blog, 2021-04-05): a
-typo or a truncated paste is refused by arithmetic alone, and secret scanners can recognise the prefix.
+``tnr_live_<30 base62 characters>_<6 base62 characters of CRC-32>``, after GitHub's format (github.blog, 2021-04-05):
+arithmetic alone refuses a typo or a truncated paste, and secret scanners can recognize the prefix.
 """
 
 import binascii
@@ -31,13 +31,13 @@ def _checksum(body: str) -> str:
 
 
 def mint_key(audience: Audience) -> str:
-    """A new secret key. It exists only in what is returned: show it once, store ``hash_key`` of it."""
+    """A new secret key. It exists only in the return value: show it once, store its ``hash_key``."""
     body = f"tnr_{audience}_" + "".join(secrets.choice(_BASE62) for _ in range(_ENTROPY_CHARACTERS))
     return f"{body}_{_checksum(body)}"
 
 
 def is_well_formed(key: str) -> bool:
-    """Whether shape and checksum are right; decided without any lookup."""
+    """Whether format and checksum are right, without any lookup."""
     if len(key) > 64 or not _SHAPE.fullmatch(key):
         return False
     body, _, checksum = key.rpartition("_")
@@ -45,10 +45,10 @@ def is_well_formed(key: str) -> bool:
 
 
 def hash_key(key: str, pepper: bytes) -> str:
-    """HMAC-SHA256 in hex: what is stored, published to gateways and looked up."""
+    """HMAC-SHA256 in hex: the form that is stored, published to gateways and looked up."""
     return hmac.digest(pepper, key.encode(), "sha256").hex()
 
 
 def redact(key: str) -> str:
-    """What lists show: the prefix and the last four characters."""
+    """The form that lists show: the prefix and the last four characters."""
     return f"{key[: key.index('_', 4)]}_…{key[-4:]}"

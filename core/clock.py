@@ -1,4 +1,4 @@
-"""What time it is, as something that can be passed in and replaced. Durations come from the monotonic clock instead."""
+"""The current time, as functions that can be passed in and replaced. Durations use the monotonic clock instead."""
 
 import time
 from collections.abc import Callable

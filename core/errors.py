@@ -56,21 +56,21 @@ class Unauthenticated(AppError):
 
 
 class Forbidden(AppError):
-    """The key is good, but not for this."""
+    """The key is valid but does not allow this."""
 
     status = 403
     default_code = "forbidden"
 
 
 class NotFound(AppError):
-    """Absent, or not the caller's."""
+    """Absent, or another tenant's."""
 
     status = 404
     default_code = "not_found"
 
 
 class Conflict(AppError):
-    """Not in a state in which this can be done."""
+    """The object's state does not allow this."""
 
     status = 409
     default_code = "conflict"
@@ -91,28 +91,28 @@ class UnsupportedMedia(AppError):
 
 
 class Unprocessable(AppError):
-    """Well-formed, but it cannot be done."""
+    """Well-formed, but cannot be done."""
 
     status = 422
     default_code = "unprocessable"
 
 
 class TooManyRequests(AppError):
-    """A limit of the plan stands in the way."""
+    """A limit of the plan is reached."""
 
     status = 429
     default_code = "rate_limit_exceeded"
 
 
 class BadGateway(AppError):
-    """A replica went away or answered nonsense."""
+    """A replica disconnected or sent an invalid answer."""
 
     status = 502
     default_code = "replica_failed"
 
 
 class Unavailable(AppError):
-    """No capacity now, or something below is down."""
+    """No capacity, or a dependency is down."""
 
     status = 503
     default_code = "unavailable"

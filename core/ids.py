@@ -1,7 +1,7 @@
-"""Prefixed, time-ordered ids. An id sorts by the millisecond it was made in and says what it names.
+"""Prefixed, time-ordered ids. An id sorts by the millisecond of its creation and names the kind of its object.
 
-The body is a ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford's base32 (https://github.com/ulid/spec),
-in lower case so that the id is also a valid file name, S3 key and DNS label.
+The body is a ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford's base32
+(https://github.com/ulid/spec), in lower case so that the id is also a valid file name, S3 key and DNS label.
 """
 
 import os
@@ -20,12 +20,12 @@ _ANY_ID: Final = re.compile(rf"(?P<kind>[a-z]+)_{_BODY}")
 
 
 def new_id(kind: Kind) -> str:
-    """A fresh id such as ``tn_01jd3kq5...``: 26 characters after the prefix."""
+    """A new id such as ``tn_01jd3kq5...``: 26 characters after the prefix."""
     number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10))
     return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
 
 
 def is_id(text: str, kind: Kind) -> bool:
-    """Whether ``text`` has the shape of an id of this kind. Says nothing of whether it exists."""
+    """Whether ``text`` has the format of an id of this kind. Does not check that the object exists."""
     match = _ANY_ID.fullmatch(text)
     return match is not None and match["kind"] == kind

@@ -15,5 +15,5 @@ def pages_for(tokens: int, block_tokens: int = PAGE_TOKENS) -> int:
 
 
 def page_ms(tokens: int, duration_ms: int, block_tokens: int = PAGE_TOKENS) -> int:
-    """What a request is metered for: the pages at its longest times the milliseconds it was on the engine."""
+    """The metered quantity of a request: its largest number of pages times its milliseconds on the engine."""
     return pages_for(tokens, block_tokens) * duration_ms

@@ -22,7 +22,7 @@ def cents_to_nanos(amount_cents: int) -> int:
 
 
 def format_usd(amount_nanos: int) -> str:
-    """``$1.234567890`` without trailing zeros beyond the cents; for people, never parsed back."""
+    """``$1.234567890`` without trailing zeros beyond the cents. For people; never parsed."""
     sign = "-" if amount_nanos < 0 else ""
     dollars, nanos = divmod(abs(amount_nanos), NANOS_PER_DOLLAR)
     fraction = f"{nanos:09d}".rstrip("0").ljust(2, "0")

@@ -1,4 +1,4 @@
-"""What gateways' scripts keep of a quota level in Redis, as numbers to show. What is decided by it is decided there.
+"""Decodes the state of a quota level that the gateways' scripts keep in Redis, for display. It decides nothing.
 
 The hash's fields are described in data_plane/gateway/quota/scripts/prelude.lua.
 """
@@ -19,7 +19,7 @@ HELD_FIELDS: Final = ("pages", "input", "output", "nanos")
 
 class LevelState(msgspec.Struct, frozen=True, kw_only=True):
     """One level now. ``arrivals_us`` are theoretical arrival times by rate, in microseconds from now (0 and below: the
-    whole minute is free). Tokens held count against the month as well.
+    whole minute is free). Held tokens count against the month as well.
     """
 
     concurrent_requests: int
@@ -32,7 +32,7 @@ class LevelState(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_us: Mapping[str, int]
 
     def used_of(self, rate: str, limit: int) -> int:
-        """How much of a rate's bucket, which holds ``limit`` a minute, is taken."""
+        """How much of a rate's bucket, which holds ``limit`` per minute, is used."""
         ahead_us = min(max(0, self.arrivals_us[rate]), MINUTE_US)
         return -(-ahead_us * limit // MINUTE_US)
 
@@ -42,8 +42,8 @@ class LevelState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_level(stored: Sequence[bytes | None], *, now_us: int) -> LevelState:
-    """A level from its hash's values in the order of ``FIELDS``, at a time of Redis's own clock. A month that is over
-    has used nothing of the present one.
+    """A level from its hash's values in the order of ``FIELDS``, at a time of Redis's clock. A month that is over has
+    no usage in the current one.
     """
     fields = dict(zip(FIELDS, stored, strict=True))
     number = {name: int(float(fields[name] or 0)) for name in FIELDS if name != "month"}
@@ -65,12 +65,12 @@ def read_level(stored: Sequence[bytes | None], *, now_us: int) -> LevelState:
 
 
 def without_expired(level: LevelState, expired: Iterable[Sequence[bytes | None]]) -> LevelState:
-    """The level without what reservations hold whose leases ran out: ``HELD_FIELDS`` of each. They hold nothing any
-    more, although no script has given it back yet.
+    """The level without the holds of reservations whose leases have expired (``HELD_FIELDS`` of each). They hold
+    nothing, although no script has returned it yet.
     """
     for held in expired:
         if held[0] is None:
-            continue  # it was settled, or swept, in between
+            continue  # it was settled or swept in between
         pages, input_tokens, output_tokens, nanos = (int(value or 0) for value in held)
         level = msgspec.structs.replace(
             level,
@@ -83,7 +83,7 @@ def without_expired(level: LevelState, expired: Iterable[Sequence[bytes | None]]
 
 
 def month_ends_ms(now_us: int) -> int:
-    """When the present UTC month ends, in Unix milliseconds."""
+    """The end of the current UTC month, in Unix milliseconds."""
     now = datetime.fromtimestamp(now_us // 1_000_000, UTC)
     year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
     return round(datetime(year, month, 1, tzinfo=UTC).timestamp() * 1000)

@@ -1,7 +1,9 @@
-"""Pure rating: quantities times a price are nanodollars. No clock, no database and no rounding beyond the one named.
+"""Pure rating: quantities times a price, in nanodollars. No clock, no database and no rounding beyond the one named
+here.
 
-Billing rates usage records by it and gateways hold and settle by it, so that both count the same. KV page-milliseconds
-are priced by the page-second, truncated below one nanodollar a request, in the tenant's favour.
+Billing rates usage records with it and gateways hold and settle with it, so both count the same. KV page-milliseconds
+are priced per page-second, truncated below one nanodollar per request, in the tenant's favor.
+``data_plane/gateway/settlement/usage_event.py`` measures them.
 """
 
 from typing import Protocol
@@ -12,7 +14,7 @@ from core.contracts.grants import Prices
 
 
 class Quantities(Protocol):
-    """What a usage event and a usage record have in common; ``input_tokens`` includes ``cached_tokens``."""
+    """The common quantities of a usage event and a usage record. ``input_tokens`` includes ``cached_tokens``."""
 
     @property
     def input_tokens(self) -> int: ...
@@ -25,7 +27,7 @@ class Quantities(Protocol):
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request costs, in parts."""
+    """The cost of one request, in parts."""
 
     input_nanos: int
     cached_input_nanos: int
@@ -34,12 +36,12 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amount_nanos(self) -> int:
-        """The whole."""
+        """The total."""
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
 
 def rate(used: Quantities, prices: Prices) -> Charge:
-    """The charge for one request; the same quantities at the same prices give the same charge, always."""
+    """The charge for one request. The same quantities at the same prices always give the same charge."""
     assert 0 <= used.cached_tokens <= used.input_tokens, "cached tokens are a part of the input"
     assert used.output_tokens >= 0, "tokens are counted upwards"
     assert used.kv_page_ms >= 0, "time does not run backwards"

@@ -1,6 +1,6 @@
-"""The settings two or more deployables share, read once from the environment (``TENORA_…``) and then frozen.
+"""The settings that two or more processes share, read once from the environment (``TENORA_…``) and then frozen.
 
-A deployable's own settings class composes these; nothing else in the project reads the environment.
+A process's own settings class composes them; no other module reads the environment.
 """
 
 import re

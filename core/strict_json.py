@@ -1,7 +1,7 @@
-"""JSON from strangers, read strictly: bounded nesting, no duplicate keys, no NaN or Infinity, no lone surrogates, UTF-8
-without a mark.
+"""Parses JSON from callers strictly: bounded nesting, no duplicate keys, no NaN or Infinity, no lone surrogates, UTF-8
+without a byte order mark.
 
-``json.loads`` alone accepts all of these. The meaning of the values is the caller's concern.
+``json.loads`` alone accepts all of these. Callers interpret the values.
 """
 
 import json
@@ -11,12 +11,12 @@ from typing import Final
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 itself has none: they come as escapes, and rarely
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 itself has none: they arrive as escapes, rarely
 
 
 class JsonRefused(ValueError):
-    """The text is not JSON as we accept it; the message says why in words that can be shown to the sender. ``key`` is
-    the field that holds what is wrong, where one does, as UTF-8 can carry it.
+    """The text is not accepted as JSON. The message can be shown to the sender. ``key`` is the field with the error, if
+    there is one, in a form that UTF-8 can carry.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
@@ -25,7 +25,7 @@ class JsonRefused(ValueError):
 
 
 class _NotANumber:
-    """Stands where the text has NaN, Infinity or a number beyond every float, until the field around it is known."""
+    """A placeholder for NaN, Infinity or a number beyond every float, until the surrounding field is known."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -34,8 +34,8 @@ class _NotANumber:
 def parse(text: bytes, *, depth_max: int) -> object:
     """The value of a UTF-8 JSON text whose brackets nest at most ``depth_max`` deep. The caller bounds its length.
 
-    Raises ``JsonRefused``. Depth is counted on the bytes before anything is parsed, so that a text of nothing but
-    brackets costs one pass and no stack. Most texts have fewer brackets than levels allowed, and are not looked at.
+    Raises ``JsonRefused``. Depth is counted on the bytes before parsing, so a text of nothing but brackets costs one
+    pass and no stack. Texts with fewer brackets than allowed levels are not scanned.
     """
     if text.count(b"{") + text.count(b"[") > depth_max:
         _bound_depth(text, depth_max)
@@ -82,7 +82,7 @@ def _float(digits: str) -> float | _NotANumber:
 
 
 def _integer(digits: str) -> int | float:
-    """Minus zero is no integer, to other readers of JSON as well."""
+    """Minus zero is not an integer to other JSON parsers either."""
     return -0.0 if digits == "-0" else int(digits)
 
 
@@ -93,7 +93,7 @@ _MINUS_ZERO_DECODER: Final = json.JSONDecoder(
 
 
 def _refuse_wrong_number(value: object, key: str | None) -> None:
-    """Objects have been through this by themselves; what is left are lists and the value itself."""
+    """Objects were checked when they were parsed; this checks lists and the top-level value."""
     if isinstance(value, list):
         for each in value:
             _refuse_wrong_number(each, key)
@@ -103,7 +103,7 @@ def _refuse_wrong_number(value: object, key: str | None) -> None:
 
 
 def _refuse_surrogates(value: object, key: str | None) -> None:
-    """Half a character in a string or key is text that UTF-8 cannot carry on, to an engine or back to its sender."""
+    """A lone surrogate in a string or key cannot be encoded as UTF-8, for an engine or for the sender."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -120,6 +120,6 @@ def _refuse_surrogates(value: object, key: str | None) -> None:
 
 
 def shorten(value: object, characters_max: int = 80) -> str:
-    """A value from a stranger as it may stand in a message: JSON, ASCII only, cut at ``characters_max``."""
+    """A sender's value for an error message: JSON, ASCII only, cut at ``characters_max``."""
     text = json.dumps(value, default=str)
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

@@ -1,6 +1,7 @@
-"""Logs and metrics of a process: one JSON line an event on standard output, Prometheus on a loopback port.
+"""Logs and metrics of a process: one JSON line per event on standard output, Prometheus on a loopback port.
 
-Metrics fail open: a port that is taken is logged and the process goes on. Secrets and prompts are never logged.
+Metrics fail open: when the port is taken, that is logged and the process continues. Secrets and prompts are never
+logged.
 """
 
 import logging

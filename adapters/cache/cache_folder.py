@@ -1,8 +1,10 @@
-"""The files of the adapter cache: where they lie, whether they are whole, and how they come and go without a gap.
+"""The files of the adapter cache: where they are, whether they are complete, and how they are installed and removed
+without a gap.
 
-Layout: ``<digest>/`` are whole adapters, ``.incoming/`` downloads, ``.trash/`` what is being removed; ``.leases/`` and
-``.locks/`` belong to ``adapters.cache.digest_leases`` and ``adapters.cache.file_locks``. Who may do what is the
-business of ``adapters.cache.disk_cache``. Nothing here trusts what it finds: others can write into the folder.
+Layout: ``<digest>/`` are complete adapters, ``.incoming/`` downloads, ``.trash/`` adapters being removed; ``.leases/``
+and ``.locks/`` belong to ``adapters.cache.digest_leases`` and ``adapters.cache.file_locks``.
+``adapters.cache.disk_cache`` decides when each call is allowed. Nothing here trusts the folder's contents: other
+programs can write into it.
 """
 
 import os
@@ -51,22 +53,22 @@ class CacheFolder:
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Make the folders, also after somebody has removed them."""
+        """Create the folders, also after another program has removed them."""
         for folder in (self.root, self.leases, self.locks, self.incoming, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Where an adapter lies when it is here. Raises ``ValueError`` for what is no digest."""
+        """The path of a cached adapter. Raises ``ValueError`` for a text that is not a digest."""
         if not is_digest(digest):
             raise ValueError(f"{digest!r} is no digest")
         return self.root / digest
 
     def lock(self, digest: str) -> Path:
-        """The lock under which an adapter is downloaded or mended."""
+        """The lock under which an adapter is downloaded or repaired."""
         return self.locks / digest
 
     def fresh_incoming(self, digest: str) -> Path:
-        """An empty folder to download into; what a crashed download left there is gone."""
+        """An empty folder for a download; leftovers of a crashed download are removed."""
         folder = self.incoming / digest
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -80,7 +82,7 @@ class CacheFolder:
             return None
 
     def fingerprint(self, digest: str) -> Fingerprint | None:
-        """What the adapter's files look like from outside; None when one is missing or no regular file."""
+        """Inode, size and modification time of the adapter's files; None when one is missing or not a regular file."""
         folder, marks = self.path(digest), []
         for name in _FILES:
             try:
@@ -93,7 +95,7 @@ class CacheFolder:
         return tuple(marks)
 
     def is_complete(self, digest: str) -> bool:
-        """Whether manifest and files are there with the right checksums. Reads all of it."""
+        """Whether manifest and files exist with the right checksums. Reads all of them."""
         if self.fingerprint(digest) is None or (manifest := self.read_manifest(digest)) is None:
             return False
         try:
@@ -105,8 +107,8 @@ class CacheFolder:
             return False
 
     def install(self, incoming: Path, digest: str) -> None:
-        """Make a verified download the adapter. A damaged one is mended file by file, since an engine may be reading
-        the folder: at no instant is a file missing.
+        """Turn a verified download into the adapter. A damaged adapter is repaired file by file, because an engine may
+        be reading the folder: at no instant is a file missing.
         """
         _sync(incoming)
         target = self.path(digest)
@@ -122,7 +124,7 @@ class CacheFolder:
         _sync(self.root)
 
     def touch(self, digest: str) -> None:
-        """Note a use: the folder's modification time survives restarts."""
+        """Record a use: the folder's modification time survives restarts."""
         os.utime(self.path(digest))
 
     def read_ahead(self, digest: str) -> None:
@@ -134,41 +136,41 @@ class CacheFolder:
             os.close(descriptor)
 
     def digests(self) -> frozenset[str]:
-        """Every digest that has a folder here."""
+        """Every digest with a folder."""
         with os.scandir(self.root) as entries:
             return frozenset(entry.name for entry in entries if is_digest(entry.name) and entry.is_dir())
 
     def list(self) -> list[CachedAdapter]:
-        """Every adapter here. One without a manifest counts as used never."""
+        """Every adapter. One without a manifest counts as never used."""
         return [_measure(self.root / digest) for digest in sorted(self.digests())]
 
     def incoming_bytes(self) -> int:
-        """What running downloads will occupy: their files have their full size from the start."""
+        """The bytes that running downloads will occupy: their files have their full size from the start."""
         return sum(_measure(folder).size_bytes for folder in self.incoming.iterdir())
 
     def discard(self, digest: str) -> None:
-        """Take an adapter away at once; ``empty_trash`` frees its bytes."""
+        """Remove an adapter at once; ``empty_trash`` frees its bytes."""
         self.path(digest).rename(self._trash / f"{digest}-{secrets.token_hex(4)}")
 
     def empty_trash(self) -> None:
-        """Free what was discarded, by this or by a crashed process."""
+        """Free the bytes of discarded adapters, of this process and of crashed ones."""
         for folder in self._trash.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
 
     def is_in_trash(self, digest: str) -> bool:
-        """Whether anything that was discarded of an adapter is left."""
+        """Whether any file of a discarded adapter is left."""
         return any(self._trash.glob(f"{digest}-*"))
 
     def free_bytes(self) -> int:
-        """What the file system can still take."""
+        """The free bytes of the file system."""
         return shutil.disk_usage(self.root).free
 
 
 def choose_evictions(
     adapters: Iterable[CachedAdapter], *, needed_bytes: int, budget_bytes: int, protected: AbstractSet[str]
 ) -> tuple[list[str], int]:
-    """The least recently used digests to remove so that ``needed_bytes`` more fit the budget, and by how many bytes it
-    is exceeded even so. Protected ones are never among them.
+    """The least recently used digests to remove so that ``needed_bytes`` more fit the budget, and by how many bytes the
+    budget is exceeded even so. Protected digests are never among them.
     """
     found = sorted(adapters, key=lambda adapter: (adapter.used_at_ns, adapter.digest))
     excess = sum(adapter.size_bytes for adapter in found) + needed_bytes - budget_bytes
@@ -183,7 +185,7 @@ def choose_evictions(
 
 
 def _measure(folder: Path) -> CachedAdapter:
-    """Size and last use. What vanishes while it is looked at counts as nothing."""
+    """Size and last use. A file that disappears meanwhile counts as nothing."""
     size_bytes, used_at_ns = 0, 0
     try:
         for file in os.scandir(folder):
@@ -196,7 +198,7 @@ def _measure(folder: Path) -> CachedAdapter:
 
 
 def _sync(folder: Path) -> None:
-    """Names written before are on the disk afterwards, so that a power cut leaves no half-named adapter."""
+    """Make written names durable, so that a power cut leaves no half-named adapter."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,8 +22,9 @@ RESERVED_BYTES: Final = 1024 * _LINE_BYTES
 class DigestLeases:
     """The digests that this process holds.
 
-    Methods marked so need the folder's lock, under which others read the file; the others only touch memory, from any
-    thread. A digest without holders is written off at the next ``settle``: until then others merely keep it.
+    Methods marked so need the folder's lock, under which other processes read the file; the others only touch memory,
+    from any thread. A digest without holders is removed from the file at the next ``flush``; until then other processes
+    keep it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +37,7 @@ class DigestLeases:
         self._open()
 
     def holders(self, digest: str) -> frozenset[str]:
-        """Who in this process holds a digest."""
+        """The holders of a digest in this process."""
         with self._guard:
             return frozenset(self._holders.get(digest, ()))
 
@@ -49,7 +50,7 @@ class DigestLeases:
             self._holders.setdefault(digest, set()).add(holder)
 
     def join(self, digest: str, holder: str) -> bool:
-        """Hold what this process holds already; False when it does not."""
+        """Add a holder to a digest that this process holds already; False when it does not."""
         with self._guard:
             if holders := self._holders.get(digest):
                 holders.add(holder)
@@ -62,7 +63,7 @@ class DigestLeases:
                 holders.discard(holder)
 
     def flush(self) -> None:
-        """Make the file say what is held, also when somebody has removed it. Needs the folder's lock."""
+        """Write the present leases to the file, also when another program has removed it. Needs the folder's lock."""
         if self._descriptor is None:
             return  # closed
         if not is_same(self._descriptor, self._path):
@@ -79,7 +80,7 @@ class DigestLeases:
             self._write(self._written)
 
     def all_leased(self) -> frozenset[str]:
-        """What this and every other living process holds. Needs the folder's lock."""
+        """The digests that this and every other living process holds. Needs the folder's lock."""
         held = set(self._written)
         for path in self._folder.iterdir():
             if path == self._path or not path.is_file():
@@ -92,7 +93,7 @@ class DigestLeases:
         return frozenset(held)
 
     def close(self) -> None:
-        """Hold nothing any more. Closing again does nothing."""
+        """Release everything. Idempotent."""
         if self._descriptor is not None:
             if is_same(self._descriptor, self._path):
                 self._path.unlink(missing_ok=True)
@@ -106,7 +107,9 @@ class DigestLeases:
         self._reserve()
 
     def _reserve(self) -> None:
-        """On a disk that is full already it fails, and is tried again: meanwhile each hold needs room of its own."""
+        """Allocate the file in advance. On a full disk this fails and is repeated; meanwhile each lease needs free
+        space.
+        """
         assert self._descriptor is not None, "a closed file reserves nothing"
         size = os.fstat(self._descriptor).st_size
         if size < RESERVED_BYTES:
@@ -116,7 +119,7 @@ class DigestLeases:
                 os.ftruncate(self._descriptor, size)
 
     def _write(self, digests: Iterable[str]) -> None:
-        """The whole list over the old one, padded with zeros so that nothing of that remains."""
+        """Overwrite the whole list and pad it with zeros."""
         assert self._descriptor is not None, "a closed file holds nothing"
         text = "".join(f"{digest}\n" for digest in digests).encode()
         size = os.fstat(self._descriptor).st_size

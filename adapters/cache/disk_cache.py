@@ -1,9 +1,9 @@
 """The rules of the disk cache as blocking calls: when an adapter may be acquired, installed or evicted, and under which
-lock. Downloads are the task of ``adapters.cache.adapter_cache``.
+lock. ``adapters.cache.adapter_cache`` downloads.
 
-A digest that an engine of this machine may re-read is never removed. Several processes may share the folder; it may be
-changed behind their backs, and is then mended from S3 by ``adapters.cache.adapter_cache``. Each failure of the disk
-has a code and concerns one adapter.
+A digest that an engine of this machine may read again is never removed. Several processes may share the folder. Other
+programs may change it; ``adapters.cache.adapter_cache`` then repairs it from S3. Each disk failure has a code and
+affects one adapter.
 """
 
 import errno
@@ -28,7 +28,7 @@ from adapters.settings import CacheSettings
 from core.errors import Unavailable
 
 _log: Final = structlog.get_logger()
-_FOLDER_LOCK_TIMEOUT_S: Final = 30  # held for renames and listings alone
+_FOLDER_LOCK_TIMEOUT_S: Final = 30  # held only for renames and listings
 ANOTHER_PROCESS: Final = "another process"
 
 
@@ -45,8 +45,8 @@ class DiskCache:
             self._sweep()
 
     def acquire(self, digest: str, holder: str) -> bool:
-        """Hold an adapter that is here and whole; False when it is not. It is held first, so that nobody evicts it
-        while it is checked, and checked again whenever its files changed.
+        """Acquire a complete adapter; False when it is absent or damaged. It is leased first, so that no process evicts
+        it during the check, and checked again whenever its files have changed.
         """
         with disk_errors(f"adapter {digest}"):
             if not self.leases.join(digest, holder):
@@ -55,7 +55,7 @@ class DiskCache:
                         return False
                     self.leases.acquire(digest, holder)
             if self._is_verified(digest):
-                with suppress(OSError):  # a use that is not noted, or pages that are not read ahead, cost only speed
+                with suppress(OSError):  # an unrecorded use, or pages that are not read ahead, cost only speed
                     self.folder.touch(digest)
                     self.folder.read_ahead(digest)
                 return True
@@ -64,8 +64,8 @@ class DiskCache:
 
     @contextmanager
     def download_folder(self, digest: str, download: Download, *, timeout_s: float) -> Iterator[Path]:
-        """The empty folder for a download, which no other process receives at the same time and of which nothing is
-        left afterwards. Raises ``Unavailable`` when another process has been at it for too long.
+        """An empty folder for a download. No other process gets it at the same time, and it is removed afterwards.
+        Raises ``Unavailable`` when another process has held it for too long.
         """
         with disk_errors(f"adapter {digest}"):
             try:
@@ -80,7 +80,7 @@ class DiskCache:
                 raise Unavailable(f"another process is still downloading {digest}", code="store_timeout") from error
 
     def reserve(self, manifest: AdapterManifest, incoming: Path) -> None:
-        """Evict for an adapter and give its files their size, so that all downloads together keep to the budget.
+        """Evict for an adapter and allocate its files, so that all downloads together stay within the budget.
 
         Raises ``CacheFull``, and evicts nothing, when the disk would be nearly full even so.
         """
@@ -94,7 +94,7 @@ class DiskCache:
             self.folder.empty_trash()
 
     def install(self, incoming: Path, digest: str, holder: str) -> None:
-        """Make a verified download the adapter, held from its first instant."""
+        """Turn a verified download into the adapter, leased from its first instant."""
         with disk_errors(f"adapter {digest}"), self._folder_lock():
             if self.folder.path(digest).exists():
                 metrics.CACHE_DAMAGED.inc()
@@ -109,7 +109,7 @@ class DiskCache:
                 self._verified[digest] = mark
 
     def evict(self, digest: str) -> frozenset[str]:
-        """Remove an adapter unless somebody still holds it: who does. Raises ``CacheFailed`` where it cannot."""
+        """Remove an adapter unless it is leased; returns its holders. Raises ``CacheFailed`` when that fails."""
         with disk_errors(f"adapter {digest}"):
             with self._folder_lock():
                 if digest in self.leases.all_leased():
@@ -129,7 +129,7 @@ class DiskCache:
             pass
 
     def digests(self) -> frozenset[str]:
-        """What lies here."""
+        """The digests of the cached adapters."""
         with disk_errors("the list of adapters"):
             self.folder.lay_out()
             return self.folder.digests()
@@ -144,7 +144,7 @@ class DiskCache:
         return False
 
     def _evict_for(self, needed_bytes: int, *, disk_free_min: int, what: str) -> None:
-        """Discard the least recently used until the budget has room, and the disk for ``disk_free_min`` more."""
+        """Discard the least recently used adapters until budget and disk have room (``disk_free_min`` more)."""
         adapters, incoming_bytes = self.folder.list(), self.folder.incoming_bytes()
         present_bytes, free_bytes = sum(adapter.size_bytes for adapter in adapters), self.folder.free_bytes()
         room_bytes = present_bytes + incoming_bytes + free_bytes - disk_free_min
@@ -168,7 +168,7 @@ class DiskCache:
             _log.warning("adapter cache exceeds its budget: engines may read all of it", excess_bytes=excess_bytes)
 
     def _sweep(self) -> None:
-        """What a start removes: leftovers of dead processes, and what was unused for too long."""
+        """The cleanup at start: leftovers of dead processes, and adapters unused for too long."""
         for leftover in self.folder.incoming.iterdir():
             with suppress(LockTimeout), locked(self.folder.locks / leftover.name, timeout_s=0):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -184,7 +184,7 @@ class DiskCache:
 
     @contextmanager
     def _folder_lock(self) -> Iterator[None]:
-        """One process and one thread at a time looks at holds and renames."""
+        """Only one process and one thread at a time reads leases and renames."""
         with self._folder_guard, locked(self.folder.locks / "folder", timeout_s=_FOLDER_LOCK_TIMEOUT_S):
             self.folder.lay_out()
             self.leases.flush()

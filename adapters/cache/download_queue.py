@@ -1,8 +1,8 @@
-"""Whose download is next: slots in all, slots for each owner, and turns by round robin between those who wait.
+"""Decides which download runs next: a number of slots in total and per owner, round robin between the owners that wait.
 
-An owner is any string; whose it is, the caller knows. A download that has stalled keeps its owner's slot but lends the
-common one to others, so that no number of slow objects of some holds up the rest. Fails closed: beyond the bounds on
-waiting an owner is refused at once, those with the longest lines first. For one event loop.
+An owner is any string; the caller knows what it stands for. A stalled download keeps its owner's slot but lends its
+common slot to others, so that slow objects of some owners do not block the rest. Fails closed: beyond the limits on
+waiting downloads an owner is refused at once, owners with the longest queues first. For one event loop.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ import msgspec
 from adapters import metrics
 from adapters.object_store.download_progress import Download, DownloadStopped
 
-_LOOK_S: Final = 0.25  # between two looks for stalled downloads, while others wait
+_LOOK_S: Final = 0.25  # between two checks for stalled downloads, while others wait
 
 
 class DownloadQueueBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """``running`` and ``waiting`` in all and per owner; ``stalled`` more may run while they receive nothing."""
+    """``running`` and ``waiting`` downloads in total and per owner; ``stalled`` more may run while they receive
+    nothing.
+    """
 
     running: int
     running_per_owner: int
@@ -31,7 +33,7 @@ class DownloadQueueBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DownloadQueueFull(Exception):
-    """Too many wait already; ``of_owner`` says whether the owner's own bound was reached."""
+    """Too many downloads wait already. ``of_owner`` says whether the owner's own limit was reached."""
 
     def __init__(self, *, of_owner: bool) -> None:
         super().__init__("too many downloads wait")
@@ -45,7 +47,7 @@ class _Waiter:
 
 
 class DownloadQueue:
-    """``async with queue.slot(owner, download)`` around each download."""
+    """Use ``async with queue.slot(owner, download)`` around each download."""
 
     def __init__(self, bounds: DownloadQueueBounds) -> None:
         self._bounds = bounds
@@ -83,8 +85,8 @@ class DownloadQueue:
         )
 
     def share(self, owner: str, download: Download) -> None:
-        """``owner`` wants this download too: if it still waits behind others of its first owner's, it moves to the line
-        where fewer are before it.
+        """``owner`` wants this download too. If it still waits behind others of its first owner, it moves to the queue
+        with fewer downloads before it.
         """
         waiter, place = self._find(download)
         if waiter is not None and len(queue := self._waiting.get(owner, deque())) < place:
@@ -119,7 +121,7 @@ class DownloadQueue:
         self._dispatch()
 
     def _make_place(self, owner: str) -> None:
-        """Send the last of the longest line away, so that long lines cannot keep others from waiting at all."""
+        """Refuse the last download of the longest queue, so that long queues cannot keep others from waiting at all."""
         longest = max(self._waiting, key=lambda other: len(self._waiting[other]))
         if len(self._waiting[longest]) <= len(self._waiting.get(owner, ())) + 1:
             raise DownloadQueueFull(of_owner=False)
@@ -128,7 +130,7 @@ class DownloadQueue:
             last.granted.set_exception(DownloadQueueFull(of_owner=False))
 
     def _dispatch(self) -> None:
-        """Give out what is free, one owner after the other."""
+        """Assign free slots, one owner after the other."""
         while self._has_room() and (owner := self._next_owner()) is not None:
             waiter = self._waiting[owner].popleft()
             self._waiting.move_to_end(owner)

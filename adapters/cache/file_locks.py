@@ -1,4 +1,4 @@
-"""Advisory locks on files, between the processes of one machine. A lock is gone when its holder dies.
+"""Advisory locks on files, between the processes of one machine. The kernel releases a lock when its holder dies.
 
 If the folder of the locks is removed, it is created again, and a lock on a removed file is void.
 """
@@ -22,7 +22,7 @@ class LockTimeout(TimeoutError):
 @contextmanager
 def locked(path: Path, *, timeout_s: float, stop: threading.Event | None = None) -> Iterator[None]:
     """Hold ``path`` exclusively within the block. Raises ``LockTimeout``, also when ``stop`` is set meanwhile. The file
-    is removed again afterwards, so that there are never more of them than locks held.
+    is removed afterwards, so that there are never more files than locks held.
     """
     deadline = time.monotonic() + timeout_s
     pause = stop or threading.Event()
@@ -61,7 +61,7 @@ def _open(path: Path) -> int:
 
 
 def is_same(descriptor: int, path: Path) -> bool:
-    """Whether an open file still is what others find under ``path``."""
+    """Whether an open file is still the one under ``path``."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""How bytes leave S3: the body of one object or of a range of it, read as it comes.
+"""Reads the body of one S3 object, or of a range of it, as it arrives.
 
-Reads return what one receive gave, so that a server which trickles is seen doing so and every read has its timeout.
-Attempts, places and checksums are the callers' (``adapters.object_store.ranged_download``,
+A read returns what one receive gave, so that a server that trickles is noticed and every read has its timeout. Callers
+handle retries, file positions and checksums (``adapters.object_store.ranged_download``,
 ``adapters.object_store.revision_store``).
 """
 
@@ -40,9 +40,11 @@ class ObjectReader:
 
     @contextmanager
     def open(self, key: str, first: int = 0, end: int | None = None) -> Iterator[ObjectBody]:
-        """The object, or from ``first`` to ``end``; what came is said by the body, since a server may ignore the range.
+        """Open the object, or its bytes ``first`` to ``end``. The body says which bytes came, because a server may
+        ignore the range.
 
-        Raises ``ObjectMissing``; ``ObjectDamaged`` when it ends before ``first``; ``StoreUnavailable``, also in reads.
+        Raises ``ObjectMissing``; ``ObjectDamaged`` when the object ends before ``first``; ``StoreUnavailable``, also in
+        reads.
         """
         wanted: Any = {"Range": f"bytes={first}-{'' if end is None else end - 1}"} if first or end is not None else {}
         with translated(key):
@@ -66,7 +68,9 @@ def _body(key: str, content_range: str | None, length: int, stream: Any) -> Obje
 
 
 def with_attempts(download: Download, attempts_max: int, attempt: Callable[[], T]) -> T:
-    """The result of ``attempt``, called again after what may pass. Raises its last error, or what ends the download."""
+    """The result of ``attempt``, called again after transient failures. Raises its last error, or the error that ends
+    the download.
+    """
     for number in range(1, attempts_max):
         try:
             return attempt()

@@ -1,7 +1,8 @@
-"""One large object into one file: ranges side by side, each resumed where it broke off, the whole checked at the end.
+"""Downloads one large object into one file: ranges in parallel, each resumed where it broke off, the whole verified at
+the end.
 
-The file is allocated first, so that a full disk is found before a byte has come. A server that ignores ranges is read
-in one piece. Nothing is visible to others before the caller moves the file.
+The file is allocated first, so that a full disk is detected before the first byte. A server that ignores ranges is read
+in one piece. Other processes see nothing before the caller moves the file.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ _SLOW_TIMES: Final = 4  # a part this many times slower than the others gets a n
 
 
 class RangePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects above ``part_bytes`` come in parts, ``parallel`` at a time, each with ``attempts_max``. A part that runs
-    for longer than ``slow_s`` and than several times its fellows is asked for again, once.
+    """Objects above ``part_bytes`` are read in parts, ``parallel`` at a time, each with ``attempts_max`` attempts. A
+    part that takes longer than ``slow_s`` and several times as long as the others is requested again, once.
     """
 
     part_bytes: int
@@ -36,7 +37,7 @@ class RangePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RangesIgnored(Exception):
-    """The server sent other bytes than the range asked for."""
+    """The server sent other bytes than the requested range."""
 
 
 def download_ranges(
@@ -52,7 +53,7 @@ def download_ranges(
         os.ftruncate(descriptor, size_bytes)
         if size_bytes:
             os.posix_fallocate(descriptor, 0, size_bytes)
-        for _ in range(2):  # what was garbled on its way comes whole the second time
+        for _ in range(2):  # data garbled in transit arrives intact the second time
             found = _RangedDownload(reader, key, descriptor, size_bytes, plan, download).run()
             if found == sha256:
                 return
@@ -78,7 +79,7 @@ class _RangedDownload:
         self._durations_s: list[float] = []
 
     def run(self) -> str:
-        """Fetch everything; the SHA-256 of what is in the file then."""
+        """Fetch everything and return the SHA-256 of the file."""
         bounds = [*range(0, self._size_bytes, self._plan.part_bytes), self._size_bytes]
         parts = [_Part(first, end) for first, end in pairwise(bounds)]
         if len(parts) > 1:
@@ -96,7 +97,7 @@ class _RangedDownload:
         try:
             futures = [pool.submit(self._fetch, part) for part in parts]
             hasher = hashlib.sha256()
-            for part, future in zip(parts, futures, strict=True):  # hashed in order while later ones still come
+            for part, future in zip(parts, futures, strict=True):  # hashed in order while later parts still arrive
                 future.result()
                 self._feed(hasher, part)
             return hasher.hexdigest()
@@ -129,19 +130,19 @@ class _RangedDownload:
                 self._download.add(len(chunk))
 
     def _place(self, part: _Part, body: ObjectBody) -> None:
-        """Go on where the answer begins, if that is of use."""
+        """Continue where the response begins, if that is usable."""
         if body.total_bytes != self._size_bytes:
             raise ObjectDamaged(f"{self._key} has {body.total_bytes} bytes, not {self._size_bytes}")
         if body.first == part.position and body.end >= part.end:
             return
         if part.first == 0 and part.end == self._size_bytes and (body.first, body.end) == (0, self._size_bytes):
-            self._download.add(-part.position)  # asked to resume, it began anew
+            self._download.add(-part.position)  # the server started again instead of resuming
             part.position = 0
             return
         raise _RangesIgnored
 
     def _hurry(self, part: _Part, elapsed_s: float) -> None:
-        """Give up on a connection that is much slower than the others were."""
+        """Close a connection that is much slower than the others were."""
         done, needed = len(self._durations_s), self._size_bytes / self._plan.part_bytes / 2
         if part.was_hurried or elapsed_s < self._plan.slow_s or done < max(1, needed):
             return

@@ -1,6 +1,6 @@
-"""Stored revisions: written whole or not at all, and read with bounds on size, content and time.
+"""Stored revisions: written completely or not at all, and read with bounds on size, content and time.
 
-A revision lies under its digest, so the same one of two tenants is stored once. S3 itself is reached through ``s3``.
+A revision is stored under its digest, so equal revisions of two tenants are stored once. ``s3`` does the calls.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _ADAPTERS: Final = "adapters/"
 
 
 def revision_prefix(digest: str) -> str:
-    """Where a re-serialised revision lies. Raises ``ValueError`` for what is no digest."""
+    """The key prefix of a re-serialized revision. Raises ``ValueError`` for a text that is not a digest."""
     if not is_digest(digest):
         raise ValueError(f"{digest!r} is no digest")
     return f"{_ADAPTERS}{digest}/"
@@ -91,7 +91,7 @@ class RevisionStore:
         return size
 
     def _copy(self, download: Download, key: str, path: Path, bytes_max: int) -> tuple[int, str]:
-        """Size and SHA-256 of what came."""
+        """Size and SHA-256 of the copied bytes."""
         hasher, size = hashlib.sha256(), 0
         with path.open("wb") as out, self._reader.open(key) as body:
             if body.total_bytes > bytes_max:
@@ -107,12 +107,12 @@ class RevisionStore:
         return size, hasher.hexdigest()
 
     def has_revision(self, digest: str) -> bool:
-        """Whether the revision is stored whole: its manifest is written last."""
+        """Whether the revision is stored completely: its manifest is written last."""
         return self.bucket.head(revision_prefix(digest) + MANIFEST_FILE) is not None
 
     def put_revision(self, folder: Path, manifest: AdapterManifest) -> str:
-        """Store a re-serialised adapter and return its digest; nothing happens when it is stored already. Raises
-        ``ObjectDamaged`` when the folder's files are not the manifest's. Safe to repeat after a crash at any point.
+        """Store a re-serialized adapter and return its digest; does nothing when it is stored already. Raises
+        ``ObjectDamaged`` when the folder's files differ from the manifest. Safe to repeat after a crash at any point.
         """
         digest = manifest.digest
         if self.has_revision(digest):
@@ -133,8 +133,8 @@ class RevisionStore:
         return digest
 
     def stored(self) -> Iterator[tuple[str, datetime]]:
-        """Every digest of which anything is stored, whole or not, with the time of its last write; read as it is asked
-        for. Raises ``Unavailable`` when S3 fails.
+        """Every digest with any stored object, complete or not, with the time of its last write, as an iterator. Raises
+        ``Unavailable`` when S3 fails.
         """
         with translated(_ADAPTERS):
             pages = self.bucket.client.get_paginator("list_objects_v2").paginate(
@@ -147,8 +147,8 @@ class RevisionStore:
                     yield digest, max(at for _, at in written)
 
     def remove_revision(self, digest: str) -> int:
-        """Delete a stored revision, its manifest first so that it is never found in part; returns how many objects
-        there were. Nobody may still refer to the digest: several adapters can.
+        """Delete a stored revision, its manifest first so that it is never found in part. Returns the number of
+        objects. No revision may refer to the digest any longer; several adapters can share one.
         """
         manifest = revision_prefix(digest) + MANIFEST_FILE
         found = self.bucket.head(manifest) is not None

@@ -1,7 +1,7 @@
-"""One bucket of S3: the client, the calls that every kind of object needs, and what its failures are called here.
+"""One S3 bucket: the client, the calls that every kind of object needs, and the errors for its failures.
 
-The only importer of boto3. Every failure of S3 becomes ``Unavailable``, an absent object ``ObjectMissing``: callers
-decide what that means. Works on AWS and on anything that speaks its protocol with path-style addresses.
+The only importer of boto3. Every failure of S3 becomes ``Unavailable``, an absent object ``ObjectMissing``; callers
+decide what that means. Works on AWS and on every server with its protocol and path-style addresses.
 """
 
 import base64
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types_boto3_s3.type_defs import CORSRuleTypeDef
 
 _UPLOAD_HEADERS: Final = ("content-type", "x-amz-checksum-sha256")
-# How servers say that they know no CORS rules; rclone takes the call for another CreateBucket.
+# Errors of servers without CORS rules; rclone takes the call for another CreateBucket.
 _NO_CORS: Final = frozenset({"NotImplemented", "MethodNotAllowed", "BucketAlreadyExists", "BucketAlreadyOwnedByYou"})
 _DELETE_BATCH: Final = 1000  # the most that one DeleteObjects call takes
 _SERVER_ERROR: Final = 500
