@@ -271,7 +271,7 @@ def _admission(
     )
     wait_limits = WaitLimits(
         wait_s=settings.admission_wait_s,
-        passed_over_s=settings.admission_overtake_s,
+        overdue_after_s=settings.admission_overtake_s,
         poll_s=settings.admission_poll_ms / 1000,
     )
     backlog_bounds = BacklogBounds(

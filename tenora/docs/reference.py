@@ -6,6 +6,7 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -90,12 +91,12 @@ def _errors() -> str:
         for code, said in _reported(call):
             note(code, path, said)
     for path, node in _nodes():
-        for code, said in _declared(node):
-            note(code, path, said)
+        for code, message in (*_declared(node), *_assigned(node)):
+            note(code, path, message)
     intro = (
-        "Stable codes of refusals: in `code` of problem+json (control plane), in `error.code` of OpenAI's shape"
-        " (gateway), and in `report.problems[].code` of a rejected revision. A message shown here is one of those"
-        " that can stand beside the code; … is where it names the value, the file or the limit."
+        "Stable error codes: in `code` of problem+json (control plane), in `error.code` of OpenAI's format (gateway),"
+        " and in `report.problems[].code` of a rejected revision. The message is one example for the code; … stands for"
+        " the value, the file or the limit that it names."
     )
     listed = [
         (code, ", ".join(sorted(places)), messages[0] if messages else "")
@@ -116,6 +117,19 @@ def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
     elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "Code":
         literals = (each for each in ast.walk(node.value) if isinstance(each, ast.Constant))
         yield from ((code, None) for each in literals if (code := _text(each)))
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """Codes that a branch assigns to ``code``, first in a tuple or alone, with the message that it assigns next."""
+    body = getattr(node, "body", None)
+    for statement, following in pairwise([*body, None] if isinstance(body, list) else ()):
+        if not isinstance(statement, ast.Assign):
+            continue
+        target, value = statement.targets[0], statement.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            target, value = target.elts[0], value.elts[0]
+        if getattr(target, "id", "") == "code" and (code := _text(value)):
+            yield code, _text(following.value) if isinstance(following, ast.Assign) else None
 
 
 def _reported(call: ast.Call) -> Iterator[tuple[str, str | None]]:

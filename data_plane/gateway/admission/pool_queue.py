@@ -41,7 +41,7 @@ class WaitLimits:
     """
 
     wait_s: float
-    passed_over_s: float
+    overdue_after_s: float
     poll_s: float
 
 
@@ -62,7 +62,7 @@ class WaitingRequest:
 
 
 class PoolQueue:
-    """The queue of one pool of replicas, and this gateway's part of the pool."""
+    """The waiting requests of one base model in this gateway, and this gateway's share of its replicas."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self.queue: FairQueue[WaitingRequest] = FairQueue(bounds)

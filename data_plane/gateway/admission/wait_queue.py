@@ -188,7 +188,7 @@ class WaitQueue:
             waiting = entry.item
             if waiting.assignment.done():
                 continue  # it was cancelled, and is about to leave the queue
-            overdue = waiting.passed_at is not None and now - waiting.passed_at > self._limits.passed_over_s
+            overdue = waiting.passed_at is not None and now - waiting.passed_at > self._limits.overdue_after_s
             query = self._query(waiting.request, overdue=overdue)
             if scan.can_skip(entry.tenant_id, query):
                 continue

@@ -48,7 +48,7 @@ async def queue(redis_settings) -> AsyncIterator[WaitQueue]:
         neighbours = GatewayPeers("gw_1", RedisClock(), stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
-        patience = WaitLimits(wait_s=5, passed_over_s=PASSED_OVER_S, poll_s=10)
+        patience = WaitLimits(wait_s=5, overdue_after_s=PASSED_OVER_S, poll_s=10)
         yield WaitQueue(replicas, COSTS, BOUNDS, patience, BacklogBounds(tenants_max=64, adapters_max=64))
 
 
