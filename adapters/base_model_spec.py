@@ -1,6 +1,6 @@
 """What the platform must know of a base model: its linear modules' shapes, its tokenizer and its chat template.
 
-Read from an ordinary Hugging Face checkpoint directory, from JSON and tensor headers alone; no weight is loaded.
+Read from an ordinary Hugging Face checkpoint folder, from JSON and tensor headers only; no weight is loaded.
 """
 
 import re
@@ -79,15 +79,15 @@ def layer_of(module: str) -> int:
 
 
 def slot_bytes(spec: BaseModelSpec, rank_class: int) -> int:
-    """Memory that one LoRA slot takes in an engine of this class, whether it is filled or not: vLLM 0.32 allots A and B
-    of the full rank for every linear module (``lora/layers``, ``create_lora_weights``), two bytes a number.
+    """The memory of one LoRA slot in an engine of this class, used or not: vLLM 0.32 allocates A and B of the full rank
+    for every linear module (``lora/layers``, ``create_lora_weights``), two bytes per number.
     """
     return sum((inputs + outputs) * rank_class * _BFLOAT16_BYTES for inputs, outputs in spec.modules.values())
 
 
 def kv_page_bytes(spec: BaseModelSpec) -> int:
-    """Memory of one KV page (16 tokens) in a bfloat16 cache. Keys and values are as wide as what makes them. Zero for
-    a model whose cache cannot be told from its modules.
+    """Memory of one KV page (16 tokens) in a bfloat16 cache. Keys and values are as wide as the projections that
+    produce them. Zero for a model whose cache cannot be derived from its modules.
     """
     widths = (outputs for module, (_, outputs) in spec.modules.items() if kind_of(module) in ("k_proj", "v_proj"))
     return sum(widths) * _BFLOAT16_BYTES * PAGE_TOKENS

@@ -1,8 +1,8 @@
-"""The header of a safetensors file, read with bounds before any library sees the file.
+"""Reads the header of a safetensors file with bounds, before any library sees the file.
 
 Format: 8 bytes little-endian length N, N bytes of JSON, then the tensors' bytes without holes
 (https://github.com/huggingface/safetensors, format section). The library in version 0.8 accepts duplicate names and
-half a million empty tensors; this reader does not. Values of weights are not looked at here.
+half a million empty tensors; this reader does not. It does not check the values of weights.
 """
 
 import math
@@ -104,7 +104,7 @@ def _check_metadata(metadata: object, file: str) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Half a surrogate pair is a string to Python, and an error to the library."""
+    """A lone surrogate is a string to Python and an error to the library."""
     return isinstance(value, str) and _SURROGATE.search(value) is None
 
 

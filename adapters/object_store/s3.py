@@ -55,8 +55,8 @@ class ObjectDamaged(Unavailable):
 class Bucket:
     """One bucket. Thread-safe; every call blocks, for at most the settings' timeouts times their attempts.
 
-    ``reader`` is a client for bodies: less patient, and without attempts of its own, since they would begin at the
-    first byte again.
+    ``reader`` is a client for bodies: with shorter timeouts and without retries, which would start at the first byte
+    again.
     """
 
     def __init__(self, s3: S3Settings, settings: StoreSettings) -> None:
@@ -78,8 +78,8 @@ class Bucket:
         )
 
     def ensure(self, cors_origins: Sequence[str] = ()) -> None:
-        """Create the bucket if it does not exist, and let pages of these origins PUT to presigned URLs. The log tells
-        of a server without such rules (rclone: its flag ``--allow-origin`` does the same).
+        """Create the bucket if it does not exist, and let pages of these origins PUT to presigned URLs. A server
+        without CORS rules is logged (rclone: its flag ``--allow-origin`` does the same).
         """
         try:
             with translated(self.name):
@@ -108,7 +108,7 @@ class Bucket:
                 structlog.get_logger().warning("the object store has no CORS rules; set them where it is started")
 
     def head(self, key: str) -> int | None:
-        """Size of an object in bytes, or None where there is none."""
+        """Size of an object in bytes; None when it does not exist."""
         try:
             with translated(key):
                 return self.client.head_object(Bucket=self.name, Key=key)["ContentLength"]
@@ -116,7 +116,7 @@ class Bucket:
             return None
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete every object under ``prefix``, which must end with a slash; returns how many there were."""
+        """Delete every object under ``prefix``, which must end with a slash. Returns their number."""
         if not prefix.endswith("/") or prefix.count("/") < 2:
             raise ValueError(f"{prefix!r} names more than one revision's folder")
         deleted = 0
@@ -135,7 +135,7 @@ class Bucket:
 
 @contextmanager
 def translated(key: str) -> Iterator[None]:
-    """S3's failures as our errors. What S3 says goes to the cause, not into the message."""
+    """Converts S3's failures into our errors. S3's message goes to the cause, not into our message."""
     try:
         yield
     except ClientError as error:

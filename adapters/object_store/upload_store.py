@@ -65,7 +65,7 @@ class UploadStore:
         return PresignedUpload(method="PUT", url=self._presign("upload_part", params, expires_s), headers={})
 
     def head(self, key: str) -> int | None:
-        """Size of an object in bytes, or None where there is none."""
+        """Size of an object in bytes; None when it does not exist."""
         return self.bucket.head(key)
 
     def open_multipart(self, key: str) -> str:
@@ -74,7 +74,9 @@ class UploadStore:
             return self.bucket.client.create_multipart_upload(Bucket=self.bucket.name, Key=key)["UploadId"]
 
     def list_parts(self, key: str, upload_id: str) -> dict[int, StoredPart] | None:
-        """The parts that have arrived, by number; None where the upload is not open, be it completed or gone."""
+        """The parts that have arrived, by number; None when the upload is not open, whether it was completed or
+        aborted.
+        """
         there: dict[int, StoredPart] = {}
         pages = self.bucket.client.get_paginator("list_parts")
         try:
@@ -87,8 +89,8 @@ class UploadStore:
         return there
 
     def complete_multipart(self, key: str, upload_id: str, parts: Sequence[FilePart]) -> list[int]:
-        """Make the object out of its parts, or return the numbers of those that are not there in their size. Where the
-        upload is no longer open nothing is missing and nothing done: ``head`` tells whether it had been completed.
+        """Join the parts to the object, or return the numbers of the parts that are missing or have another size. An
+        upload that is no longer open returns no numbers and changes nothing: ``head`` says whether it was completed.
         """
         there = self.list_parts(key, upload_id)
         if there is None:
@@ -116,8 +118,8 @@ class UploadStore:
             return
 
     def remove(self, revision_id: str) -> int:
-        """Delete everything that was uploaded for a revision and end its open multipart uploads; returns how many
-        objects there were.
+        """Delete everything that was uploaded for a revision and abort its open multipart uploads. Returns the number
+        of objects.
         """
         prefix = upload_key(revision_id, "")
         for key, upload_id, _ in self._open_multiparts(prefix):
@@ -125,8 +127,8 @@ class UploadStore:
         return self.bucket.delete_prefix(prefix)
 
     def abort_abandoned(self, before: datetime, *, limit: int) -> int:
-        """Abort up to ``limit`` multipart uploads that began before an instant, recorded elsewhere or not. Returns how
-        many were aborted.
+        """Abort up to ``limit`` multipart uploads that began before an instant, recorded elsewhere or not. Returns
+        their number.
         """
         aborted = 0
         for key, upload_id, begun in self._open_multiparts(_UPLOADS):
@@ -138,7 +140,7 @@ class UploadStore:
         return aborted
 
     def _open_multiparts(self, prefix: str) -> Iterator[tuple[str, str, datetime]]:
-        """Key, id and beginning of each."""
+        """Key, id and start time of each."""
         pages = self.bucket.client.get_paginator("list_multipart_uploads")
         try:
             with translated(prefix):

@@ -1,8 +1,8 @@
-"""The child that touches untrusted files: ``python -m adapters.sandbox.child <work folder>``, run by
+"""The child that reads untrusted files: ``python -m adapters.sandbox.child <work folder>``, run by
 ``adapters.sandbox.parent``.
 
-Reads ``request.json`` and ``upload/`` in the work folder, writes an accepted adapter into ``revision/`` and its verdict
-as JSON to standard output. Imports nothing heavy: it is started once per upload.
+Reads ``request.json`` and ``upload/`` in the work folder, writes an accepted adapter into ``revision/`` and the
+validation report as JSON to standard output. Imports nothing heavy, because it starts once per upload.
 """
 
 import sys
@@ -22,7 +22,7 @@ REVISION_FOLDER: Final = "revision"
 
 
 class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is asked. The base comes without its tokenizer, which no rule needs."""
+    """The child's input. The base model comes without its tokenizer, which no rule needs."""
 
     base: BaseModelSpec
     known_bases: frozenset[str]
@@ -31,7 +31,7 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate_and_normalize(work: Path) -> ValidationReport:
-    """The verdict on ``work``'s upload; when it accepts, ``revision/`` holds the re-serialised adapter."""
+    """The report on ``work``'s upload. If it accepts, ``revision/`` holds the re-serialized adapter."""
     request = msgspec.json.decode((work / REQUEST_FILE).read_bytes(), type=ValidationRequest)
     report = ReportBuilder()
     accepted = validate(

@@ -57,11 +57,11 @@ _LANDLOCK_BITS: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # how many rights each ver
 
 
 def enter_namespaces(user_id: int, needed: list[str]) -> list[str]:
-    """A network of its own with nothing in it, and root's powers gone. Returns what was achieved.
+    """Enter an empty network namespace and drop root's capabilities. Returns what was achieved.
 
-    Root becomes the user ``user_id``, unless that one cannot reach what is ``needed``, such as code that lies in a home
-    that only root may enter; then it loses its capabilities and keeps its id. In a user namespace either is called
-    nobody.
+    Root becomes the user ``user_id``, unless that user cannot reach the ``needed`` paths, such as code in a home that
+    only root may enter; then it drops its capabilities and keeps its id. In a user namespace either id appears as
+    ``nobody``.
     """
     own_user = os.geteuid() == 0 and _act_as(user_id, needed)
     uid, gid = os.geteuid(), os.getegid()
@@ -93,7 +93,7 @@ def enter_namespaces(user_id: int, needed: list[str]) -> list[str]:
 
 
 def _act_as(user_id: int, needed: list[str]) -> bool:
-    """Take the user's id for now, with a way back; not where it cannot reach all that is needed."""
+    """Take the user's id temporarily. Undone when that user cannot reach everything needed."""
     os.setgroups([])
     os.setegid(user_id)
     os.seteuid(user_id)
@@ -107,13 +107,13 @@ def _act_as(user_id: int, needed: list[str]) -> bool:
 
 
 def _become(user_id: int) -> None:
-    """No way back: the saved ids go too, and root's capabilities with them."""
+    """Take the user's id for good: the saved ids change too, and root's capabilities are dropped."""
     os.setresgid(user_id, user_id, user_id)
     os.setresuid(user_id, user_id, user_id)
 
 
 def set_limits(*, memory_bytes: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Hard limits: nothing started from here can raise them again."""
+    """Hard limits: no process started from here can raise them."""
     for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
@@ -127,7 +127,7 @@ def set_limits(*, memory_bytes: int, cpu_s: int, file_bytes: int, open_files: in
 def restrict_files(readable: list[str], writable: list[str]) -> list[str]:
     """Leave only these folders and files reachable, by Landlock (docs.kernel.org/userspace-api/landlock.html).
 
-    Needs no_new_privs. Returns what was achieved: nothing on kernels without it.
+    Needs no_new_privs. Returns what was achieved: nothing on kernels without Landlock.
     """
     version = _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
@@ -146,7 +146,7 @@ def restrict_files(readable: list[str], writable: list[str]) -> list[str]:
 
 
 def refuse_calls() -> None:
-    """Install the system-call filter. Raises ``OSError`` where it cannot be, ``KeyError`` on an unknown machine."""
+    """Install the system-call filter. Raises ``OSError`` when that fails, ``KeyError`` on an unknown machine."""
     machine = platform.machine()
     refused = _REFUSED_CALLS[machine]
     program = [

@@ -45,7 +45,7 @@ class ChildFailed(Exception):
 
 
 def validate_confined(work: Path, request: ValidationRequest, settings: UploadSettings) -> ValidationReport:
-    """The verdict of a confined child on ``work/upload``; an accepted adapter is in ``work/revision`` then."""
+    """The report of a confined child on ``work/upload``. An accepted adapter is then in ``work/revision``."""
     (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
     (work / REVISION_FOLDER).mkdir()
     if os.geteuid() == 0:
@@ -78,10 +78,10 @@ def run_confined(
     file_bytes: int,
     settings: UploadSettings,
 ) -> bytes:
-    """What ``command`` wrote to standard output, at most ``upload_answer_bytes_max`` bytes. Raises ``ChildFailed``.
+    """The standard output of ``command``, at most ``upload_answer_bytes_max`` bytes. Raises ``ChildFailed``.
 
-    Besides its own code and the system's libraries it can read ``readable`` and write ``writable`` alone (where the
-    kernel has Landlock), and no file above ``file_bytes``.
+    Besides its own code and the system's libraries, the command can only read ``readable`` and write ``writable``
+    (where the kernel has Landlock), and no file above ``file_bytes``.
     """
     spec = {
         "parent": os.getpid(),
@@ -124,7 +124,7 @@ def run_confined(
 
 
 def _admit(work: Path, group_id: int) -> None:
-    """Let the child's group read ``work`` and write the revision. The owner stays, in case the child has to be it."""
+    """Let the child's group read ``work`` and write the revision. The owner stays, in case the child runs as it."""
     for path in (work, *work.rglob("*")):
         os.chown(path, -1, group_id, follow_symlinks=False)
         if not path.is_symlink():
@@ -156,7 +156,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _report_missing(errors: IO[bytes]) -> None:
-    """Log and count what the launcher could not have. A child that ended before it said anything has opened no file."""
+    """Log and count the protections that the launcher could not enable. A child that ended before its first line has
+    opened no file.
+    """
     errors.seek(0)
     launcher, _, held = errors.readline(_STDERR_SHOWN).decode(errors="replace").partition(": ")
     if launcher != "sandbox":
@@ -170,7 +172,7 @@ def _report_missing(errors: IO[bytes]) -> None:
 
 
 def _code_folders() -> list[Path]:
-    """What Python needs to run: the interpreter, its libraries, the system's, and our two packages."""
+    """The paths that Python needs: the interpreter, its libraries, the system's, and our two packages."""
     ours = Path(launcher.__file__).parents[1]
     return [
         Path(sys.prefix), Path(sys.base_prefix), ours, ours.parent / "core", Path("/usr"), Path("/lib"), Path("/lib64"),

@@ -19,7 +19,7 @@ _PREFIX: Final = "tenora-upload-"
 
 @contextmanager
 def work_folder(parent: Path | None) -> Iterator[Path]:
-    """An empty folder under ``parent`` (the system's own place for such if None), gone after the block."""
+    """An empty folder under ``parent`` (the system's temporary folder if None), removed after the block."""
     folder, lock = _locked_folder(parent)
     try:
         yield folder
@@ -29,9 +29,8 @@ def work_folder(parent: Path | None) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path | None) -> int:
-    """Remove what this user's processes left behind under ``parent`` when they were killed; returns how many folders.
-    Those of living processes, of other users (but for root), and links are left alone. Fails open: what cannot be
-    removed stays.
+    """Remove the folders under ``parent`` whose process, of this user, was killed. Returns their number. Folders of
+    living processes and of other users (except for root), and links, stay. Fails open: what cannot be removed stays.
     """
     removed = 0
     for folder in sorted((parent or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*")):
@@ -60,7 +59,7 @@ def _locked_folder(parent: Path | None) -> tuple[Path, int]:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder until it is closed; None where another process does, or it is no folder."""
+    """A descriptor that holds the folder until it is closed; None when another process holds it or it is no folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # gone, a link, a file, or not ours to look into

@@ -1,7 +1,7 @@
-"""The rules for ``adapter_config.json``: everything vLLM's own check wants, and stricter types.
+"""The rules for ``adapter_config.json``: everything that vLLM's own check requires, with stricter types.
 
-Source: ``vllm/lora/peft_helper.py`` of 0.32 and ``peft/tuners/lora/config.py`` of 0.21. What PEFT writes for a plain
-LoRA is accepted; fields that change the mathematics are refused; fields that only mattered in training are dropped.
+Source: ``vllm/lora/peft_helper.py`` of 0.32 and ``peft/tuners/lora/config.py`` of 0.21. PEFT's output for a plain LoRA
+is accepted; fields that change the mathematics are refused; fields that matter only in training are dropped.
 """
 
 import math
@@ -37,7 +37,7 @@ _READ: Final = frozenset({
 _TRAINING_ONLY: Final = frozenset({
     "eva_config", "inference_mode", "lora_dropout", "lora_ga_config", "peft_version", "revision",
 })  # fmt: skip
-# Another method than plain LoRA: the code tells the sender that no edit of the config will help.
+# Another method than plain LoRA: its own code says that editing the config does not help.
 _OTHER_METHODS: Final[dict[str, object]] = {
     "peft_type": "LORA", "bias": "none", "use_dora": False, "lora_bias": False, "use_bdlora": None, "use_qalora": False,
     "alora_invocation_tokens": None,
@@ -46,7 +46,7 @@ _DEFAULTS: Final[dict[str, object]] = {"megatron_core": "megatron.core", "qalora
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What remains of a config: the numbers, and which modules of the base it claims to adapt."""
+    """The meaning of a config: its numbers, and the modules of the base model that it claims to adapt."""
 
     rank: int
     alpha: int | float
@@ -55,7 +55,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scaling(self) -> float:
-        """What PEFT and vLLM multiply B·A by."""
+        """The factor by which PEFT and vLLM multiply B·A."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
@@ -68,7 +68,7 @@ def check_config(
     plan_name: str,
     report: ReportBuilder,
 ) -> AdapterConfig | None:
-    """The config's meaning, or None when ``report`` got a reason to refuse. ``known_bases`` holds ids and Hub names of
+    """The config's meaning, or None when ``report`` has a reason to refuse. ``known_bases`` holds ids and Hub names of
     every base model of the platform; ``rank_max`` is the plan's.
     """
     if len(text) > CONFIG_BYTES_MAX:
@@ -99,8 +99,8 @@ def check_config(
 
 
 def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet[str], report: ReportBuilder) -> None:
-    """Right is the base's id or Hub name. Another model's name is refused; a path on the trainer's disk says nothing
-    and gets a note, since the shapes decide.
+    """The base model's id or Hub name is accepted. Another model's name is refused. A path on the trainer's disk proves
+    nothing and gets a note; the shapes decide.
     """
     if name is None or name == "":
         report.note(f"{CONFIG_FILE} does not say which base model it was trained on; its shapes fit {base.id}")
@@ -173,8 +173,8 @@ def _check_other_fields(config: dict[str, object], report: ReportBuilder) -> Non
 
 
 def _is_written_by_peft(mapping: object) -> bool:
-    """PEFT writes the class it wrapped when no task type was given. It is dropped; anything that names other code is
-    not let pass even so, since PEFT imports ``parent_library``.
+    """PEFT writes the class that it wrapped when no task type was given. The field is dropped. A value that names other
+    code is refused, because PEFT imports ``parent_library``.
     """
     if not isinstance(mapping, dict) or not mapping.keys() <= {"base_model_class", "parent_library", "unsloth_fixed"}:
         return False

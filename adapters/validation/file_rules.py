@@ -1,7 +1,7 @@
-"""Which files an upload may consist of, judged by name before anything is downloaded and by first bytes after.
+"""Which files an upload may contain: checked by name before the download and by their first bytes after it.
 
-An adapter is two files. What training leaves beside them is passed over with a note; what could run code or change how
-prompts are built is refused.
+An adapter is two files. Other files that training leaves get a note and are ignored. Files that could run code or
+change how prompts are built are refused.
 """
 
 import re
@@ -61,7 +61,7 @@ _MAGIC_END: Final = max(offset + len(magic) for offset, magic, _, _ in _MAGIC)
 
 
 def check_names(paths: Iterable[str], report: ReportBuilder) -> None:
-    """Judge the files of an upload by their names alone. A note for each that will be passed over."""
+    """Check the files of an upload by their names only. Adds a note for each ignored file."""
     names = list(paths)
     for name in REQUIRED_FILES:
         if name not in names:
@@ -73,7 +73,7 @@ def check_names(paths: Iterable[str], report: ReportBuilder) -> None:
 
 
 def check_first_bytes(folder: Path, report: ReportBuilder) -> None:
-    """Refuse files that are something else than their name says."""
+    """Refuse files whose content differs from their name."""
     for name in REQUIRED_FILES:
         with (folder / name).open("rb") as stream:
             beginning = stream.read(_MAGIC_END)

@@ -1,7 +1,7 @@
-"""Writes an accepted upload again: a typed config and one bfloat16 file with canonical names in sorted order.
+"""Re-serializes an accepted upload: a typed config and one bfloat16 file with canonical names in sorted order.
 
-Equal meaning gives equal bytes and so one digest. No byte of the tenant's files is copied as it was, except weights
-that were bfloat16 already. ``adapters.validation.validate`` decides before what is accepted.
+Equal meaning gives equal bytes and so one digest. No byte of the tenant's files is copied unchanged, except weights
+that were bfloat16 already. ``adapters.validation.validate`` decides first what is accepted.
 """
 
 import json
@@ -39,7 +39,7 @@ def normalize(accepted: ValidatedAdapter, source: Path, target: Path, base: Base
 
 
 def _canonical_targets(modules: list[str], base: BaseModelSpec) -> tuple[str, ...]:
-    """The kinds alone when every layer has them, otherwise each module by its full name: never a pattern."""
+    """Only the kinds when every layer has them, otherwise each module by its full name; never a pattern."""
     kinds = {kind_of(module) for module in modules}
     if len(modules) == sum(kind_of(module) in kinds for module in base.modules):
         return tuple(sorted(kinds))
@@ -47,7 +47,7 @@ def _canonical_targets(modules: list[str], base: BaseModelSpec) -> tuple[str, ..
 
 
 def _config_bytes(accepted: ValidatedAdapter, targets: tuple[str, ...], base: BaseModelSpec) -> bytes:
-    """Only what vLLM's and PEFT's loaders need to do the right arithmetic."""
+    """Only the fields that vLLM's and PEFT's loaders need for the right arithmetic."""
     config = {
         "base_model_name_or_path": base.id,
         "bias": "none",

@@ -1,8 +1,8 @@
-"""Which modules of the base a config claims to adapt, by PEFT's own rule but for literal names alone.
+"""Which modules of the base model a config claims to adapt, by PEFT's own rule but only for literal names.
 
-A target is a module's full name or a suffix of it that begins at a dot. PEFT matches strings as regular expressions,
-which can run for hours, so only lists of literals are accepted. Whether the tensors agree:
-``adapters.validation.tensor_rules``.
+A target is a module's full name, or a suffix of it that begins at a dot. PEFT matches strings as regular expressions,
+which can run for hours, so only lists of literals are accepted. ``adapters.validation.tensor_rules`` checks that the
+tensors agree.
 """
 
 import re
@@ -19,7 +19,7 @@ _TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")
 
 
 def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportBuilder) -> frozenset[str]:
-    """The base's modules that PEFT would adapt; empty when ``report`` got a reason to refuse."""
+    """The base model's modules that PEFT would adapt; empty when ``report`` has a reason to refuse."""
     problems_before = report.count
     targets = _read_literals(config, "target_modules", report)
     excluded = _read_literals(config, "exclude_modules", report)
@@ -86,7 +86,7 @@ def _suffixes(module: str) -> list[str]:
 
 
 def is_unset(value: object) -> bool:
-    """Null, false and empty values mean the same as an absent field, in every field that PEFT has."""
+    """Null, false and empty values mean the same as an absent field, in every field of PEFT."""
     return value is None or value is False or value in ("", [], {})
 
 

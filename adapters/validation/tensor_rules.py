@@ -1,8 +1,8 @@
-"""Every tensor's name, module, dtype and shape against the base model's own table, from the header alone.
+"""Checks every tensor's name, module, dtype and shape against the base model's table, from the header only.
 
-vLLM slices its buffers by a tensor's own shape, so a smaller one loads without a word and answers wrongly; and a module
-it does not find is skipped. Therefore each pair must be there, and fit exactly. Values:
-``adapters.validation.weight_rules``.
+vLLM slices its buffers by a tensor's own shape, so a smaller tensor loads without an error and gives wrong answers; and
+it skips modules that it does not find. Therefore each pair must exist and fit exactly.
+``adapters.validation.weight_rules`` checks the values.
 """
 
 import re
@@ -35,14 +35,14 @@ class LoraPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical_name(module: str, side: str) -> str:
-    """A tensor's name in a PEFT file."""
+    """The name of a tensor in a PEFT file."""
     return f"{PREFIX}{module}.lora_{side}.weight"
 
 
 def check_tensors(
     tensors: Iterable[TensorEntry], config: AdapterConfig, base: BaseModelSpec, report: ReportBuilder
 ) -> list[LoraPair]:
-    """The pairs in the order of their modules; complete only when ``report`` got no new problem."""
+    """The pairs in the order of their modules. Complete only when ``report`` has no new problem."""
     sides: dict[str, dict[str, TensorEntry]] = {}
     for tensor in tensors:
         if located := _locate(tensor, base, report):
@@ -104,7 +104,7 @@ def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank
 
 
 def _check_agreement(found: Iterable[str], config: AdapterConfig, report: ReportBuilder) -> None:
-    """The tensors are exactly those of the targeted modules. PEFT itself writes nothing else."""
+    """The tensors must be exactly those of the targeted modules. PEFT itself writes nothing else."""
     modules = set(found)
     if not modules:
         _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model; save the adapter again")

@@ -35,7 +35,7 @@ class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):
 def check_weights(
     path: Path, pairs: list[LoraPair], scaling: float, bounds: WeightBounds, report: ReportBuilder
 ) -> None:
-    """Refuse values that are not finite, in float32 or as bfloat16, or absurdly large. Reads the whole file once."""
+    """Refuse values that are not finite, in float32 or as bfloat16, or far too large. Reads the whole file once."""
     silent = True
     with path.open("rb") as stream:
         for pair in pairs:
@@ -94,9 +94,9 @@ def read_bfloat16(stream: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
 
 
 def to_bfloat16(values: Floats) -> Bits:
-    """The bfloat16 bit patterns nearest to ``values``, ties to even; what is above the largest becomes infinity.
+    """The bfloat16 bit patterns nearest to ``values``, ties to even; values above the largest become infinity.
 
-    Not for NaN, whose payload could round into infinity: check ``np.isfinite`` first.
+    Not for NaN, whose payload could round to infinity: check ``np.isfinite`` first.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
