@@ -135,7 +135,10 @@ class CacheSettings(Fragment):
         description="At start, adapters that were unused for longer than this are removed from the adapter cache.",
     )
     cache_downloads_max: int = Field(
-        default=8, ge=1, le=64, description="Most adapters that one replica downloads at the same time."
+        default=8,
+        ge=1,
+        le=64,
+        description="Adapters that one replica downloads at a time, not counting stalled downloads.",
     )
     cache_tenant_downloads_max: int = Field(
         default=3,

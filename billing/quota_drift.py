@@ -63,4 +63,4 @@ class QuotaDrift:
     def _mend(self, tenant_id: str, beside: Drift) -> None:
         if quota_rebuild.rebuild(self._engine, self._redis, tenant_id).corrected:
             metrics.QUOTA_DRIFTS.inc()
-            _log.error("a quota differed from the ledger; mended", tenant_id=tenant_id, **beside._asdict())
+            _log.error("quota corrected from the ledger", tenant_id=tenant_id, **beside._asdict())

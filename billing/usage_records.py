@@ -95,7 +95,7 @@ def record(session: Session, arrivals: Sequence[ReceivedEvent], *, clock_skew: t
 
 
 def unrecorded(session: Session, events: Sequence[UsageEvent]) -> list[UsageEvent]:
-    """What would be recorded of events that wait, and may be recorded already, in their order."""
+    """The events, or the rests of estimated ones, that are not in the ledger yet, in stream order."""
     ids = {event.request_id for event in events}
     known: dict[str, UsageRecord | UsageEvent] = dict(_records(session, [*ids, *(each + REST for each in ids)]))
     found: list[UsageEvent] = []

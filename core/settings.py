@@ -39,11 +39,12 @@ class S3Settings(Fragment):
 
     s3_endpoint: str | None = Field(default=None, description="Endpoint URL; empty for AWS itself.")
     s3_public_endpoint: str | None = Field(
-        default=None, description="Endpoint URL in what tenants upload to, where theirs is another; empty for the same."
+        default=None,
+        description="Endpoint URL in tenants' upload URLs, if tenants need another address than Tenora does.",
     )
     s3_checksum_header: bool = Field(
         default=True,
-        description="Whether uploads must send their SHA-256, which AWS checks; off where CORS cannot allow that.",
+        description="Whether uploads must send a SHA-256 header, which AWS verifies. Off if CORS cannot allow it.",
     )
     s3_region: str = Field(default="us-east-1", description="Region used in signatures.")
     s3_bucket: str = Field(default="tenora", description="One bucket for uploads/ and adapters/.")

@@ -99,7 +99,9 @@ def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank
         text = f"{tensor.name} has rank {found_rank}, adapter_config.json says r is {rank}: upload files of one save"
         _refuse(report, "rank_mismatch", text, tensor.name)
     else:
-        text = f"{tensor.name} has shape {shown}; the base model needs {expected}; was it trained on another one?"
+        text = (
+            f"{tensor.name} has shape {shown}; the base model needs {expected}; was it trained on another base model?"
+        )
         _refuse(report, "shape_mismatch", text, tensor.name)
 
 

@@ -167,7 +167,8 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
 
     model_path: Path = Field(description="Folder of the base model's checkpoint.")
     engine_host: str = Field(
-        default="127.0.0.1", description="Address on which the engine listens: loopback or a private network."
+        default="127.0.0.1",
+        description="Address on which the engine listens and which gateways connect to: loopback or a private address.",
     )
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
     engine_rank_max: int = Field(

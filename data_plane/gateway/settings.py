@@ -116,10 +116,12 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         default=2, ge=1, description="Threads of one gateway process that parse long bodies and count long prompts."
     )
     tokenize_waiting_max: int = Field(
-        default=256, ge=1, description="Long bodies and prompts that wait for these threads. The gateway refuses more."
+        default=256,
+        ge=1,
+        description="Long bodies and prompts of all tenants that wait for a thread. More are refused.",
     )
     tokenize_tenant_waiting_max: int = Field(
-        default=64, ge=1, description="Of these, the ones of one tenant. The gateway refuses more of that tenant."
+        default=64, ge=1, description="Long bodies and prompts of one tenant that wait for a thread. More are refused."
     )
     token_count_cache_max_bytes: int = Field(
         default=16_777_216, ge=0, description="Memory for cached token counts of messages, for each tokenizer (LRU)."
@@ -247,7 +249,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     sweep_s: float = Field(
         default=2, gt=0, description="How often a gateway looks for requests of dead gateways, to settle them."
     )
-    sweep_tenants_max: int = Field(default=100, ge=1, description="Tenants that one such sweep covers.")
+    sweep_tenants_max: int = Field(default=100, ge=1, description="Tenants that one sweep for expired leases covers.")
     settled_marker_s: int = Field(
         default=3600,
         ge=60,
@@ -267,7 +269,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     )
     journal_dir: Path = Field(
         default=Path(".tenora/journal"),
-        description="Folder for journals of settlements that Redis may not have. Gateways on one machine share it.",
+        description="Folder for journals of unconfirmed settlements; gateways of one machine must share it.",
     )
     journal_segment_max_bytes: int = Field(default=4_194_304, ge=4096, description="Size of one journal file.")
     journal_max_bytes: int = Field(
@@ -383,7 +385,9 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         default=30, gt=0, description="A non-streamed answer is abandoned if its engine counts no token for so long."
     )
     engine_liveness_poll_ms: int = Field(
-        default=1000, ge=10, description="How often the gateway reads the token counters of engines with such answers."
+        default=1000,
+        ge=10,
+        description="How often the gateway reads the token counters of engines that generate whole answers.",
     )
 
     # One request on a replica.
@@ -448,7 +452,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         default=1, gt=0, le=60, description="How often the gateway writes to Redis when adapters were last used."
     )
     last_used_names_max: int = Field(
-        default=10_000, ge=1, description="Adapters whose last use the gateway collects between two such writes."
+        default=10_000, ge=1, description="Adapters whose last use the gateway remembers until it is written."
     )
     last_used_stored_max: int = Field(
         default=10_000, ge=1, description="Adapters whose last use Redis stores for one pool of replicas, the newest."

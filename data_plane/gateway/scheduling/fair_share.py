@@ -73,10 +73,10 @@ class BacklogBounds:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """One gateway's view of the pool. ``share`` are the pages that are its tenants'; None while nobody has to give way.
-    ``fill`` is how much of all shares is held; ``parts`` say how much of their wishes those tenants have here that want
-    more than they are given, and not only here; ``elsewhere`` are the tenants of the others; ``rank_least`` and
-    ``tier_least`` are the smallest rank and the best tier that they wait with.
+    """One gateway's view of the pool. ``share`` is its tenants' pages; None while no gateway has to give way. ``fill``
+    is the held fraction of all shares. ``parts``: for each tenant that demands more than its share and has requests at
+    several gateways, the fraction of its demand at this gateway. ``elsewhere`` are the tenants of the other gateways;
+    ``rank_least`` and ``tier_least`` are the smallest rank and the highest tier that wait there.
     """
 
     share: float | None = None

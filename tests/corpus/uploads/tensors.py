@@ -87,7 +87,7 @@ def numbers() -> Iterator[Item]:
 
 def pairs() -> Iterator[Item]:
     """U23 to U25: both factors of each module, of the right shapes."""
-    again, other = "save the adapter again", "trained on another one"
+    again, other = "save the adapter again", "trained on another base model"
     yield _item("U23", "B without A", "tensor_missing", _without(_A), "missing", "save the adapter again", where=_A)
     yield _item("U23", "A without B", "tensor_missing", _without(_B), "missing", again, where=_B)
     yield _item("U23", "no B at all", "tensor_missing", _without("lora_B"), "missing", again, where=_B)
