@@ -91,8 +91,8 @@ def _errors() -> str:
         for code, said in _reported(call):
             note(code, path, said)
     for path, node in _nodes():
-        for code, message in (*_declared(node), *_assigned(node)):
-            note(code, path, message)
+        for code, said in (*_declared(node), *_assigned(node)):
+            note(code, path, said)
     intro = (
         "Stable error codes: in `code` of problem+json (control plane), in `error.code` of OpenAI's format (gateway),"
         " and in `report.problems[].code` of a rejected revision. The message is one example for the code; … stands for"
