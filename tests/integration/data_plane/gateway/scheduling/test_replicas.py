@@ -5,6 +5,7 @@ import itertools
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import openai
@@ -33,7 +34,7 @@ def pair(redis_server, tmp_path_factory):
             up.enter_context(processes.witness(folder, redis_server, f"rep_{name}", pages=PAGES))
             for name in ("one", "two")
         )
-        settings = {**BRISK, "admission_waiting_max": 3, "admission_wait_s": 5}
+        settings = {**BRISK, "admission_waiting_max": 3, "admission_wait_s": 4, "inter_token_s": 60}
         gateway = up.enter_context(processes.gateway(folder, redis_server, **settings))
         yield Stack(client, publisher, one, gateway, folder, redis_server, contextlib.ExitStack()), two
 
@@ -54,9 +55,10 @@ def _held(stack: Stack) -> int:
     )
 
 
-def slowly(*witnesses: processes.WitnessProcess, tokens: int = 33, interval_s: float = 0.03) -> None:
+def hold(*witnesses: processes.WitnessProcess) -> None:
+    """Each run stops after its first token until it is released or aborted."""
     for witness in witnesses:
-        witness.faults(token_interval_s=interval_s, output_tokens=tokens)
+        witness.faults(held=True, output_tokens=33, token_interval_s=0)
 
 
 def running(client: openai.OpenAI):
@@ -67,12 +69,18 @@ def running(client: openai.OpenAI):
 
 def test_requests_spread_over_what_is_free_and_then_wait(replicas):
     stack, two = replicas
-    slowly(stack.witness, two, interval_s=0.1)
+    hold(stack.witness, two)
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = [running(client) for _ in range(4)]
     assert _held(stack) == 2 * PAGES
-    assert chat(client, max_tokens=33).choices  # it waits for one of the four
+    with ThreadPoolExecutor(1) as caller:
+        waits = caller.submit(chat, client, max_tokens=33)
+        wait_until(lambda: stack.gateway.metric("tenora_gateway_waiting_requests") == 1, what="the fifth to wait")
+        for witness in (stack.witness, two):
+            witness.faults()
+            witness.release(2)
+        assert waits.result().choices
     for stream in streams:
         list(stream)
     assert {event.replica_id for event in tenant.events()} == {"rep_one", "rep_two"}
@@ -80,7 +88,7 @@ def test_requests_spread_over_what_is_free_and_then_wait(replicas):
 
 def test_who_waits_too_long_or_finds_too_many_waiting_is_told_to_come_back(replicas):
     stack, two = replicas
-    slowly(stack.witness, two, tokens=200, interval_s=0.5)
+    hold(stack.witness, two)
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = [running(client) for _ in range(4)]

@@ -76,7 +76,7 @@ def test_a_stream_without_its_final_count_is_billed_by_the_running_one(stack, te
 
 
 def test_a_stream_that_stands_still_ends_in_time(stack, tenant, promised_s):
-    slowly(stack, token_interval_s=30)
+    slowly(stack, held=True)
     began = time.monotonic()
     with pytest.raises(openai.APIError):
         list(chat(tenant.sdk(), stream=True))
@@ -89,9 +89,9 @@ def test_a_stream_that_stands_still_ends_in_time(stack, tenant, promised_s):
     wait_until(tenant.holds_nothing)
 
 
-@pytest.mark.parametrize("hung", [{"token_interval_s": 30}, {"hang": True}], ids=["in mid-stream", "before a token"])
+@pytest.mark.parametrize("hung", [{"held": True}, {"hang": True}], ids=["in mid-stream", "before a token"])
 def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_too(stack, tenant, hung):
-    slowly(stack, deaf=True, **hung)
+    slowly(stack, deaf=True, output_tokens=4, **hung)
     once = {**BRISK, "first_byte_s": 1, "inter_token_s": 1, "abort_s": 15, "breaker_failures": 1}
     with processes.gateway(stack.folder, stack.redis_url, "hasty", **once) as hasty:
         client = tenant.sdk(hasty.url)
@@ -107,6 +107,8 @@ def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_
         wait_until(lambda: hasty.metric("tenora_gateway_open_circuits") == 1, what="the breaker to open")
         assert not ended.is_set()
         stack.witness.faults()
+        if "held" in hung:
+            stack.witness.release(1)
         calling.join()
     wait_until(tenant.holds_nothing)
 
