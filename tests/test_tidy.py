@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,13 @@ def where(path: Path, node: ast.AST | None = None) -> str:
     return f"{path.relative_to(ROOT)}" + (f":{node.lineno}" if node is not None else "")
 
 
-TREES = {path: ast.parse(path.read_text()) for path in [*sources(), *suite()]}
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def complaints(check) -> list[str]:
-    return [complaint for path in sources() for complaint in check(path, TREES[path])]
+    return [complaint for path in sources() for complaint in check(path, syntax_tree(path))]
 
 
 def test_files_hold_one_idea():
@@ -96,7 +99,7 @@ def test_files_are_named_for_what_they_hold():
 def test_a_public_class_name_exists_once():
     found: dict[str, list[str]] = defaultdict(list)
     for path in sources():
-        for node in TREES[path].body:
+        for node in syntax_tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(where(path))
     shared = {name: places for name, places in found.items() if len(places) > 1}
@@ -106,7 +109,7 @@ def test_a_public_class_name_exists_once():
 
 
 def test_every_module_says_what_lives_in_it():
-    bad = [where(path) for path in sources() if path.name != "__init__.py" and not ast.get_docstring(TREES[path])]
+    bad = [where(path) for path in sources() if path.name != "__init__.py" and not ast.get_docstring(syntax_tree(path))]
     assert not bad, f"begin with a docstring of two sentences: {bad}"
 
 

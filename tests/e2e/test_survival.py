@@ -98,6 +98,7 @@ def test_what_was_asked_around_the_kills_is_billed(platform, customer, model):
     assert whole["ledger_tokens"] == whole["invoiced_tokens"] > 0
 
 
+@pytest.mark.soak
 def test_a_replica_told_to_stop_finishes_what_it_has_begun(platform, customer, model):
     """SIGTERM in the middle of a stream: the stream ends whole, and the replica comes back."""
     _, key = customer

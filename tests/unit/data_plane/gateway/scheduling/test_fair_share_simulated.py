@@ -35,7 +35,7 @@ def test_equal_tenants_get_the_same_however_they_are_split_over_gateways(ours, t
     assert one + other >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
 
 
-@pytest.mark.parametrize("shares", [[1, 1], [1, 0], [0, 1], [1] * 8])
+@pytest.mark.parametrize("shares", [[1, 1], [1, 0], [0, 1], pytest.param([1] * 8, marks=pytest.mark.soak)])
 def test_a_flood_behind_any_gateway_makes_a_quiet_tenant_wait_for_next_to_nothing(shares):
     stage = Stage(len(shares), pages=PAGES, wait_s=3)
     traffic = stage.at_a_rate("quiet", 2, [1] * len(shares)), stage.at_a_rate("flood", 64, shares)
