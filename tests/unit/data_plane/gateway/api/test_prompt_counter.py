@@ -1,6 +1,9 @@
-"""Prompt counts are those of the model's own tokenizer and template, as transformers applies them."""
+"""Prompt counts equal those of the model's own tokenizer and template, as transformers applies them. Remembered counts
+stay within a bound and inside their tenant.
+"""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from tokenizers import Tokenizer
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.api.prompt_counter import PromptCounter, parts_are_independent
+from data_plane.gateway.api.prompt_counter import KnownCounts, PromptCounter, parts_are_independent
 from tests.fixtures.gateway.tiny_tokenizer import SPECIAL_TOKENS, tiny_route, tokenizer_json
 from tests.fixtures.late_import import LateModule
 
@@ -174,3 +177,42 @@ def test_a_tokenizer_without_added_tokens_is_read():
     tokenizer = json.loads(tokenizer_json())
     del tokenizer["added_tokens"]
     assert parts_are_independent(json.dumps(tokenizer))
+
+
+def cached_size_bytes(text: str) -> int:
+    return sys.getsizeof(text) + 250
+
+
+def test_a_count_of_one_tenant_is_hidden_from_another():
+    known = KnownCounts(100_000)
+    known.put("tn_1", "our secret prompt", 4)
+    assert known.get("tn_1", "our secret prompt") == 4
+    assert known.get("tn_2", "our secret prompt") is None
+
+
+def test_the_least_recently_used_count_is_evicted_first():
+    texts = [chr(97 + number) for number in range(21)]
+    known = KnownCounts(20 * cached_size_bytes("a"))
+    for text in texts[:20]:
+        known.put("tn_1", text, 1)
+    assert known.get("tn_1", texts[0]) == 1
+    known.put("tn_1", texts[20], 1)
+    assert [text for text in texts if known.get("tn_1", text) is None] == [texts[1]]
+
+
+def test_one_long_text_does_not_evict_the_others():
+    known = KnownCounts(100_000)
+    known.put("tn_1", "hello", 1)
+    known.put("tn_2", "x" * 50_000, 10_000)
+    assert known.get("tn_1", "hello") == 1
+    assert known.get("tn_2", "x" * 50_000) is None
+
+
+@given(texts=st.lists(st.text(max_size=50), max_size=60), max_bytes=st.integers(0, 20_000))
+def test_remembered_counts_are_right_and_stay_within_their_bound(texts, max_bytes):
+    known = KnownCounts(max_bytes)
+    for text in texts:
+        known.put("tn_1", text, len(text))
+    remembered = [text for text in set(texts) if known.get("tn_1", text) is not None]
+    assert all(known.get("tn_1", text) == len(text) for text in remembered)
+    assert sum(map(cached_size_bytes, remembered)) <= max_bytes
