@@ -81,7 +81,7 @@ def stage(
         running.enter_context(processes.witness(folder, redis_url, **options))
         urls = [
             running.enter_context(
-                processes.gateway(folder, redis_url, f"gateway_{number}", admission_wait_s=3, **settings)
+                processes.gateway(folder, redis_url, f"gateway_{number}", queue_wait_s=3, **settings)
             ).url
             for number in range(gateways)
         ]

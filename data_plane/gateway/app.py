@@ -79,8 +79,8 @@ class _Gateway:
             batch_max=settings.snapshot_batch_max,
             on_load=_freeze_loaded_objects,
         )
-        self._upstream = _upstream(settings)
-        self._circuits = _circuits(settings, self._upstream)
+        self._engines = _engine_client(settings)
+        self._circuits = _circuits(settings, self._engines)
         gateway_id, clock = new_id("gw"), RedisClock()
         self._replicas = Replicas(
             redis,
@@ -116,7 +116,7 @@ class _Gateway:
             self._preparation,
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
-            _relay(settings, self._upstream, self._circuits, self._liveness),
+            _relay(settings, self._engines, self._circuits, self._liveness),
             self._last_used,
             self._idempotency,
             clock,
@@ -132,7 +132,7 @@ class _Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run from before the first connection is accepted until the last request is answered and settled."""
-        async with self._redis, self._upstream:
+        async with self._redis, self._engines:
             # Once before any connection is accepted. If it fails now, the loops keep trying and /readyz reports it.
             with contextlib.suppress(RedisError, OSError):
                 await self._snapshot.load()
@@ -218,9 +218,9 @@ def _redis_connection(settings: GatewaySettings) -> RedisConnection:
     )
 
 
-def _circuits(settings: GatewaySettings, upstream: EngineClient) -> CircuitBreakers:
+def _circuits(settings: GatewaySettings, engines: EngineClient) -> CircuitBreakers:
     return CircuitBreakers(
-        upstream.is_healthy,
+        engines.is_healthy,
         failures=settings.breaker_failures,
         open_s=settings.breaker_open_s,
         open_max_s=settings.breaker_open_max_s,
@@ -228,7 +228,7 @@ def _circuits(settings: GatewaySettings, upstream: EngineClient) -> CircuitBreak
     )
 
 
-def _upstream(settings: GatewaySettings) -> EngineClient:
+def _engine_client(settings: GatewaySettings) -> EngineClient:
     return EngineClient(
         engine_key=settings.engine_key.get_secret_value(),
         connect_s=settings.connect_s,
@@ -241,10 +241,10 @@ def _upstream(settings: GatewaySettings) -> EngineClient:
 
 
 def _relay(
-    settings: GatewaySettings, upstream: EngineClient, circuits: CircuitBreakers, liveness: EngineLiveness
+    settings: GatewaySettings, engines: EngineClient, circuits: CircuitBreakers, liveness: EngineLiveness
 ) -> Relay:
     retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-    return Relay(upstream, circuits, liveness, retries, settings)
+    return Relay(engines, circuits, liveness, retries, settings)
 
 
 def _slices(settings: GatewaySettings, line: RedisConnection, settler: Settler) -> QuotaSlices:
@@ -265,14 +265,14 @@ def _admission(
         headroom_share=settings.placement_headroom_percent / 100,
     )
     bounds = QueueBounds(
-        requests_max=settings.admission_waiting_max,
-        tokens_max=settings.admission_waiting_tokens_max,
-        tenant_requests_max=settings.admission_tenant_waiting_max,
+        requests_max=settings.queue_requests_max,
+        tokens_max=settings.queue_tokens_max,
+        tenant_requests_max=settings.queue_tenant_requests_max,
     )
     wait_limits = WaitLimits(
-        wait_s=settings.admission_wait_s,
-        overdue_after_s=settings.admission_overtake_s,
-        poll_s=settings.admission_poll_ms / 1000,
+        wait_s=settings.queue_wait_s,
+        overdue_after_s=settings.queue_overdue_after_s,
+        poll_s=settings.queue_poll_ms / 1000,
     )
     backlog_bounds = BacklogBounds(
         tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max

@@ -291,30 +291,30 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     )
 
     # The wait queue.
-    admission_waiting_max: int = Field(
+    queue_requests_max: int = Field(
         default=256,
         ge=0,
         description="Requests in the wait queue of one base model. When it is full, a new request is refused or "
         "replaces one of a tenant with more waiting requests.",
     )
-    admission_waiting_tokens_max: int = Field(
+    queue_tokens_max: int = Field(
         default=2_000_000, ge=0, description="Tokens of all requests in the wait queue of one base model."
     )
-    admission_tenant_waiting_max: int = Field(
+    queue_tenant_requests_max: int = Field(
         default=128, ge=0, description="Requests of one tenant in the wait queue of one base model."
     )
-    admission_wait_s: float = Field(
+    queue_wait_s: float = Field(
         default=10,
         ge=0,
         description="How long a request may wait in the queue; refused at once if its turn is further off.",
     )
-    admission_overtake_s: float = Field(
+    queue_overdue_after_s: float = Field(
         default=2,
         ge=0,
         description="How long smaller requests may overtake a waiting request whose turn has come but which does not "
         "fit yet. After this the gateway keeps pages free for it.",
     )
-    admission_poll_ms: int = Field(
+    queue_poll_ms: int = Field(
         default=50, ge=1, description="While requests wait, how often the gateway reads freed pages from Redis."
     )
 

@@ -61,7 +61,7 @@ def small(checkpoint, s3_settings, tmp_path_factory):
         valkey.client.set(redis_keys.blob(route.tokenizer_sha256), base.tokenizer_json)
         replica.room.publisher.put("base_models", route.id, route)
         # Without headroom, so that every page is taken which the replica says it has.
-        settings = {"admission_wait_s": 120, "placement_headroom_percent": 0}
+        settings = {"queue_wait_s": 120, "placement_headroom_percent": 0}
         yield Small(replica, up.enter_context(processes.gateway(work, valkey.url, **settings)))
 
 

@@ -19,7 +19,7 @@ from core.rendezvous_hash import draw
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
-_NO_REPLICAS: Final = frozenset[str]()
+_EMPTY: Final = frozenset[str]()
 _ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
 _WARM_MAX: Final = 2  # replicas that count as warm for a session: its own, and the next one when that is full
 
@@ -28,9 +28,9 @@ _WARM_MAX: Final = 2  # replicas that count as warm for a session: its own, and 
 class Resident:
     """Where one replica keeps adapters: engine names in slots and in host memory, digests on its disk."""
 
-    slots: frozenset[str] = _NO_REPLICAS
-    memory: frozenset[str] = _NO_REPLICAS
-    disk: frozenset[str] = _NO_REPLICAS
+    slots: frozenset[str] = _EMPTY
+    memory: frozenset[str] = _EMPTY
+    disk: frozenset[str] = _EMPTY
 
     @classmethod
     def of(cls, residency: Residency) -> "Resident":
@@ -84,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True):
     request: InferenceRequest
     headroom: bool = True
     overdue: bool = False
-    failed_by: frozenset[str] = _NO_REPLICAS
+    failed_by: frozenset[str] = _EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ NO_REPLICA: Final = Ranking([], [], [])
 
 
 def rank(
-    candidates: Iterable[Candidate], query: PlacementQuery, costs: PlacementCosts, *, tried: Set[str] = _NO_REPLICAS
+    candidates: Iterable[Candidate], query: PlacementQuery, costs: PlacementCosts, *, tried: Set[str] = _EMPTY
 ) -> Ranking:
     """Order the replicas for one request: those of its base model that are ready, accept its rank, can ever hold its
     pages and are not in ``tried``. The same snapshot gives the same answer.

@@ -62,7 +62,7 @@ class Attempt(ABC):
 
     def __init__(
         self,
-        upstream: EngineClient,
+        engines: EngineClient,
         limits: GatewaySettings,
         client: Client,
         request: InferenceRequest,
@@ -73,7 +73,7 @@ class Attempt(ABC):
         self.first_byte_at: float | None = None
         self.cut: AppError | None = None
         self.stalled = False
-        self._upstream = upstream
+        self._engines = engines
         self._limits = limits
         self._client = client
         self._dispatch = dispatch
@@ -92,7 +92,7 @@ class Attempt(ABC):
         self._client.watch(self._on_gone)
         try:
             async with asyncio.timeout_at(self._first_deadline()) as self._guard:
-                self._asked = await self._upstream.ask(
+                self._asked = await self._engines.ask(
                     self.replica,
                     request.call.kind,
                     request.id,
@@ -179,7 +179,7 @@ class Attempt(ABC):
     async def _abort_repeatedly(self) -> None:
         """Repeat the abort until cancelled: the engine loses an abort that arrives before its request."""
         while True:
-            await self._upstream.abort(self.replica, self.request.call.kind, self.request.id)
+            await self._engines.abort(self.replica, self.request.call.kind, self.request.id)
             await asyncio.sleep(self._limits.abort_repeat_ms / 1000)
 
     @abstractmethod

@@ -23,32 +23,33 @@ class EngineResponse:
         self.headers = headers  # names in lower case
         self._connection = connection
 
-    async def some(self) -> bytes:
-        """The next bytes of the body, as soon as there are any; empty at its end. Raises EngineLost if the connection
-        breaks before that.
+    async def read_chunk(self) -> bytes:
+        """The next bytes of the body, as soon as they arrive; empty at its end. Raises EngineLost if the connection
+        breaks before the end.
         """
         connection = self._connection
-        while not (data := connection.take()) and not connection.whole:
-            await connection.more()
+        while not (data := connection.take_unread()) and not connection.complete:
+            await connection.wait_for_data()
         return data
 
-    async def pour(self, into: Callable[[bytes], bool]) -> bool:
-        """Pass the body to ``into`` piece by piece as it arrives, without waking a task for each. True at its end;
-        False if ``into`` returned false, because it wants no more now. Raises EngineLost, and whatever ``into`` raises.
+    async def forward(self, consume: Callable[[bytes], bool]) -> bool:
+        """Pass each piece of the body to ``consume`` as it arrives, without waking a task for each. Returns True at the
+        end of the body, and False once ``consume`` returns False to pause. Raises EngineLost and the errors of
+        ``consume``.
         """
         connection = self._connection
         while True:
-            if (data := connection.take()) and not into(data):
+            if (data := connection.take_unread()) and not consume(data):
                 return False
-            if connection.whole:
+            if connection.complete:
                 return True
-            if not await connection.more(into):
+            if not await connection.wait_for_data(consume):
                 return False
 
     async def read(self, bytes_max: int) -> bytes:
         """The beginning of the body, up to ``bytes_max``. Raises EngineLost."""
         body = bytearray()
-        while len(body) < bytes_max and (data := await self.some()):
+        while len(body) < bytes_max and (data := await self.read_chunk()):
             body += data
         return bytes(body[:bytes_max])
 
@@ -81,26 +82,26 @@ class EngineConnection(asyncio.Protocol):
         self.host = host
         self.idle_since = 0.0
         self.lost = False
-        self.whole = True  # the response is complete, or no request has been sent
+        self.complete = True  # the response is complete, or no request has been sent
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[bool] | None = None
-        self._into: Callable[[bytes], bool] | None = None
+        self._consume: Callable[[bytes], bool] | None = None
         self._answer: EngineResponse | None = None
         self._headers: dict[str, str] = {}
-        self._kept_bytes = 0  # bytes that the parser buffers outside bodies: headers or trailers
+        self._head_bytes = 0  # bytes that the parser buffers outside bodies: headers or trailers
         self._unread: list[bytes] = []
         self._unread_bytes = 0
         self._paused = False
-        self._kept = True
+        self._keep_alive = True
         self._error: Exception | None = None
 
     def send(self, request: bytes) -> None:
         """Send a request."""
         assert self._transport is not None
-        self.whole, self._answer, self._headers, self._kept_bytes = False, None, {}, 0
+        self.complete, self._answer, self._headers, self._head_bytes = False, None, {}, 0
         self._transport.write(request)
 
     async def answer(self) -> EngineResponse:
@@ -108,22 +109,22 @@ class EngineConnection(asyncio.Protocol):
         EngineLost.
         """
         while (answer := self._answer) is None:
-            await self.more()
+            await self.wait_for_data()
         return answer
 
-    async def more(self, into: Callable[[bytes], bool] | None = None) -> bool:
-        """Wait for the next bytes, or, while ``into`` consumes them directly, for the end: false if ``into`` wants no
-        more. Raises EngineLost.
+    async def wait_for_data(self, consume: Callable[[bytes], bool] | None = None) -> bool:
+        """Wait for the next bytes. With ``consume``, pass the bytes to it as they arrive, and wait for the end of the
+        body (True) or until ``consume`` returns False to pause. Raises EngineLost.
         """
         if self.lost:
             raise EngineLost(f"the connection to the engine broke: {self._error!r}")
-        self._waiter, self._into = self._loop.create_future(), into
+        self._waiter, self._consume = self._loop.create_future(), consume
         try:
             return await self._waiter
         finally:
-            self._waiter = self._into = None
+            self._waiter = self._consume = None
 
-    def take(self) -> bytes:
+    def take_unread(self) -> bytes:
         """The bytes of the body that have arrived and have not been read."""
         unread = self._unread
         if not unread:
@@ -140,7 +141,7 @@ class EngineConnection(asyncio.Protocol):
         if answer is not self._answer:
             return
         self._answer = None
-        if self.whole and self._kept and not self.lost and not self._unread:
+        if self.complete and self._keep_alive and not self.lost and not self._unread:
             self.idle_since = time.monotonic()
             self._owner.released(self)
         else:
@@ -161,17 +162,17 @@ class EngineConnection(asyncio.Protocol):
         del self._parser  # the parser refers to this object: cut the cycle
 
     def data_received(self, data: bytes) -> None:
-        if self.whole:  # data without a request
+        if self.complete:  # data without a request
             self.drop()
             return
-        self._kept_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._lose(error)
             self.drop()
             return
-        if self._kept_bytes > self._owner.head_max_bytes:
+        if self._head_bytes > self._owner.head_max_bytes:
             self._lose(EngineLost("the response headers are too large"))
             self.drop()
             return
@@ -181,18 +182,18 @@ class EngineConnection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._into is None or not self._unread:
+        if self._consume is None or not self._unread:
             waiter.set_result(True)
         else:
-            self._pass_on(self._into, waiter)
+            self._consume_unread(self._consume, waiter)
 
-    def _pass_on(self, into: Callable[[bytes], bool], waiter: "asyncio.Future[bool]") -> None:
+    def _consume_unread(self, consume: Callable[[bytes], bool], waiter: "asyncio.Future[bool]") -> None:
         try:
-            wanted = into(self.take())
+            wanted = consume(self.take_unread())
         except Exception as error:  # noqa: BLE001 - the waiter's to handle
             waiter.set_exception(error)
         else:
-            if self.whole or not wanted:
+            if self.complete or not wanted:
                 waiter.set_result(wanted)
 
     def on_message_begin(self) -> None:
@@ -206,19 +207,19 @@ class EngineConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200:
-            self._answer, self._kept_bytes = EngineResponse(self, status, self._headers), 0
+            self._answer, self._head_bytes = EngineResponse(self, status, self._headers), 0
         else:
             self._headers = {}  # of an interim response (1xx)
 
     def on_body(self, body: bytes) -> None:
-        self._kept_bytes = 0
+        self._head_bytes = 0
         self._unread.append(body)
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
         if self._answer is not None:
-            self.whole, self._kept_bytes = True, 0
-            self._kept = self._parser.should_keep_alive()
+            self.complete, self._head_bytes = True, 0
+            self._keep_alive = self._parser.should_keep_alive()
 
     def _lose(self, error: Exception | None) -> None:
         if self.lost:

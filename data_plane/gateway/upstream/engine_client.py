@@ -20,7 +20,7 @@ from data_plane.gateway.upstream.connection_pool import ConnectionPool, Connecti
 _log = structlog.get_logger()
 _ERROR_BYTES_MAX = 65_536
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 300.0
-_CANNOT: Final = {
+_LOAD_FAILURES: Final = {
     "store_unavailable": "The adapter store cannot be reached; try again later.",
     "store_timeout": "The adapter store is too slow; try again later.",
     "object_damaged": "The stored adapter is damaged.",
@@ -211,15 +211,17 @@ def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
 
 def _refusal(replica: ReplicaStatus, answer: EngineResponse, raw: bytes) -> AppError:
     """The error for a status other than 200."""
-    said = raw[:500].decode(errors="replace")
-    told = _error(raw)
-    if answer.status == 503 and told.code == "adapter_loading":
-        return AdapterLoadPending(_seconds(answer.headers), _bounded(told.eta_s))
-    _log.warning("request refused by replica", replica=replica.id, status=answer.status, said=said)
-    if answer.status == 503 and told.code in _CANNOT:
-        return AdapterUnavailable(_CANNOT[told.code], code=told.code, retry_after_s=_seconds(answer.headers))
+    body_text = raw[:500].decode(errors="replace")
+    reported = _error(raw)
+    if answer.status == 503 and reported.code == "adapter_loading":
+        return AdapterLoadPending(_seconds(answer.headers), _bounded(reported.eta_s))
+    _log.warning("request refused by replica", replica=replica.id, status=answer.status, body=body_text)
+    if answer.status == 503 and reported.code in _LOAD_FAILURES:
+        return AdapterUnavailable(
+            _LOAD_FAILURES[reported.code], code=reported.code, retry_after_s=_seconds(answer.headers)
+        )
     # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
-    if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in said):
+    if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in body_text):
         failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
         failed.about_adapter = True
         return failed
@@ -245,5 +247,5 @@ def _bounded(eta_s: float | None) -> float | None:
 
 def _seconds(headers: Mapping[str, str]) -> float:
     """A ``Retry-After`` header in seconds, within bounds; the minimum for a missing or invalid one."""
-    said = headers.get("retry-after", "")
-    return min(max(float(said) if said.isdecimal() else 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
+    value = headers.get("retry-after", "")
+    return min(max(float(value) if value.isdecimal() else 0.0, _RETRY_MIN_S), _RETRY_MAX_S)

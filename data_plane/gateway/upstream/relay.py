@@ -44,14 +44,14 @@ class Relay:
 
     def __init__(
         self,
-        upstream: EngineClient,
+        engines: EngineClient,
         breakers: CircuitBreakers,
         liveness: EngineLiveness,
         retries: RetryBudget,
         limits: GatewaySettings,
     ) -> None:
         self.retries = retries
-        self._upstream = upstream
+        self._engines = engines
         self._breakers = breakers
         self._liveness = liveness
         self._limits = limits
@@ -59,8 +59,8 @@ class Relay:
     def attempt(self, client: Client, request: InferenceRequest, dispatch: Dispatch) -> Attempt:
         """A new attempt, which ``run`` starts."""
         if request.call.stream:
-            return StreamingAttempt(self._upstream, self._limits, client, request, dispatch)
-        return UnaryAttempt(self._upstream, self._limits, client, request, dispatch, self._liveness)
+            return StreamingAttempt(self._engines, self._limits, client, request, dispatch)
+        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._liveness)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
         """Relay one attempt to its end.

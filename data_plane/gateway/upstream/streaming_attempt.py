@@ -25,13 +25,13 @@ class StreamingAttempt(Attempt):
 
     def __init__(
         self,
-        upstream: EngineClient,
+        engines: EngineClient,
         limits: GatewaySettings,
         client: Client,
         request: InferenceRequest,
         dispatch: Dispatch,
     ) -> None:
-        super().__init__(upstream, limits, client, request, dispatch)
+        super().__init__(engines, limits, client, request, dispatch)
         call = request.call
         self._rewriter = Rewriter(
             response_id=ID_PREFIXES[call.kind] + request.id,
@@ -55,7 +55,7 @@ class StreamingAttempt(Attempt):
         return self._rewriter.counts()
 
     async def _exchange(self, answer: EngineResponse) -> AttemptResult:
-        while not await answer.pour(self._forward):
+        while not await answer.forward(self._forward):
             self._writing = True
             await self._client.drained()
             self._writing = False
@@ -91,7 +91,7 @@ class StreamingAttempt(Attempt):
 
     async def _read_to_end(self, answer: EngineResponse) -> None:
         self._rewriter.aborting = True
-        while data := await answer.some():
+        while data := await answer.read_chunk():
             self._rewriter.feed(data)
         if not self._rewriter.final:
             raise StreamBroken("stream ended without a final count")

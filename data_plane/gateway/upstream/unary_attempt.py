@@ -35,14 +35,14 @@ class UnaryAttempt(Attempt):
 
     def __init__(
         self,
-        upstream: EngineClient,
+        engines: EngineClient,
         limits: GatewaySettings,
         client: Client,
         request: InferenceRequest,
         dispatch: Dispatch,
         liveness: EngineLiveness,
     ) -> None:
-        super().__init__(upstream, limits, client, request, dispatch)
+        super().__init__(engines, limits, client, request, dispatch)
         self._liveness = liveness
         self._raw = bytearray()
         self._too_large = False
@@ -107,7 +107,7 @@ class UnaryAttempt(Attempt):
 
     async def _read_to_end(self, answer: EngineResponse) -> None:
         self._load = openai_response.load(answer.headers.get("x-tenora-load"))
-        while data := await answer.some():
+        while data := await answer.read_chunk():
             if not self._raw and not data.startswith(b"{"):
                 raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end
             self._raw += data

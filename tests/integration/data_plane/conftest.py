@@ -23,7 +23,7 @@ from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.quota.levels import connected, scripts
 
 BRISK = {
-    "replica_poll_ms": 50, "replica_stale_s": 4, "snapshot_block_ms": 200, "admission_wait_s": 1.0, "abort_s": 4,
+    "replica_poll_ms": 50, "replica_stale_s": 4, "snapshot_block_ms": 200, "queue_wait_s": 1.0, "abort_s": 4,
     "lease_s": 2, "lease_renewal_s": 0.5, "first_byte_s": 3, "inter_token_s": 2, "settlement_retry_s": 0.1,
     "sweep_s": 0.2, "breaker_failures": 30,  # tests of other things let a replica fail again and again
 }  # fmt: skip

@@ -20,7 +20,7 @@ PAGES = 8  # two requests of 26 + 33 tokens
 TOKENS = 33
 HELD = {"output_tokens": TOKENS, "token_interval_s": 0, "held": True}
 SETTINGS = {
-    **BRISK, "admission_wait_s": 60, "admission_overtake_s": 60, "admission_waiting_max": 4, "inter_token_s": 60,
+    **BRISK, "queue_wait_s": 60, "queue_overdue_after_s": 60, "queue_requests_max": 4, "inter_token_s": 60,
 }  # fmt: skip
 
 
