@@ -93,8 +93,8 @@ def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Valid
     if report.count == 0:
         for file in files:
             if file.size_bytes == 0:
-                cure = "upload it again" if file.path in REQUIRED_FILES else "leave it out"
-                report.refuse("file_empty", f"is empty; {cure}", file=file.path)
+                fix = "upload it again" if file.path in REQUIRED_FILES else "leave it out"
+                report.refuse("file_empty", f"is empty; {fix}", file=file.path)
     total = sum(file.size_bytes for file in files)
     if total > limits.bytes_max:
         text = f'the files have {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
@@ -115,7 +115,7 @@ def _fetch(store: RevisionStore, revision_id: str, file: DeclaredFile, folder: P
     except ObjectDamaged:
         size = -1
     if size != file.size_bytes:
-        cure = "create a new revision and upload the file unchanged"
+        fix = "create a new revision and upload the file unchanged"
         report.refuse(
-            "checksum_mismatch", f"is not the file that was declared (size or SHA-256); {cure}", file=file.path
+            "checksum_mismatch", f"is not the file that was declared (size or SHA-256); {fix}", file=file.path
         )

@@ -210,8 +210,10 @@ class WorkerSettings(Fragment):
         ge=60,
         description="An upload that is not completed this long after it was announced is rejected.",
     )
-    idempotency_expires_s: int = Field(
-        default=86_400, ge=60, description="How long the response to an Idempotency-Key is kept for replays."
+    control_idempotency_expires_s: int = Field(
+        default=86_400,
+        ge=60,
+        description="How long the control plane stores its response to an Idempotency-Key for replays.",
     )
     cleanup_poll_s: int = Field(
         default=60,

@@ -62,7 +62,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
 
     def remove_expired_responses() -> bool:
         with db.unit_of_work(engine) as session:
-            idempotency.remove_expired(session, worker.idempotency_expires_s)
+            idempotency.remove_expired(session, worker.control_idempotency_expires_s)
         return False
 
     redis = open_redis(settings.redis.redis_url)

@@ -18,6 +18,13 @@ class Fragment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TENORA_", frozen=True, extra="ignore")
 
 
+def require_shorter(interval: str, interval_s: float, timeout: str, timeout_s: float) -> None:
+    """Raise a ValueError that names both settings unless the interval is shorter than the timeout."""
+    if interval_s >= timeout_s:
+        names = f"TENORA_{interval.upper()} is {interval_s:g} s, TENORA_{timeout.upper()} is {timeout_s:g} s"
+        raise ValueError(f"{names}: the first must be shorter. Lower the first or raise the second.")
+
+
 class RedisSettings(Fragment):
     """Redis or Valkey: snapshots, quotas, replica status and the usage stream."""
 

@@ -1,4 +1,4 @@
-"""The few rules of the house a machine can keep, in one pass over the syntax trees. Each message names the cure."""
+"""The few rules of the house a machine can keep, in one pass over the syntax trees. Each message names the fix."""
 
 import ast
 import re

@@ -120,14 +120,14 @@ def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet
     if not known and _LOCAL_PATH.fullmatch(name):
         report.note(f"{CONFIG_FILE} names the local path {shorten(name)} as its base model; its shapes fit {base.id}")
         return
-    cure = (
+    fix = (
         f"upload it as an adapter of that base model, or train it on {base.hub_name}"
         if known
         else f"if it was trained on {base.hub_name}, write that name there"
     )
     report.refuse(
         "base_model_mismatch",
-        f"{_BASE_FIELD} is {shorten(name)}, but this adapter is for {base.id}; {cure}",
+        f"{_BASE_FIELD} is {shorten(name)}, but this adapter is for {base.id}; {fix}",
         file=CONFIG_FILE,
         where=_BASE_FIELD,
     )
@@ -139,8 +139,8 @@ def _check_method(config: dict[str, object], report: ReportBuilder) -> None:
     for field, plain in _OTHER_METHODS.items():
         value = config.get(field, plain)
         if value != plain and (plain == "none" or not is_unset(value)):  # vLLM wants the word, and no null for it
-            cure = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
-            _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {cure}", field)
+            fix = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
+            _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {fix}", field)
     task = config.get("task_type")
     if task not in (None, "CAUSAL_LM"):
         _refuse(
@@ -151,9 +151,9 @@ def _check_method(config: dict[str, object], report: ReportBuilder) -> None:
         )
     init = config.get("init_lora_weights")
     if not (init is None or isinstance(init, bool) or (isinstance(init, str) and init.lower() in _INITS)):
-        cure = "inits that change the base model need PEFT's path_initial_model_for_weight_conversion when saving"
+        fix = "inits that change the base model need PEFT's path_initial_model_for_weight_conversion when saving"
         _refuse(
-            report, "adapter_type_not_supported", f"init_lora_weights is {shorten(init)}; {cure}", "init_lora_weights"
+            report, "adapter_type_not_supported", f"init_lora_weights is {shorten(init)}; {fix}", "init_lora_weights"
         )
 
 
@@ -166,10 +166,8 @@ def _check_other_fields(config: dict[str, object], report: ReportBuilder) -> Non
     for field in config.keys() - _READ - _TRAINING_ONLY - _OTHER_METHODS.keys():
         value = config[field]
         if not is_unset(value) and value != _DEFAULTS.get(field):
-            name, cure = shorten(field).strip('"'), "train without it, or remove it if it had no effect"
-            _refuse(
-                report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; {cure}", name
-            )
+            name, fix = shorten(field).strip('"'), "train without it, or remove it if it had no effect"
+            _refuse(report, "config_field_not_allowed", f"{name} is {shorten(value)}, which is not served; {fix}", name)
 
 
 def _is_written_by_peft(mapping: object) -> bool:
@@ -195,16 +193,16 @@ def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str
         bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
             f"replicas of {base.id} serve ranks up to {base.rank_max}"
         )  # fmt: skip
-        cure = f"train with r at most {min(rank_max, base.rank_max)}"
-        _refuse(report, "rank_too_large", f"r is {shorten(value)}; {bound}: {cure}", "r")
+        fix = f"train with r at most {min(rank_max, base.rank_max)}"
+        _refuse(report, "rank_too_large", f"r is {shorten(value)}; {bound}: {fix}", "r")
         return None
     return value
 
 
 def _read_alpha(value: object, report: ReportBuilder) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _ALPHA_MIN <= value <= _ALPHA_MAX:
-        cure = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
-        _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {cure}", "lora_alpha")
+        fix = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
+        _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {fix}", "lora_alpha")
         return None
     return int(value) if value == int(value) else value
 

@@ -88,8 +88,8 @@ def _check_extra(name: str, report: ReportBuilder) -> None:
     if not _PLAIN_NAME.fullmatch(name) or name in (".", ".."):
         report.refuse("file_not_allowed", "is not a plain file name; upload the adapter's two files alone", file=shown)
     elif suffix in _SUFFIXES:
-        code, cure = _SUFFIXES[suffix]
-        report.refuse(code, cure, file=shown)
+        code, fix = _SUFFIXES[suffix]
+        report.refuse(code, fix, file=shown)
     elif _PROMPT_FILES.fullmatch(name):
         report.refuse("file_not_allowed", "tokenizer and template come with the base model; leave it out", file=shown)
     elif _PASSED_OVER.fullmatch(name):

@@ -32,8 +32,8 @@ def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportB
     for target in sorted(targets - known):
         linear = target.rpartition(".")[2] in LINEAR_KINDS
         code: Code = "module_unknown" if linear else "module_not_allowed"
-        cure = f"{base.id} has no such linear module" if linear else f"LoRA may be on {', '.join(LINEAR_KINDS)} only"
-        _refuse(report, code, f"target_modules names {shorten(target)}; {cure}", "target_modules")
+        fix = f"{base.id} has no such linear module" if linear else f"LoRA may be on {', '.join(LINEAR_KINDS)} only"
+        _refuse(report, code, f"target_modules names {shorten(target)}; {fix}", "target_modules")
     return frozenset(
         module
         for module in base.modules
@@ -51,8 +51,8 @@ def _read_literals(config: dict[str, object], field: str, report: ReportBuilder)
         names = [name for name in value if isinstance(name, str) and len(name) <= 256 and _TARGET.fullmatch(name)]
         if len(names) == len(value):
             return frozenset(names)
-    cure = f"patterns are not read; {_AS_IN}"
-    _refuse(report, "config_invalid", f"{field} is {shorten(value)}; {cure}", field)
+    fix = f"patterns are not read; {_AS_IN}"
+    _refuse(report, "config_invalid", f"{field} is {shorten(value)}; {fix}", field)
     return frozenset()
 
 

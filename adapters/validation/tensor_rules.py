@@ -112,15 +112,13 @@ def _check_agreement(found: Iterable[str], config: AdapterConfig, report: Report
         _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model; save the adapter again")
         return
     for module in sorted(modules - config.modules):
-        cure = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"
+        fix = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"
         name = canonical_name(module, "A")
-        _refuse(report, "module_not_allowed", f"{name}: {cure}", name)
+        _refuse(report, "module_not_allowed", f"{name}: {fix}", name)
     for module in sorted(config.modules - modules):
         missing = canonical_name(module, "A")
-        cure = (
-            "adapter_config.json targets it; save the adapter again, or set layers_to_transform to the trained layers"
-        )
-        _refuse(report, "tensor_missing", f"{missing} is missing: {cure}", missing)
+        fix = "adapter_config.json targets it; save the adapter again, or set layers_to_transform to the trained layers"
+        _refuse(report, "tensor_missing", f"{missing} is missing: {fix}", missing)
 
 
 def _refuse(report: ReportBuilder, code: Code, message: str, where: str | None = None) -> None:

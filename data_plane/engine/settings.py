@@ -4,10 +4,11 @@ Settings of the object store and of the disk cache are in ``adapters.settings``.
 """
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
+from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings, require_shorter
 
 
 class AdapterTaskSettings(Fragment):
@@ -168,7 +169,8 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
     model_path: Path = Field(description="Folder of the base model's checkpoint.")
     engine_host: str = Field(
         default="127.0.0.1",
-        description="Address on which the engine listens and which gateways connect to: loopback or a private address.",
+        description="Address on which the engine listens and which the replica publishes to gateways. Gateways must be "
+        "able to reach it, so 0.0.0.0 does not work: use loopback or a private address of this machine.",
     )
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
     engine_rank_max: int = Field(
@@ -224,3 +226,9 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
         "failure.",
     )
     drain_s: float = Field(default=30, ge=0, le=3600, description="Longest wait for running requests after SIGTERM.")
+
+    @model_validator(mode="after")
+    def _check_intervals(self) -> Self:
+        """A status must be published again before it expires; otherwise gateways lose a healthy replica."""
+        require_shorter("heartbeat_s", self.heartbeat_s, "status_ttl_s", self.status_ttl_s)
+        return self

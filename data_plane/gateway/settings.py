@@ -3,13 +3,13 @@ are in core.settings.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.redis_keys import GATEWAYS_LEASE_S_MAX
-from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
+from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings, require_shorter
 
 _PlatformLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | None
 
@@ -469,6 +469,17 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     listing_hints_sending_max: int = Field(
         default=32, ge=1, description="Model lists whose prefetch hints are being sent at once; more send none."
     )
+
+    @model_validator(mode="after")
+    def _check_intervals(self) -> Self:
+        """Each interval must be shorter than the time after which its absence counts as a failure."""
+        require_shorter("lease_renewal_s", self.lease_renewal_s, "lease_s", self.lease_s)
+        for interval, interval_ms, timeout, timeout_s in (
+            ("heartbeat_period_ms", self.heartbeat_period_ms, "heartbeat_lease_s", self.heartbeat_lease_s),
+            ("engine_liveness_poll_ms", self.engine_liveness_poll_ms, "engine_stalled_s", self.engine_stalled_s),
+        ):
+            require_shorter(interval, interval_ms / 1000, timeout, timeout_s)
+        return self
 
     @property
     def longest_ms(self) -> int:

@@ -66,10 +66,10 @@ def formats() -> Iterator[Item]:
         yield _beside("U40", path, "format_not_allowed", "never read", "save_pretrained", **_MEDIA)
     yield Item(row="U40", what="pickled weights alone", code="file_missing", says=("is missing", "PEFT adapter is"),
                files=lambda: {WEIGHTS: None, "adapter_model.bin": pickle.dumps(_Runs())}, **_ANNOUNCE)  # fmt: skip
-    cure = "save the adapter as safetensors"
+    fix = "save the adapter as safetensors"
     for protocol in (2, 3, 4, 5):
         yield _instead("U40", f"a pickle of protocol {protocol}", "format_not_allowed",
-                       lambda protocol=protocol: pickle.dumps(_Runs(), protocol), "pickle", cure)  # fmt: skip
+                       lambda protocol=protocol: pickle.dumps(_Runs(), protocol), "pickle", fix)  # fmt: skip
     for protocol in (0, 1):
         yield _instead(
             "U40",
@@ -78,11 +78,9 @@ def formats() -> Iterator[Item]:
             lambda protocol=protocol: pickle.dumps(_Runs(), protocol) + bytes(8),
             "save LoRA tensors only",
         )
-    yield _instead("U40", "a PyTorch file", "format_not_allowed", _zip_of_a_pickle, "PyTorch", cure)
+    yield _instead("U40", "a PyTorch file", "format_not_allowed", _zip_of_a_pickle, "PyTorch", fix)
     for what, magic in {"GGUF": b"GGUF", "HDF5": b"\x89HDF\r\n\x1a\n", "NumPy": b"\x93NUMPY"}.items():
-        yield _instead(
-            "U40", f"a {what} file", "format_not_allowed", lambda magic=magic: magic + bytes(100), what, cure
-        )
+        yield _instead("U40", f"a {what} file", "format_not_allowed", lambda magic=magic: magic + bytes(100), what, fix)
     yield Item(row="U40", what="a pickle for a config", code="format_not_allowed", says=("pickle",), file=CONFIG,
                files=lambda: {CONFIG: pickle.dumps(_Runs())})  # fmt: skip
     yield _instead("U40", "zeros", "header_invalid", lambda: bytes(100), "save the file again")
@@ -101,11 +99,11 @@ def extras() -> Iterator[Item]:
 
 def archives() -> Iterator[Item]:
     """U42 to U44: archives are never unpacked, whatever is in them."""
-    cure = "upload adapter_config.json and adapter_model.safetensors themselves"
+    fix = "upload adapter_config.json and adapter_model.safetensors themselves"
     for path in ("a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.7z", "a.rar", "a.zst"):
-        yield _beside("U42", path, "archive_not_allowed", "not unpacked", cure, **_MEDIA)
-    yield _beside("U43", "links.tar", "archive_not_allowed", "not unpacked", cure, content=_hostile_tar(), **_MEDIA)
-    yield _beside("U44", "42.zip", "archive_not_allowed", "not unpacked", cure, content=b"PK\x03\x04", **_MEDIA)
+        yield _beside("U42", path, "archive_not_allowed", "not unpacked", fix, **_MEDIA)
+    yield _beside("U43", "links.tar", "archive_not_allowed", "not unpacked", fix, content=_hostile_tar(), **_MEDIA)
+    yield _beside("U44", "42.zip", "archive_not_allowed", "not unpacked", fix, content=b"PK\x03\x04", **_MEDIA)
     again = "save the adapter as safetensors"
     for what, pack in {"gzip": _gzip, "bzip2": bz2.compress, "xz": lzma.compress}.items():
         yield _instead(

@@ -57,7 +57,7 @@ def sizes() -> Iterator[Item]:
 
 def texts() -> Iterator[Item]:
     """U6 to U8: headers that are no JSON object with each name once."""
-    cure = "save the file again"
+    fix = "save the file again"
     for what, text in {
         "no text": b"",
         "a list": b"[]",
@@ -77,9 +77,9 @@ def texts() -> Iterator[Item]:
         "an entry with one more field": json.dumps({"a": {**_TWO, "more": 1}}).encode(),
         "an entry without offsets": b'{"a":{"dtype":"F32","shape":[2]}}',
     }.items():
-        yield _text("U6", what, "header_invalid", text, cure, body=bytes(8))
-    yield _text("U7", "100,000 brackets", "header_invalid", b'{"a":' + b"[" * 100_000, "deep", cure)
-    yield _text("U7", "20,000 objects", "header_invalid", b'{"a":' * 20_000, "deep", cure)
+        yield _text("U6", what, "header_invalid", text, fix, body=bytes(8))
+    yield _text("U7", "100,000 brackets", "header_invalid", b'{"a":' + b"[" * 100_000, "deep", fix)
+    yield _text("U7", "20,000 objects", "header_invalid", b'{"a":' * 20_000, "deep", fix)
     one = json.dumps(_TWO).encode()
     for what, text in {
         "the same tensor twice": b'{"a":%b,"a":%b}' % (one, one),
@@ -87,7 +87,7 @@ def texts() -> Iterator[Item]:
         "metadata twice": b'{"__metadata__":{},"__metadata__":{},"a":%b}' % one,
         "a field of an entry twice": b'{"a":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}',
     }.items():
-        yield _text("U8", what, "header_invalid", text, "twice", cure, body=bytes(8))
+        yield _text("U8", what, "header_invalid", text, "twice", fix, body=bytes(8))
 
 
 def offsets() -> Iterator[Item]:

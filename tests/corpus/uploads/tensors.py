@@ -59,19 +59,19 @@ def _half_bits(bits: int, dtype: str) -> Callable[[], dict[str, bytes]]:
 
 def numbers() -> Iterator[Item]:
     """U20 to U22: values."""
-    cure = "lower learning rate"
+    fix = "lower learning rate"
     finite = {"where": _A}
-    yield _item("U20", "NaN in A", "weights_not_finite", _holding(_A, np.nan), "NaN", cure, **finite)
-    yield _item("U20", "NaN in B", "weights_not_finite", _holding(_B, np.nan), "NaN", cure, where=_B)
-    yield _item("U20", "NaN at the very end", "weights_not_finite", _holding(_A, np.nan, (-1, -1)), "NaN", cure)
+    yield _item("U20", "NaN in A", "weights_not_finite", _holding(_A, np.nan), "NaN", fix, **finite)
+    yield _item("U20", "NaN in B", "weights_not_finite", _holding(_B, np.nan), "NaN", fix, where=_B)
+    yield _item("U20", "NaN at the very end", "weights_not_finite", _holding(_A, np.nan, (-1, -1)), "NaN", fix)
     for what, value in {"infinity": np.inf, "minus infinity": -np.inf, "more than bfloat16 holds": 3.4e38}.items():
-        yield _item("U21", what, "weights_not_finite", _holding(_A, value), "infinity", cure, **finite)
+        yield _item("U21", what, "weights_not_finite", _holding(_A, value), "infinity", fix, **finite)
     for row, what, bits, dtype in (
         ("U20", "NaN in float16", 0x7E00, "F16"), ("U20", "NaN in bfloat16", 0x7FC0, "BF16"),
         ("U20", "a signalling NaN in bfloat16", 0xFF81, "BF16"),
         ("U21", "infinity in float16", 0x7C00, "F16"), ("U21", "infinity in bfloat16", 0xFF80, "BF16"),
     ):  # fmt: skip
-        yield Item(row=row, what=what, code="weights_not_finite", says=("NaN", cure), files=_half_bits(bits, dtype),
+        yield Item(row=row, what=what, code="weights_not_finite", says=("NaN", fix), files=_half_bits(bits, dtype),
                    where=_A)  # fmt: skip
     yield _item("U22", "a weight of -1e5", "weights_out_of_range", _holding(_A, -1e5), "1e+05", "10000", "training",
                 where=_A)  # fmt: skip

@@ -74,8 +74,8 @@ def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_
     assert ("snapshot tenants tn_of_nobody", "is published but not in Postgres") in said
     assert ("gateway gw_late", "has applied another epoch of the snapshot") in said
     room.client.delete(redis_keys.gateway(late.id))
-    OutboxRelay(engine, room.client, projections()).rebuild("the cure")
-    wait_until(lambda: doctor() == (0, []), what="the cure to work")
+    OutboxRelay(engine, room.client, projections()).rebuild("the fix")
+    wait_until(lambda: doctor() == (0, []), what="the fix to work")
 
 
 def test_what_it_cannot_reach_is_no_health(doctor, monkeypatch):

@@ -1,4 +1,9 @@
-"""Guarantees of the default settings in combination."""
+"""Guarantees of the default settings in combination, and pairs of settings that are refused."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
 
 from data_plane.engine.settings import ReplicaSettings
 
@@ -18,3 +23,8 @@ def test_an_engine_that_hangs_is_out_of_placement_within_twenty_seconds():
 
 def test_one_slow_probe_replaces_no_engine():
     assert shipped("probe_failures_max") > 1
+
+
+def test_a_status_that_expires_before_the_next_one_is_refused():
+    with pytest.raises(ValidationError, match="TENORA_HEARTBEAT_S is 5 s, TENORA_STATUS_TTL_S is 5 s"):
+        ReplicaSettings(model_path=Path("model"), engine_key="e" * 16, heartbeat_s=5, status_ttl_s=5)

@@ -1,4 +1,4 @@
-"""What the doctor calls a difference: nothing where all agree, else each disagreement with its place and its cure."""
+"""What the doctor calls a difference: nothing where all agree, else each disagreement with its place and its fix."""
 
 import msgspec
 import pytest

@@ -1,0 +1,32 @@
+"""Intervals that must be shorter than a timeout are checked when the gateway reads its settings."""
+
+import pytest
+from pydantic import ValidationError
+
+from data_plane.gateway.settings import GatewaySettings
+
+
+def settings(**changes: float) -> GatewaySettings:
+    secret = "s" * 16
+    return GatewaySettings(redis_url="redis://x", key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout"),
+    [
+        ({"lease_renewal_s": 20}, {"lease_s": 20}),
+        ({"heartbeat_period_ms": 5000}, {"heartbeat_lease_s": 5}),
+        ({"engine_liveness_poll_ms": 30_000}, {"engine_stalled_s": 30}),
+    ],
+)
+def test_an_interval_that_reaches_its_timeout_is_refused_with_both_names_and_the_fix(interval, timeout):
+    with pytest.raises(ValidationError) as refused:
+        settings(**interval, **timeout)
+    for name in (*interval, *timeout):
+        assert f"TENORA_{name.upper()}" in str(refused.value)
+    assert "Lower the first or raise the second" in str(refused.value)
+
+
+def test_an_interval_below_its_timeout_is_accepted():
+    accepted = settings(lease_renewal_s=19.5, lease_s=20, heartbeat_period_ms=1999, heartbeat_lease_s=2)
+    assert accepted.lease_renewal_s == 19.5
