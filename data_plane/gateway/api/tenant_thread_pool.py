@@ -41,12 +41,16 @@ class TenantThreadPool:
         queue = self._queues.get(tenant_id)
         if queue is not None and queue.waiting >= self._tenant_waiting_max:
             raise TooManyRequests(
-                f"At most {self._tenant_waiting_max} of your long requests are processed at a time. Retry later.",
+                f"The gateway queues at most {self._tenant_waiting_max} long requests of one tenant. Retry in 1 s.",
                 code="too_many_long_requests",
                 retry_after_s=1,
             )
         if self._waiting >= self._waiting_max:
-            raise Unavailable("Too many long requests are being read and counted.", code="overloaded", retry_after_s=1)
+            raise Unavailable(
+                "The gateway is processing too many long requests. Retry in 1 s.",
+                code="overloaded",
+                retry_after_s=1,
+            )
         if queue is None:
             queue = self._queues[tenant_id] = _TenantQueue(self._of_tenant)
         queue.waiting += 1

@@ -3,6 +3,7 @@
 The reservation itself is made in ``reservation``.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
@@ -13,6 +14,7 @@ from data_plane.gateway.errors import Headers, QuotaExceeded
 
 REPLICA_PAGES: Final = "replica_pages"  # no limit of a caller: the replica is full, so the request may wait
 _BUSY_RETRY_S: Final = 1.0  # for limits that have room again when a running request ends
+_UNCOUNTED: Final = ("requests_per_minute", "concurrent_requests")  # limits that max_tokens does not affect
 _WHOSE: Final = {"platform": "the platform", "tenant": "the plan", "key": "this key"}
 _RATES: Final = {
     "requests_per_minute": "requests",
@@ -91,36 +93,43 @@ def quota_exceeded(result: ReservationResult, *, tokens: int) -> QuotaExceeded:
     match result.blocked_by:
         case "tokens_per_month":
             code, retry_after_s = "insufficient_quota", None
-            text = f"{whose} allows {limit} tokens a month, {left} are left, and this request may take {tokens}"
+            text = f"{whose} allows {limit} tokens per month; {left} are left and this request may use {tokens}"
         case "spend":
             code, retry_after_s = "insufficient_quota", None
-            text = f"the spending limit of {whose} leaves {format_usd(left)}, and this request may cost more"
+            text = f"the spending limit of {whose} leaves {format_usd(left)} and this request may cost more"
         case rate if rate in _RATES:
             code, kind = "rate_limit_exceeded", _RATES[rate]
-            text = f"{whose} allows {limit} {kind} a minute"
+            text = f"{whose} allows {limit} {kind} per minute"
             if rate != "requests_per_minute":
-                text += f" and this request may take {tokens} tokens" if never else f", and {left} are left"
+                text += f"; this request may use {tokens} tokens" if never else f"; {left} are left"
         case "concurrent_requests":
             code, retry_after_s = "concurrent_requests_exceeded", _BUSY_RETRY_S
-            text = f"{whose} allows {limit} requests at a time"
+            text = f"{whose} allows {limit} concurrent requests"
         case "kv_pages":
             code, retry_after_s = "kv_pages_exceeded", _BUSY_RETRY_S
-            text = f"{whose} allows {limit} KV pages in flight, and this request may take {result.pages}"
-            text += "" if never else f" while {left} are free"
+            text = f"{whose} allows {limit} KV pages in use; this request may use {result.pages}"
+            text += "" if never else f" and {left} are free"
         case other:
             raise AssertionError(f"reserve.lua named an unknown limit: {other}")
-    if never and result.blocked_by != "concurrent_requests":
-        text += (
-            f"; lower max_tokens to {result.fits} or ask for a larger limit"
-            if result.fits > 0
-            else "; lower max_tokens, shorten the prompt or ask for a larger limit"
-        )
-    counted = result.blocked_by not in ("requests_per_minute", "concurrent_requests")
+    if never:
+        retry_after_s = None
+    text += ". " + _fix(result, retry_after_s=retry_after_s)
     return QuotaExceeded(
-        text[0].upper() + text[1:] + ".",
+        text[0].upper() + text[1:],
         code=code,
         headers=rate_headers(result),
-        retry_after_s=None if never else retry_after_s,
+        retry_after_s=retry_after_s,
         retryable=not never,
-        max_tokens_that_fit=result.fits if counted else None,
+        max_tokens_that_fit=None if result.blocked_by in _UNCOUNTED else result.fits,
     )
+
+
+def _fix(result: ReservationResult, *, retry_after_s: float | None) -> str:
+    """The sentence with the caller's next step. ``retry_after_s`` is None where waiting never helps."""
+    if retry_after_s is not None:
+        return f"Retry in {max(1, math.ceil(retry_after_s))} s or ask for a larger limit."
+    if result.blocked_by in _UNCOUNTED:
+        return "Ask for a larger limit."
+    if result.fits > 0:
+        return f"Lower max_tokens to {result.fits} or ask for a larger limit."
+    return "Lower max_tokens, shorten the prompt or ask for a larger limit."

@@ -27,7 +27,7 @@ class UnmeteredRateLimiter:
         over_s = self._arrivals.get(tenant_id, 0.0) - time.monotonic() - _BURST_S
         if over_s > 0:
             raise TooManyRequests(
-                f"Too many rejected, token-count or list requests (limit {self._per_second:g}/s). "
+                f"A tenant may send {self._per_second:g} rejected, token-count or list requests per second. "
                 "Fix the rejected requests and poll less often.",
                 code="too_many_refusals",
                 retry_after_s=over_s,

@@ -130,7 +130,9 @@ class Preparation:
         most = self._settings.tenant_preparing_max
         if self._preparing[tenant_id] >= most:
             raise TooManyRequests(
-                f"At most {most} of your requests are read at a time.", code="too_many_unread_requests", retry_after_s=1
+                f"The gateway prepares at most {most} requests of one tenant at a time. Retry in 1 s.",
+                code="too_many_unread_requests",
+                retry_after_s=1,
             )
         self._preparing[tenant_id] += 1
         try:
@@ -170,13 +172,14 @@ def require_output_allowed(prompt_tokens: int, asked: int | None, limits: Limits
     if room < 1 or (asked is not None and asked > room):
         wanted = f"{prompt_tokens} in the prompt" + (f" and {asked} for the completion" if asked else "")
         raise InvalidRequest(
-            f"The context is limited to {context} tokens, and this request asks for {wanted}.",
+            f"The context is limited to {context} tokens; this request asks for {wanted}. Shorten the prompt"
+            " or lower `max_tokens`.",
             code="context_length_exceeded",
             param="max_tokens" if room >= 1 else "messages",
         )
     if asked is not None and asked > limits.output_tokens:
         raise InvalidRequest(
-            f"`max_tokens` is {asked}; at most {limits.output_tokens} are allowed to this key.",
+            f"`max_tokens` is {asked}; this key allows at most {limits.output_tokens}. Lower `max_tokens`.",
             code="invalid_value",
             param="max_tokens",
         )

@@ -255,6 +255,44 @@ def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_u
     assert (b'"max_tokens_that_fit":3' in error_body(error)) == counted
 
 
+@pytest.mark.parametrize(
+    ("blocked_by", "wait_us", "fits", "tail"),
+    [
+        (
+            "tokens_per_month",
+            -1,
+            3,
+            "tokens per month; 1 are left and this request may use 7. Lower max_tokens to 3 or ask for a larger limit.",
+        ),
+        ("requests_per_minute", 1_500_000, 0, "requests per minute. Retry in 2 s or ask for a larger limit."),
+        (
+            "output_tokens_per_minute",
+            -1,
+            0,
+            (
+                "output tokens per minute; this request may use 7 tokens. "
+                "Lower max_tokens, shorten the prompt or ask for a larger limit."
+            ),
+        ),
+        ("concurrent_requests", 0, 0, "concurrent requests. Retry in 1 s or ask for a larger limit."),
+        ("concurrent_requests", -1, 0, "concurrent requests. Ask for a larger limit."),
+        (
+            "kv_pages",
+            0,
+            3,
+            "KV pages in use; this request may use 2 and 1 are free. Retry in 1 s or ask for a larger limit.",
+        ),
+    ],
+)
+def test_each_message_names_the_limit_its_value_and_the_fix(blocked_by, wait_us, fits, tail):
+    result = ReservationResult(
+        blocked_by=blocked_by, level="tenant", wait_us=wait_us, limit=5, remaining=1, fits=fits, max_tokens=0, pages=2,
+        requests_limit=600, requests_remaining=2, requests_reset_us=3000, tokens_limit=9000, tokens_remaining=4,
+        tokens_reset_us=5000, replica_pages_held=0,
+    )  # fmt: skip
+    assert quota_exceeded(result, tokens=7).message == f"The plan allows 5 {tail}"
+
+
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
 def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
     request = inference_request()

@@ -118,7 +118,7 @@ def test_a_request_above_the_whole_minute_is_told_not_to_retry(stack):
     error = refusal(stack.tenant(tokens_per_minute=50).sdk(), max_tokens=60)
     assert error.response.headers["x-should-retry"] == "false"
     assert "retry-after" not in error.response.headers
-    assert "lower max_tokens" in error.message
+    assert "Lower max_tokens" in error.message
 
 
 def test_concurrent_requests(stack, slow):

@@ -138,7 +138,7 @@ async def test_nothing_fits_beside_a_prompt_that_does_not(quotas, prompt, never)
     assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
     told = await reserve(quota, ask(200, prompt=prompt), allowed)
     assert (told.blocked_by, told.fits, told.wait_us == -1) == ("input_tokens_per_minute", 0, never)
-    assert "lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
+    assert "Lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
 
 
 async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):
