@@ -41,7 +41,7 @@ from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
-from data_plane.gateway.settlement.wiring import Durability
+from data_plane.gateway.settlement.wiring import SettlementRuntime
 from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
@@ -96,17 +96,20 @@ class _Gateway:
             tenant_waiting_max=settings.tokenize_tenant_waiting_max,
         )
         self._counters = _counters(settings, redis, self._threads)
-        self._line = line = _redis_connection(settings)
-        reservations = Reservations(line, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
-        self._durability = Durability(settings, line, reservations, clock, gateway_id)
-        settler = self._durability.settler
+        self._connection = connection = _redis_connection(settings)
+        reservations = Reservations(connection, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+        self._settlement = SettlementRuntime(settings, connection, reservations, clock, gateway_id)
+        settler = self._settlement.settler
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
         self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
-        self._schemas, self._idempotency = SchemaCompiler(redis, settings), Idempotency(line, replay_charge, settings)
+        self._schemas, self._idempotency = (
+            SchemaCompiler(redis, settings),
+            Idempotency(connection, replay_charge, settings),
+        )
         self._last_used = _last_used(settings, redis, clock)
-        self._slices = _slices(settings, line, settler)
-        self._quota = QuotaReader(line, deadline_s=settings.settlement_deadline_s)
+        self._slices = _slices(settings, connection, settler)
+        self._quota = QuotaReader(connection, deadline_s=settings.settlement_deadline_s)
         self._heartbeat = _heartbeat(settings, redis, self._snapshot, clock, gateway_id)
         self._preparation = Preparation(
             settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas
@@ -139,7 +142,7 @@ class _Gateway:
                 await self._heartbeat.write()
                 await self._replicas.refresh()
             followers = _start(
-                **self._durability.open(),
+                **self._settlement.open(),
                 snapshot=self._snapshot.run_forever(),
                 heartbeat=self._heartbeat.run_forever(),
                 tokenizers=self._counters.run_forever(self._snapshot),
@@ -156,13 +159,13 @@ class _Gateway:
             finally:
                 await _stop(slices)  # else it reserves again what is released here
                 self._slices.close()
-                await self._durability.drain()
+                await self._settlement.drain()
                 await _stop(followers)
-                await self._durability.close()
+                await self._settlement.close()
                 await self._heartbeat.stop()
                 self._threads.close()
                 await self._schemas.close()
-                await self._line.close()
+                await self._connection.close()
 
 
 def _heartbeat(
@@ -247,9 +250,9 @@ def _relay(
     return Relay(engines, circuits, liveness, retries, settings)
 
 
-def _slices(settings: GatewaySettings, line: RedisConnection, settler: Settler) -> QuotaSlices:
+def _slices(settings: GatewaySettings, connection: RedisConnection, settler: Settler) -> QuotaSlices:
     long_s = slice_lease_s(heartbeat_lease_s=settings.heartbeat_lease_s, longest_s=settings.longest_ms / 1000)
-    long = Reservations(line, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
+    long = Reservations(connection, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
     return QuotaSlices(long, settler, settings, lease_s=long_s)
 
 

@@ -61,14 +61,14 @@ class QueueEntry(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class QueueAccount:
-    """A tenant's counter and its waiting requests, oldest first. ``part`` is the share of the tenant's demand that is
-    in this queue; as far as is known, other gateways serve the rest.
+    """A tenant's counter and its waiting requests, oldest first. ``demand_fraction`` is the share of the tenant's
+    demand that is in this queue; as far as is known, other gateways serve the rest.
     """
 
     tenant_id: str
     counter: float = 0.0
     weight: int = 1
-    part: float = 1.0
+    demand_fraction: float = 1.0
     tier: int = 0
     tokens: int = 0
     pages: int = 0
@@ -77,7 +77,7 @@ class QueueAccount:
     @property
     def rate(self) -> float:
         """The tenant's weight in this queue."""
-        return self.weight * self.part
+        return self.weight * self.demand_fraction
 
     def charge(self, served: int, rate: float | None = None) -> None:
         """Add weighted tokens. A negative number returns an overcharge, at the rate at which it was charged."""
@@ -90,7 +90,7 @@ class FairQueue(Generic[T]):
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._accounts: dict[str, QueueAccount] = {}
-        self._parts: Mapping[str, float] = {}
+        self._demand_fractions: Mapping[str, float] = {}
         self._tiers: Counter[int] = Counter()  # requests that wait
         self._floor = 0.0  # counter of the last tenant that left
         self._arrivals = 0
@@ -163,7 +163,7 @@ class FairQueue(Generic[T]):
         yet.
         """
         own = self._accounts.get(entry.tenant_id)
-        rate = entry.weight * self._parts.get(entry.tenant_id, 1.0)
+        rate = entry.weight * self._demand_fractions.get(entry.tenant_id, 1.0)
         before: float = own.tokens if own else 0
         share, least = (before + entry.tokens) / rate, self._least()
         unit = entry.tokens / (entry.service or entry.tokens)
@@ -182,11 +182,11 @@ class FairQueue(Generic[T]):
         """Whether a request of a higher tier than this waits."""
         return any(waits and better < tier for better, waits in self._tiers.items())
 
-    def set_parts(self, parts: Mapping[str, float]) -> None:
+    def set_demand_fractions(self, fractions: Mapping[str, float]) -> None:
         """Set the share of these tenants' demand that is in this queue; it is 1 for all other tenants."""
-        self._parts = parts
+        self._demand_fractions = fractions
         for account in self._accounts.values():
-            account.part = parts.get(account.tenant_id, 1.0)
+            account.demand_fraction = fractions.get(account.tenant_id, 1.0)
 
     def accounts(self) -> Iterator[QueueAccount]:
         """The accounts of tenants with waiting requests."""
@@ -213,7 +213,7 @@ class FairQueue(Generic[T]):
         account = self._accounts.get(entry.tenant_id)
         if account is None:
             account = self._accounts[entry.tenant_id] = QueueAccount(entry.tenant_id, counter=self._least())
-            account.part = self._parts.get(entry.tenant_id, 1.0)
+            account.demand_fraction = self._demand_fractions.get(entry.tenant_id, 1.0)
         account.weight, account.tier = entry.weight, entry.tier
         account.tokens += entry.tokens
         account.pages += entry.pages

@@ -72,21 +72,21 @@ class PoolCapacity:
 class QueueScan:
     """The state of one scan, which is over after its first assignment. ``blocked`` are tenants whose oldest request
     lacks pages, or leaves them to tenants of other gateways: their later requests do not pass it. A request that gives
-    way may still use replicas that serve no request waiting elsewhere. ``kept`` are the replicas reserved for overdue
-    requests, in the form of a backlog.
+    way may still use replicas that serve no request waiting elsewhere. ``reserved`` are the replicas reserved for
+    overdue requests, in the form of a backlog.
     """
 
     def __init__(self, alive: Sequence[Candidate], pool: PoolQueue, costs: PlacementCosts, now_s: float) -> None:
         self.blocked: set[str] = set()
-        self.kept: dict[str, bool] = {}
+        self.reserved: dict[str, bool] = {}
         self._now_s = now_s
         self._alive = alive
-        self._unwanted = [each for each in alive if each.status.rank_max < pool.allotment.division.rank_least]
+        self._unwanted = [each for each in alive if each.status.rank_max < pool.gateway_share.division.rank_least]
         self._costs = costs
         self._capacity = PoolCapacity(alive, costs)
         self._passed: list[tuple[WaitingRequest, PlacementQuery]] = []
         self._without_slot: set[tuple[str, bool]] = set()  # adapters that lack a slot
-        self._claimed = {headroom: set(names) for headroom, names in pool.kept_elsewhere.items()}
+        self._reserved_for_others = {headroom: set(names) for headroom, names in pool.reserved_elsewhere.items()}
         self._pool = pool
 
     @property
@@ -107,9 +107,11 @@ class QueueScan:
         lacks_slot = self._capacity.lacks_slot(query)
         lacks_pages = not lacks_slot and self._capacity.lacks_pages(query)
         ranking = NO_REPLICA
-        if not (lacks_slot or lacks_pages) or (query.overdue and not waiting.claim):
+        if not (lacks_slot or lacks_pages) or (query.overdue and not waiting.reserved_replica):
             among = self._unwanted if gives_way else self._alive
-            ranking = rank(among, query, self._costs, tried=self._claimed[query.headroom] - {waiting.claim})
+            ranking = rank(
+                among, query, self._costs, tried=self._reserved_for_others[query.headroom] - {waiting.reserved_replica}
+            )
         if ranking.now:
             return ranking.now[0]
         if gives_way and not lacks_slot:
@@ -119,8 +121,8 @@ class QueueScan:
                 waiting.gave_way = True
                 metrics.QUEUE_YIELDS.inc()
         else:
-            all_kept = not (lacks_slot or ranking.able) and bool(self._claimed[query.headroom])
-            self._pass_over(tenant_id, waiting, query, ranking, lacks_pages=lacks_pages or all_kept)
+            all_reserved = not (lacks_slot or ranking.able) and bool(self._reserved_for_others[query.headroom])
+            self._pass_over(tenant_id, waiting, query, ranking, lacks_pages=lacks_pages or all_reserved)
         return None
 
     def assigned(self, query: PlacementQuery) -> None:
@@ -136,14 +138,16 @@ class QueueScan:
         adapter = query.request.adapter
         if lacks_pages or ranking.full or not adapter:
             self.blocked.add(tenant_id)
-            unseen = self._pool.allotment.bounded and not self._pool.is_outranked(query.request)
+            unseen = self._pool.gateway_share.bounded and not self._pool.is_outranked(query.request)
         else:
             self._without_slot.add((adapter, query.headroom))
             unseen = self._capacity.is_shared
         if unseen and waiting.passed_at is None:
             waiting.passed_at = self._now_s  # requests of other gateways go ahead of it, unseen by this process
-        if query.overdue and (waiting.claim or ranking.able):
-            waiting.claim = waiting.claim or ranking.able[0].status.id
-            self.kept[waiting.claim] = self.kept.get(waiting.claim, False) or query.headroom
+        if query.overdue and (waiting.reserved_replica or ranking.able):
+            waiting.reserved_replica = waiting.reserved_replica or ranking.able[0].status.id
+            self.reserved[waiting.reserved_replica] = (
+                self.reserved.get(waiting.reserved_replica, False) or query.headroom
+            )
             for headroom in (True, False) if query.headroom else (False,):
-                self._claimed[headroom].add(waiting.claim)
+                self._reserved_for_others[headroom].add(waiting.reserved_replica)

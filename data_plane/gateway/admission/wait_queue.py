@@ -42,13 +42,18 @@ class WaitQueue:
     """A fair queue for each base model."""
 
     def __init__(
-        self, replicas: Replicas, costs: PlacementCosts, bounds: QueueBounds, limits: WaitLimits, told: BacklogBounds
+        self,
+        replicas: Replicas,
+        costs: PlacementCosts,
+        bounds: QueueBounds,
+        limits: WaitLimits,
+        backlog_bounds: BacklogBounds,
     ) -> None:
         self._replicas = replicas
         self._costs = costs
         self._bounds = bounds
         self._limits = limits
-        self._told = told
+        self._backlog_bounds = backlog_bounds
         self._pools: dict[str, PoolQueue] = {}
         replicas.call_after_refresh(self.wake_all)
         replicas.peers.connect(self._backlog, self._apply_backlogs)
@@ -58,7 +63,7 @@ class WaitQueue:
         pool = self._pool(request.base_model)
         if pool.queue.requests:
             return False
-        if not pool.allotment.bounded:
+        if not pool.gateway_share.bounded:
             return True
         return pool.allows(request, self._pages(request), self._replicas.pages_total(request.base_model))
 
@@ -66,8 +71,8 @@ class WaitQueue:
         """The assignments to try without waiting, best first. Each counts from the moment it is yielded."""
         if self.goes_first(request):
             pool, query = self._pool(request.base_model), self._query(request)
-            kept = pool.kept_elsewhere[query.headroom]
-            for candidate in rank(self._replicas.alive(request.base_model), query, self._costs, tried=kept).now:
+            reserved = pool.reserved_elsewhere[query.headroom]
+            for candidate in rank(self._replicas.alive(request.base_model), query, self._costs, tried=reserved).now:
                 yield assign(candidate, query, pool.shares, self._costs)
 
     def ranking(
@@ -199,7 +204,7 @@ class WaitQueue:
                 return True
             if scan.is_over:
                 break
-        pool.lacking, pool.kept = None if scan.is_over else scan.blocked, scan.kept
+        pool.tenants_lacking_pages, pool.reserved = None if scan.is_over else scan.blocked, scan.reserved
         return False
 
     def _grant(
@@ -237,7 +242,7 @@ class WaitQueue:
             if pool.poll is None or pool.poll.done():
                 pool.poll = loop.create_task(self._poll(base_model, pool))
         else:
-            pool.kept = {}
+            pool.reserved = {}
             pool.drain.end(loop.time())
         metrics.WAITING_REQUESTS.set(sum(each.queue.requests for each in self._pools.values()))
 
@@ -254,16 +259,16 @@ class WaitQueue:
 
     def _backlog(self, base_model: str) -> GatewayBacklog:
         pool = self._pools.get(base_model)
-        return GatewayBacklog() if pool is None else pool.backlog(self._replicas.pool(base_model), self._told)
+        return GatewayBacklog() if pool is None else pool.backlog(self._replicas.pool(base_model), self._backlog_bounds)
 
-    def _apply_backlogs(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
+    def _apply_backlogs(self, base_model: str, sent: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         alive = {each.status.id for each in self._replicas.alive(base_model) if each.status.state == "ready"}
         pages = 0
         for candidate in self._replicas.pool(base_model):
             candidate.load.elsewhere = elsewhere_on(candidate.status.id, others)
-            # What still runs on a replica without new placements is claimed too, and belongs to no gateway's share.
+            # Requests on a replica without new placements still hold pages, which belong to no gateway's share.
             pages += open_pages(candidate, self._costs) if candidate.status.id in alive else candidate.load.held_pages
-        self._pool(base_model).apply(told, others, pages, asyncio.get_running_loop().time())
+        self._pool(base_model).apply(sent, others, pages, asyncio.get_running_loop().time())
 
     def _refuse(self, pool: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -26,7 +26,7 @@ class Script:
 
     async def __call__(
         self,
-        line: RedisConnection,
+        redis: RedisConnection,
         script_keys: Sequence[str],
         arguments: Sequence[Argument],
         *,
@@ -38,7 +38,7 @@ class Script:
         command = "EVALSHA", self.digest, len(script_keys), *script_keys, *arguments
         due = math.inf if within_s is None else time.monotonic() + within_s
         try:
-            return await line.call(*command, due=due)
+            return await redis.call(*command, due=due)
         except NoScriptError:
-            await line.call("SCRIPT", "LOAD", self.source, due=due)
-            return await line.call(*command, due=due)
+            await redis.call("SCRIPT", "LOAD", self.source, due=due)
+            return await redis.call(*command, due=due)

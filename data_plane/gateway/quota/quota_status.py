@@ -28,8 +28,8 @@ _RATES = {
 class QuotaReader:
     """Reads the levels of one caller. Holds of expired leases are subtracted."""
 
-    def __init__(self, line: RedisConnection, *, deadline_s: float) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, *, deadline_s: float) -> None:
+        self._redis = redis
         self._deadline_s = deadline_s
 
     async def read(self, caller: Caller) -> dict[str, Any]:
@@ -40,17 +40,17 @@ class QuotaReader:
         of_key = redis_keys.key_quota(tenant_id, caller.key.key_id)
         try:
             async with asyncio.timeout(self._deadline_s):
-                time = await self._line.call("TIME")
+                time = await self._redis.call("TIME")
                 now_us = int(time[0]) * 1_000_000 + int(time[1])
-                expired = await self._line.call(
+                expired = await self._redis.call(
                     "ZRANGE", redis_keys.tenant_leases(tenant_id), "-inf", now_us // 1000, "BYSCORE",
                     "LIMIT", 0, _EXPIRED_MAX,
                 )  # fmt: skip
                 tenant, key, *held = await asyncio.gather(
-                    self._line.call("HMGET", redis_keys.tenant_quota(tenant_id), *FIELDS),
-                    self._line.call("HMGET", of_key, *FIELDS),
+                    self._redis.call("HMGET", redis_keys.tenant_quota(tenant_id), *FIELDS),
+                    self._redis.call("HMGET", of_key, *FIELDS),
                     *(
-                        self._line.call(
+                        self._redis.call(
                             "HMGET", redis_keys.reservation(tenant_id, each.decode()), *HELD_FIELDS, "levels"
                         )
                         for each in expired

@@ -86,8 +86,8 @@ class Renewed(NamedTuple):
 class Reservations:
     """The quota scripts on one Redis. Every method raises redis.RedisError where the server cannot be reached."""
 
-    def __init__(self, line: RedisConnection, *, lease_s: float, settled_marker_s: int) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, *, lease_s: float, settled_marker_s: int) -> None:
+        self._redis = redis
         self._lease_ms = int(lease_s * 1000)
         self._marker_s = settled_marker_s
         self._reserve = Script("reserve")
@@ -111,7 +111,7 @@ class Reservations:
         """
         tenant_id, costs = allowance.tenant_id, allowance.costs
         reply = await self._reserve(
-            self._line,
+            self._redis,
             (
                 redis_keys.tenant_leases(tenant_id),
                 redis_keys.reservation(tenant_id, request.request_id),
@@ -160,7 +160,7 @@ class Reservations:
         """Exchange the KV pages held on one replica for pages on another. Returns False where they do not fit."""
         return bool(
             await self._move(
-                self._line,
+                self._redis,
                 (
                     redis_keys.replica_held(old_replica_id),
                     redis_keys.replica_held_pages(old_replica_id),
@@ -177,7 +177,7 @@ class Reservations:
         tenant_id, request_id = settlement.tenant_id, settlement.request_id
         event, used = settlement.event, settlement.used
         first, entry = await self._settle(
-            self._line,
+            self._redis,
             (
                 redis_keys.settled(tenant_id, request_id),
                 redis_keys.tenant_leases(tenant_id),
@@ -206,7 +206,7 @@ class Reservations:
         """Send the event of a request whose settled marker may have expired. Billing ignores an event that it has
         recorded before, and no quota counts this one. Returns the entry of the usage stream.
         """
-        entry: bytes = await self._line.call("XADD", redis_keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
+        entry: bytes = await self._redis.call("XADD", redis_keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
         return entry
 
     async def renew(self, groups: Mapping[tuple[str, str], Mapping[str, Checkpoint | None]]) -> Renewed:
@@ -216,7 +216,7 @@ class Reservations:
         replies = await asyncio.gather(
             *(
                 self._renew(
-                    self._line,
+                    self._redis,
                     (redis_keys.tenant_leases(tenant_id), redis_keys.replica_held(replica_id)),
                     (self._lease_ms, redis_keys.reservation(tenant_id, ""), redis_keys.settled(tenant_id, ""), *part),
                 )
@@ -235,7 +235,7 @@ class Reservations:
         tenant_id = taken.tenant_id
         return bool(
             await self._restore(
-                self._line,
+                self._redis,
                 (
                     redis_keys.tenant_leases(tenant_id),
                     redis_keys.reservation(tenant_id, request_id),
@@ -259,7 +259,7 @@ class Reservations:
         """
         return int(
             await self._sweep(
-                self._line,
+                self._redis,
                 (redis_keys.tenant_leases(tenant_id), redis_keys.LEASED_TENANTS, redis_keys.USAGE_STREAM),
                 (tenant_id, self._marker_s, redis_keys.reservation(tenant_id, ""), redis_keys.settled(tenant_id, "")),
             )

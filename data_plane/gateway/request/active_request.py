@@ -166,7 +166,7 @@ class ActiveRequest:
         self, outcome: Outcome, counts: TokenCounts, *, load: AdapterLoad | None, estimated: bool = False
     ) -> UsageEvent:
         request, now = self._request, time.monotonic()
-        run = usage_event.Run(
+        run = usage_event.RequestRun(
             replica=self._placement.replica,
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,

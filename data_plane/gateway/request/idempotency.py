@@ -61,8 +61,8 @@ _encode: Final = msgspec.msgpack.encode
 class Idempotency:
     """The keys in progress in this process, and the stored answers in Redis."""
 
-    def __init__(self, line: RedisConnection, replay_charge: ReplayCharge, settings: GatewaySettings) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, replay_charge: ReplayCharge, settings: GatewaySettings) -> None:
+        self._redis = redis
         self._replay_charge = replay_charge
         self._settings = settings
         self._script = Script("idempotent")
@@ -119,7 +119,7 @@ class Idempotency:
         lease_ms = int(self._settings.idempotency_lease_s * 1000)
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
-                found = await self._line.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
+                found = await self._redis.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             task = asyncio.create_task(self._undo(claim))
             self._undoing.add(task)
@@ -191,7 +191,7 @@ class Idempotency:
         settings = self._settings
         life_ms = settings.idempotency_expires_s * 1000 if what == "keep" else int(settings.idempotency_lease_s * 1000)
         done = await self._script(
-            self._line,
+            self._redis,
             (claim.key, redis_keys.idempotent_answers(claim.tenant_id)),
             (what, claim.value, life_ms, record, settings.idempotency_answers_max),
         )

@@ -13,13 +13,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-PART_MIN: Final = 0.01
+FRACTION_MIN: Final = 0.01
 """The least part of a tenant's demand at one gateway that counts: with less, one charge would never be worked off."""
 _OWED_MAX_S: Final = 10.0  # pages taken beyond the share, or left unused, count for this long
 _MOST: Final = 1 << 40  # larger than any real count, and exact in a float
 
 
-class PageClaim(msgspec.Struct, frozen=True, array_like=True):
+class PageDemand(msgspec.Struct, frozen=True, array_like=True):
     """One tenant at one gateway: the KV pages that its running requests hold, and those that its requests wait for."""
 
     weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
@@ -31,36 +31,36 @@ class PageClaim(msgspec.Struct, frozen=True, array_like=True):
     def wanted(self) -> int:
         return self.held + self.waiting
 
-    def joined(self, other: "PageClaim") -> "PageClaim":
-        """The claims of one tenant at two gateways. While its plan changes, the better weight and tier count."""
-        return PageClaim(
+    def combined(self, other: "PageDemand") -> "PageDemand":
+        """The demand of one tenant at two gateways. While its plan changes, the better weight and tier count."""
+        return PageDemand(
             max(self.weight, other.weight), min(self.tier, other.tier), self.held + other.held,
             self.waiting + other.waiting,
         )  # fmt: skip
 
 
 class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
-    """One gateway's running and waiting requests on the replicas of a base model. ``rest`` joins the tenants that are
-    not named, by tier. ``rank_least`` is the smallest adapter rank of requests that wait for pages. ``adapters`` are
-    tags of the adapters in use on each replica. ``kept`` are replicas whose pages are kept free for an overdue request,
-    and whether tenants below their share leave them free as well.
+    """One gateway's running and waiting requests on the replicas of a base model. ``rest`` combines the tenants that
+    are not named, by tier. ``rank_least`` is the smallest adapter rank of requests that wait for pages. ``adapters``
+    are tags of the adapters in use on each replica. ``reserved`` are replicas whose pages are reserved for an overdue
+    request, and whether tenants below their share leave them free as well.
     """
 
-    tenants: dict[str, PageClaim] = {}
-    rest: dict[int, PageClaim] = {}
+    tenants: dict[str, PageDemand] = {}
+    rest: dict[int, PageDemand] = {}
     rank_least: int = 0
     adapters: dict[str, list[str]] = {}
-    kept: dict[str, bool] = {}
+    reserved: dict[str, bool] = {}
 
     @property
     def held(self) -> int:
         """KV pages held by running requests."""
-        return sum(claim.held for claims in (self.tenants, self.rest) for claim in claims.values())
+        return sum(demand.held for demands in (self.tenants, self.rest) for demand in demands.values())
 
     @property
     def waiting_tiers(self) -> set[int]:
         """The tiers of requests that wait for pages."""
-        return {claim.tier for claims in (self.tenants, self.rest) for claim in claims.values() if claim.waiting}
+        return {demand.tier for demands in (self.tenants, self.rest) for demand in demands.values() if demand.waiting}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,34 +74,34 @@ class BacklogBounds:
 @dataclass(frozen=True, slots=True)
 class Division:
     """One gateway's view of the pool. ``share`` is its tenants' pages; None while no gateway has to give way. ``fill``
-    is the held fraction of all shares. ``parts``: for each tenant that demands more than its share and has requests at
-    several gateways, the fraction of its demand at this gateway. ``elsewhere`` are the tenants of the other gateways;
-    ``rank_least`` and ``tier_least`` are the smallest rank and the highest tier that wait there.
+    is the held fraction of all shares. ``demand_fractions``: for each tenant that demands more than its share and has
+    requests at several gateways, the fraction of its demand at this gateway. ``elsewhere`` are the tenants of the other
+    gateways; ``rank_least`` and ``tier_least`` are the smallest rank and the highest tier that wait there.
     """
 
     share: float | None = None
     fill: float = 1.0
     rank_least: int = 0
     tier_least: int = 0
-    parts: Mapping[str, float] = field(default_factory=dict)
-    elsewhere: Mapping[str, PageClaim] = field(default_factory=dict)
+    demand_fractions: Mapping[str, float] = field(default_factory=dict)
+    elsewhere: Mapping[str, PageDemand] = field(default_factory=dict)
 
 
-def named(claims: Mapping[str, PageClaim], tenants_max: int) -> tuple[dict[str, PageClaim], dict[int, PageClaim]]:
-    """The tenants that want most by name, and all others joined into one claim for each tier, with the sum of
+def named(demands: Mapping[str, PageDemand], tenants_max: int) -> tuple[dict[str, PageDemand], dict[int, PageDemand]]:
+    """The tenants that want most by name, and all others combined into one demand for each tier, with the sum of
     weights.
     """
-    if len(claims) <= tenants_max:
-        return dict(claims), {}
-    most = heapq.nlargest(tenants_max, claims, key=lambda tenant_id: (claims[tenant_id].wanted, tenant_id))
-    rest: dict[int, PageClaim] = {}
-    for tenant_id in claims.keys() - set(most):
-        claim = claims[tenant_id]
-        others = rest.get(claim.tier, PageClaim(0, claim.tier, 0, 0))
-        rest[claim.tier] = PageClaim(
-            others.weight + claim.weight, claim.tier, others.held + claim.held, others.waiting + claim.waiting
+    if len(demands) <= tenants_max:
+        return dict(demands), {}
+    most = heapq.nlargest(tenants_max, demands, key=lambda tenant_id: (demands[tenant_id].wanted, tenant_id))
+    rest: dict[int, PageDemand] = {}
+    for tenant_id in demands.keys() - set(most):
+        demand = demands[tenant_id]
+        others = rest.get(demand.tier, PageDemand(0, demand.tier, 0, 0))
+        rest[demand.tier] = PageDemand(
+            others.weight + demand.weight, demand.tier, others.held + demand.held, others.waiting + demand.waiting
         )
-    return {tenant_id: claims[tenant_id] for tenant_id in most}, rest
+    return {tenant_id: demands[tenant_id] for tenant_id in most}, rest
 
 
 def elsewhere_on(replica_id: str, others: Iterable[GatewayBacklog]) -> frozenset[str]:
@@ -109,82 +109,85 @@ def elsewhere_on(replica_id: str, others: Iterable[GatewayBacklog]) -> frozenset
     return frozenset(tag for backlog in others for tag in backlog.adapters.get(replica_id, ()))
 
 
-def kept_by(others: Iterable[GatewayBacklog]) -> dict[bool, frozenset[str]]:
-    """Replicas whose pages other gateways keep free for an overdue request: from tenants below their share as well
+def reserved_by(others: Iterable[GatewayBacklog]) -> dict[bool, frozenset[str]]:
+    """Replicas whose pages other gateways reserve for an overdue request: from tenants below their share as well
     (True), or from all other tenants (False).
     """
-    kept = [each for backlog in others for each in backlog.kept.items()]
-    return {True: frozenset(name for name, from_all in kept if from_all), False: frozenset(name for name, _ in kept)}
+    reserved = [each for backlog in others for each in backlog.reserved.items()]
+    return {
+        True: frozenset(name for name, from_all in reserved if from_all),
+        False: frozenset(name for name, _ in reserved),
+    }
 
 
-def levels(claims: Iterable[PageClaim], pages: float) -> dict[int, float]:
+def levels(demands: Iterable[PageDemand], pages: float) -> dict[int, float]:
     """Pages for each unit of weight, by tier; infinite where a tier gets all it wants. Lower tiers get the
     remainder.
     """
-    by_tier: dict[int, list[PageClaim]] = {}
-    for claim in claims:
-        if claim.wanted:
-            by_tier.setdefault(claim.tier, []).append(claim)
+    by_tier: dict[int, list[PageDemand]] = {}
+    for demand in demands:
+        if demand.wanted:
+            by_tier.setdefault(demand.tier, []).append(demand)
     found: dict[int, float] = {}
     left = pages
     for tier in sorted(by_tier):
-        weights = sum(claim.weight for claim in by_tier[tier])
+        weights = sum(demand.weight for demand in by_tier[tier])
         found[tier] = float("inf")
-        for claim in sorted(by_tier[tier], key=lambda claim: claim.wanted / claim.weight):
-            if claim.wanted * weights > left * claim.weight:
+        for demand in sorted(by_tier[tier], key=lambda demand: demand.wanted / demand.weight):
+            if demand.wanted * weights > left * demand.weight:
                 found[tier] = max(0.0, left / weights)
                 left = 0.0
                 break
-            left -= claim.wanted
-            weights -= claim.weight
+            left -= demand.wanted
+            weights -= demand.weight
     return found
 
 
 def divide(here: GatewayBacklog, others: Sequence[GatewayBacklog], pages: float) -> Division:
     """The division of ``pages`` between this gateway's tenants and the others', as this gateway sees it."""
-    elsewhere = _joined(others)
+    elsewhere = _combined(others)
     everywhere = dict(elsewhere)
     own = _keyed(here, 0)
-    for tenant_id, claim in own.items():
-        everywhere[tenant_id] = claim.joined(everywhere[tenant_id]) if tenant_id in everywhere else claim
+    for tenant_id, demand in own.items():
+        everywhere[tenant_id] = demand.combined(everywhere[tenant_id]) if tenant_id in everywhere else demand
     level = levels(everywhere.values(), pages)
-    parts = {
-        tenant_id: max(PART_MIN, 1 - claim.wanted / all_of_it.wanted)
-        for tenant_id, claim in elsewhere.items()
-        if (all_of_it := everywhere[tenant_id]).wanted > level.get(all_of_it.tier, 0.0) * all_of_it.weight
+    demand_fractions = {
+        tenant_id: max(FRACTION_MIN, 1 - demand.wanted / total.wanted)
+        for tenant_id, demand in elsewhere.items()
+        if (total := everywhere[tenant_id]).wanted > level.get(total.tier, 0.0) * total.weight
     }
     waiting = [backlog for backlog in others if backlog.waiting_tiers]
     if not waiting or all(each == float("inf") for each in level.values()):
-        return Division(parts=parts, elsewhere=elsewhere)
+        return Division(demand_fractions=demand_fractions, elsewhere=elsewhere)
     shares = {
-        tenant_id: min(claim.wanted, level[claim.tier] * claim.weight)
-        for tenant_id, claim in everywhere.items()
-        if claim.wanted
+        tenant_id: min(demand.wanted, level[demand.tier] * demand.weight)
+        for tenant_id, demand in everywhere.items()
+        if demand.wanted
     }
     return Division(
         share=sum(
-            shares[tenant_id] * claim.wanted / everywhere[tenant_id].wanted
-            for tenant_id, claim in own.items()
-            if claim.wanted
+            shares[tenant_id] * demand.wanted / everywhere[tenant_id].wanted
+            for tenant_id, demand in own.items()
+            if demand.wanted
         ),
-        fill=sum(claim.held for claim in everywhere.values()) / max(1.0, sum(shares.values())),
+        fill=sum(demand.held for demand in everywhere.values()) / max(1.0, sum(shares.values())),
         rank_least=min(backlog.rank_least for backlog in waiting),
         tier_least=min(min(backlog.waiting_tiers) for backlog in waiting),
-        parts=parts,
+        demand_fractions=demand_fractions,
         elsewhere=elsewhere,
     )
 
 
-def _keyed(backlog: GatewayBacklog, number: int) -> dict[str, PageClaim]:
-    """All claims of one gateway. Unnamed tenants get keys that equal no tenant id and no other gateway's keys."""
-    return backlog.tenants | {f"\0{number} {tier}": claim for tier, claim in backlog.rest.items()}
+def _keyed(backlog: GatewayBacklog, number: int) -> dict[str, PageDemand]:
+    """All demands of one gateway. Unnamed tenants get keys that equal no tenant id and no other gateway's keys."""
+    return backlog.tenants | {f"\0{number} {tier}": demand for tier, demand in backlog.rest.items()}
 
 
-def _joined(backlogs: Iterable[GatewayBacklog]) -> dict[str, PageClaim]:
-    found: dict[str, PageClaim] = {}
+def _combined(backlogs: Iterable[GatewayBacklog]) -> dict[str, PageDemand]:
+    found: dict[str, PageDemand] = {}
     for number, backlog in enumerate(backlogs, start=1):
-        for tenant_id, claim in _keyed(backlog, number).items():
-            found[tenant_id] = claim.joined(found[tenant_id]) if tenant_id in found else claim
+        for tenant_id, demand in _keyed(backlog, number).items():
+            found[tenant_id] = demand.combined(found[tenant_id]) if tenant_id in found else demand
     return found
 
 

@@ -21,7 +21,7 @@ from data_plane.gateway.state.redis_clock import RedisClock
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(GatewayBacklog)
-_SEEN_MS: Final = 10_000  # a gateway whose heartbeat is older than this is gone
+_HEARTBEAT_AGE_MAX_MS: Final = 10_000  # a gateway whose heartbeat is older than this is gone
 _Report = Callable[[str], GatewayBacklog]
 _Receive = Callable[[str, GatewayBacklog, list[GatewayBacklog]], None]
 
@@ -30,7 +30,7 @@ _Receive = Callable[[str, GatewayBacklog, list[GatewayBacklog]], None]
 class SentBacklogs:
     """The backlogs that this gateway sent, by base model, and the number of commands that it added to the pipeline."""
 
-    told: dict[str, GatewayBacklog]
+    backlogs: dict[str, GatewayBacklog]
     commands: int
 
 
@@ -54,11 +54,11 @@ class GatewayPeers:
 
     def add_peers_query(self, pipe: Pipeline) -> None:
         """Add the command that lists the gateways to a pipeline. ``apply_peers`` takes its reply."""
-        pipe.zrangebyscore(redis_keys.GATEWAYS, self._clock.now_ms() - _SEEN_MS, "+inf")
+        pipe.zrangebyscore(redis_keys.GATEWAYS, self._clock.now_ms() - _HEARTBEAT_AGE_MAX_MS, "+inf")
 
-    def apply_peers(self, answer: Sequence[bytes]) -> None:
+    def apply_peers(self, reply: Sequence[bytes]) -> None:
         """Apply the list of the other gateways."""
-        self._others = [name for name in (each.decode(errors="replace") for each in answer) if name != self._id]
+        self._others = [name for name in (each.decode(errors="replace") for each in reply) if name != self._id]
 
     def add_exchange(self, pipe: Pipeline, base_models: Iterable[str]) -> SentBacklogs:
         """Add commands to a pipeline that write this gateway's backlogs and read the others'. ``apply`` takes the
@@ -66,19 +66,19 @@ class GatewayPeers:
         """
         if not self._others or self._report is None:
             return SentBacklogs({base_model: GatewayBacklog() for base_model in base_models}, 0)
-        told = {base_model: self._report(base_model) for base_model in base_models}
-        for base_model, backlog in told.items():
+        backlogs = {base_model: self._report(base_model) for base_model in base_models}
+        for base_model, backlog in backlogs.items():
             pipe.set(redis_keys.gateway_backlog(self._id, base_model), _encoder.encode(backlog), px=self._stale_ms)
             pipe.mget([redis_keys.gateway_backlog(other, base_model) for other in self._others])
-        return SentBacklogs(told, 2 * len(told))
+        return SentBacklogs(backlogs, 2 * len(backlogs))
 
-    def apply(self, asked: SentBacklogs, answers: Sequence[Any]) -> None:
+    def apply(self, sent: SentBacklogs, replies: Sequence[Any]) -> None:
         """Pass the others' backlogs on; an empty list where there are none."""
         self._received_at = asyncio.get_running_loop().time()
-        of_others = answers[1::2] if asked.commands else [()] * len(asked.told)
-        for (base_model, told), values in zip(asked.told.items(), of_others, strict=True):
+        of_others = replies[1::2] if sent.commands else [()] * len(sent.backlogs)
+        for (base_model, own), values in zip(sent.backlogs.items(), of_others, strict=True):
             if self._receive is not None:
-                self._receive(base_model, told, [backlog for value in values if value and (backlog := _read(value))])
+                self._receive(base_model, own, [backlog for value in values if value and (backlog := _read(value))])
 
     def expire(self, base_models: Iterable[str]) -> None:
         """Redis did not answer. After ``stale_ms`` the last backlogs have expired there, so they expire here as

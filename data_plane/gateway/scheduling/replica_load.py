@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 
-from data_plane.gateway.scheduling.fair_share import PageClaim
+from data_plane.gateway.scheduling.fair_share import PageDemand
 
 
 def tag(engine_name: str) -> str:
@@ -83,31 +83,31 @@ class Shares:
 
     def __init__(self) -> None:
         self.total = 0
-        self._held: dict[str, PageClaim] = {}
-        self._elsewhere: Mapping[str, PageClaim] = {}
+        self._held: dict[str, PageDemand] = {}
+        self._elsewhere: Mapping[str, PageDemand] = {}
         self._weights = 0  # of all tenants with running requests, here or elsewhere
 
     def add(self, tenant_id: str, weight: int, tier: int, pages: int) -> None:
         """Record that a request of this tenant begins, or ends (negative ``pages``)."""
-        claim = self._held.get(tenant_id)
-        before = 0 if claim is None else claim.held
+        demand = self._held.get(tenant_id)
+        before = 0 if demand is None else demand.held
         held = max(0, before + pages)
         self.total += held - before
         self._weights -= self._weight(tenant_id)
         if held:
-            self._held[tenant_id] = PageClaim(weight, tier, held, 0)
-        elif claim is not None:
+            self._held[tenant_id] = PageDemand(weight, tier, held, 0)
+        elif demand is not None:
             del self._held[tenant_id]
         self._weights += self._weight(tenant_id)
 
-    def claims(self) -> dict[str, PageClaim]:
+    def demands(self) -> dict[str, PageDemand]:
         """The pages that each tenant holds through this process."""
         return dict(self._held)
 
-    def apply_elsewhere(self, elsewhere: Mapping[str, PageClaim]) -> None:
+    def apply_elsewhere(self, elsewhere: Mapping[str, PageDemand]) -> None:
         """Apply what tenants hold at other gateways."""
         self._elsewhere = elsewhere
-        at_work = self._held.keys() | {tenant_id for tenant_id, claim in elsewhere.items() if claim.held}
+        at_work = self._held.keys() | {tenant_id for tenant_id, demand in elsewhere.items() if demand.held}
         self._weights = sum(self._weight(tenant_id) for tenant_id in at_work)
 
     def is_idle(self, tenant_id: str) -> bool:
@@ -124,8 +124,8 @@ class Shares:
         return (held + pages) * (others + weight + 1) <= pages_total * weight
 
     def _held_elsewhere(self, tenant_id: str) -> int:
-        claim = self._elsewhere.get(tenant_id)
-        return 0 if claim is None else claim.held
+        demand = self._elsewhere.get(tenant_id)
+        return 0 if demand is None else demand.held
 
     def _weight(self, tenant_id: str) -> int:
         """A tenant's weight, or 0 without running requests."""

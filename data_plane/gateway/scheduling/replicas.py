@@ -156,27 +156,27 @@ class Replicas:
         pool = self._pools.get(base_model, [])
         some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
         async with self._redis.pipeline(transaction=False) as pipe:
-            asked = self.peers.add_exchange(pipe, (base_model,))
+            sent = self.peers.add_exchange(pipe, (base_model,))
             for candidate in some:
                 pipe.hget(redis_keys.replica_held_pages(candidate.status.id), "total")
             found = await pipe.execute()
-        for candidate, held in zip(some, found[asked.commands :], strict=True):
+        for candidate, held in zip(some, found[sent.commands :], strict=True):
             _apply_held(candidate.status.id, candidate.load, held)
-        self.peers.apply(asked, found[: asked.commands])
+        self.peers.apply(sent, found[: sent.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
         """Heartbeats and held pages in the order of the ids. Applies the other gateways' backlogs as well."""
         async with self._redis.pipeline(transaction=False) as pipe:
             self.peers.add_peers_query(pipe)
-            asked = self.peers.add_exchange(pipe, self._pools)
+            sent = self.peers.add_exchange(pipe, self._pools)
             for name in ids:
                 pipe.get(redis_keys.replica(name))
             for name in ids:
                 pipe.hget(redis_keys.replica_held_pages(name), "total")
             who, *found = await pipe.execute()
         self.peers.apply_peers(who)
-        self.peers.apply(asked, found[: asked.commands])
-        found = found[asked.commands :]
+        self.peers.apply(sent, found[: sent.commands])
+        found = found[sent.commands :]
         return found[: len(ids)], found[len(ids) :]
 
     async def _refresh_residency(self) -> None:

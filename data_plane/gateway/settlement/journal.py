@@ -27,7 +27,7 @@ _MARKS_FLUSH_S: Final = 1.0
 _LOCK_TRIES: Final = 5  # a sibling that recovers journals may hold a new lock briefly
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JournalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One record: a settlement, or the request id of one that needs no recovery (``done``)."""
 
     settlement: Settlement | None = None
@@ -35,16 +35,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Line)
+_DECODER: Final = msgspec.json.Decoder(JournalRecord)
 
 
-def encode_record(line: Line) -> bytes:
+def encode_record(record: JournalRecord) -> bytes:
     """The bytes of a record in a segment."""
-    payload = _ENCODER.encode(line)
+    payload = _ENCODER.encode(record)
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def read(raw: bytes) -> Iterator[Line]:
+def read_records(raw: bytes) -> Iterator[JournalRecord]:
     """The records of a segment, up to a torn end if it has one. An intact record that cannot be decoded is logged."""
     at = 0
     while at + _HEADER.size <= len(raw):
@@ -143,7 +143,7 @@ class Journal:
         if not self._segments or settlement.request_id in self._where:
             return self._batch
         segment = self._segments[-1]
-        chunk = encode_record(Line(settlement=settlement))
+        chunk = encode_record(JournalRecord(settlement=settlement))
         if sum(each.size_bytes for each in self._segments) + len(chunk) > self._bytes_max:
             self._failed(OSError(f"the journal is full: its limit is {self._bytes_max} bytes"))
             return None
@@ -158,7 +158,7 @@ class Journal:
         """Mark a settlement as done: no recovery needs it."""
         if (segment := self._where.pop(request_id, None)) and self._segments:
             segment.open_ids.discard(request_id)
-            self._put(self._segments[-1], encode_record(Line(done=request_id)))
+            self._put(self._segments[-1], encode_record(JournalRecord(done=request_id)))
 
     def holds(self, request_id: str) -> bool:
         """Whether the next process finds this settlement if this process dies."""

@@ -13,7 +13,7 @@ import structlog
 
 from data_plane.gateway import metrics
 from data_plane.gateway.quota.reservation import Settlement
-from data_plane.gateway.settlement.journal import Journal, lock, read, segments
+from data_plane.gateway.settlement.journal import Journal, lock, read_records, segments
 from data_plane.gateway.settlement.settler import Settler
 
 _log = structlog.get_logger()
@@ -92,9 +92,9 @@ def _left(paths: list[Path]) -> list[Settlement]:
     """The settlements in a process's segments that are not marked done, in order. Blocking: run it in a thread."""
     found: dict[str, Settlement] = {}
     for path in paths:
-        for line in read(path.read_bytes()):
-            if line.settlement is not None:
-                found[line.settlement.request_id] = line.settlement
+        for record in read_records(path.read_bytes()):
+            if record.settlement is not None:
+                found[record.settlement.request_id] = record.settlement
             else:
-                found.pop(line.done, None)
+                found.pop(record.done, None)
     return list(found.values())

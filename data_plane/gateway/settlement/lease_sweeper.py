@@ -24,9 +24,9 @@ class LeaseSweeper:
     """
 
     def __init__(
-        self, line: RedisConnection, reservations: Reservations, *, every_s: float, tenants_max: int, grace_s: float
+        self, redis: RedisConnection, reservations: Reservations, *, every_s: float, tenants_max: int, grace_s: float
     ) -> None:
-        self._line = line
+        self._redis = redis
         self._reservations = reservations
         self._every_s = every_s
         self._tenants_max = tenants_max
@@ -34,11 +34,11 @@ class LeaseSweeper:
 
     async def run_forever(self) -> None:
         """Sweep periodically until cancelled."""
-        not_before, connection = time.monotonic() + self._grace_s, self._line.connection
+        not_before, connection = time.monotonic() + self._grace_s, self._redis.connection
         while True:
             await asyncio.sleep(self._every_s)
-            if self._line.connection != connection:
-                not_before, connection = time.monotonic() + self._grace_s, self._line.connection
+            if self._redis.connection != connection:
+                not_before, connection = time.monotonic() + self._grace_s, self._redis.connection
             if time.monotonic() < not_before:
                 continue
             try:
@@ -49,9 +49,9 @@ class LeaseSweeper:
 
     async def run_once(self) -> int:
         """Settle the requests whose leases expired by Redis's clock. Returns their number. Raises redis.RedisError."""
-        seconds, microseconds = await self._line.call("TIME")
+        seconds, microseconds = await self._redis.call("TIME")
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        tenants = await self._line.call(
+        tenants = await self._redis.call(
             "ZRANGE", redis_keys.LEASED_TENANTS, "-inf", now_ms, "BYSCORE", "LIMIT", 0, self._tenants_max
         )
         swept = 0

@@ -14,8 +14,8 @@ class RedisDataLossDetector:
     after the last check.
     """
 
-    def __init__(self, line: RedisConnection, gateway_id: str, *, kept_s: int) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, gateway_id: str, *, kept_s: int) -> None:
+        self._redis = redis
         self._key = redis_keys.gateway_mark(gateway_id)
         self._kept_s = kept_s
         self._connection = 0
@@ -24,7 +24,7 @@ class RedisDataLossDetector:
     async def recorded(self) -> bytes | None:
         """The usage stream's entry below which all entries are in billing's ledger; None where that is unknown."""
         try:
-            recorded: bytes | None = await self._line.call("GET", redis_keys.USAGE_RECORDED)
+            recorded: bytes | None = await self._redis.call("GET", redis_keys.USAGE_RECORDED)
         except (RedisError, OSError):
             return None
         return recorded
@@ -32,10 +32,10 @@ class RedisDataLossDetector:
     async def generation(self) -> int:
         """A number that grows each time Redis may have lost data; 0 where Redis does not answer."""
         try:
-            mark = await self._line.call("SET", self._key, 1, "GET", "EX", self._kept_s)
+            mark = await self._redis.call("SET", self._key, 1, "GET", "EX", self._kept_s)
         except (RedisError, OSError):
             return 0
-        if mark is None or self._line.connection != self._connection:
-            self._connection = self._line.connection
+        if mark is None or self._redis.connection != self._connection:
+            self._connection = self._redis.connection
             self._generation += 1
         return self._generation

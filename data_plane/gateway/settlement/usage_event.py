@@ -13,7 +13,7 @@ from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a request ran. Times are Unix milliseconds; durations come from the monotonic clock.
     ``first_token_ms`` and ``duration_ms`` start when the request's body had been read; ``on_replica_ms`` is how long
     the replica had the request.
@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
 
 
-def usage_event(request: InferenceRequest, run: Run, counts: TokenCounts) -> UsageEvent:
+def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts) -> UsageEvent:
     """The event that is billed. A sequence's KV pages are counted at its final length, for the whole time on the
     replica. While the cached tokens are unknown, an estimate assumes that the whole prompt was cached, since an
     estimate must never cost more than the request.

@@ -22,13 +22,13 @@ from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
 
 
-class Durability:
+class SettlementRuntime:
     """The settlement parts of one process. Requests use ``settler`` only."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        line: RedisConnection,
+        redis: RedisConnection,
         reservations: Reservations,
         clock: RedisClock,
         gateway_id: str,
@@ -44,7 +44,7 @@ class Durability:
         self.settler = Settler(
             reservations,
             self._journal,
-            RedisDataLossDetector(line, gateway_id, kept_s=settings.settled_marker_s),
+            RedisDataLossDetector(redis, gateway_id, kept_s=settings.settled_marker_s),
             ReplayBuffer(self._journal, kept_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
             clock,
             deadline_s=settings.settlement_deadline_s,
@@ -62,7 +62,7 @@ class Durability:
             renewal_s=settings.lease_renewal_s,
         )
         self._sweeper = LeaseSweeper(
-            line,
+            redis,
             reservations,
             every_s=settings.sweep_s,
             tenants_max=settings.sweep_tenants_max,

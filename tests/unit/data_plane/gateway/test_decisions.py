@@ -16,7 +16,7 @@ from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.quota.rate_limit_response import ReservationResult, duration, quota_exceeded
 from data_plane.gateway.request.preparation import output_ceiling, require_output_allowed
-from data_plane.gateway.settlement.usage_event import Run, usage_event
+from data_plane.gateway.settlement.usage_event import RequestRun, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
 from data_plane.gateway.state.snapshot import Tables
 from tests.fixtures.gateway.published import AMPLE
@@ -296,7 +296,7 @@ def test_each_message_names_the_limit_its_value_and_the_fix(blocked_by, wait_us,
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
 def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
     request = inference_request()
-    run = Run(
+    run = RequestRun(
         replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7,
         duration_ms=50, load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import redis.asyncio
 from core import redis_keys
 from core.clock import now_ms
 from core.contracts.replicas import ReplicaStatus
-from data_plane.gateway.scheduling.fair_share import GatewayBacklog, PageClaim
+from data_plane.gateway.scheduling.fair_share import GatewayBacklog, PageDemand
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
@@ -61,7 +61,7 @@ async def pair(client) -> tuple[Gateway, Gateway]:
 
 async def test_each_hears_the_other_and_not_itself(pair):
     one, other = pair
-    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)}, {2: PageClaim(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
+    one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)}, {2: PageDemand(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard == [one.has]
@@ -71,7 +71,7 @@ async def test_each_hears_the_other_and_not_itself(pair):
 
 async def test_who_says_nothing_more_counts_no_more(pair):
     one, other = pair
-    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)})
+    one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard
@@ -82,7 +82,7 @@ async def test_who_says_nothing_more_counts_no_more(pair):
 
 async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would_there(client, pair, monkeypatch):
     one, other = pair
-    one.has = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)})
+    one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
     assert other.heard == [one.has]

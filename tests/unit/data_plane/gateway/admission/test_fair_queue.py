@@ -193,7 +193,7 @@ def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():
     turns = queue()
     fill(turns, "here", [10] * 40)
     fill(turns, "everywhere", [10] * 40)
-    turns.set_parts({"everywhere": 0.25})
+    turns.set_demand_fractions({"everywhere": 0.25})
     served = Counter(serve(turns).tenant_id for _ in range(40))
     assert served == {"here": 32, "everywhere": 8}
 
@@ -201,11 +201,11 @@ def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():
 def test_a_charge_is_taken_back_at_the_rate_at_which_it_was_made():
     turns = queue()
     fill(turns, "a", [10, 10])
-    turns.set_parts({"a": 0.5})
+    turns.set_demand_fractions({"a": 0.5})
     account = turns.remove(next(turns.in_order(of_tenant_max=1)))
     rate = account.rate
     account.charge(100, rate)
-    turns.set_parts({})
+    turns.set_demand_fractions({})
     account.charge(-100, rate)
     assert account.counter == 0
 

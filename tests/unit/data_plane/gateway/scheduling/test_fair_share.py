@@ -15,53 +15,53 @@ from data_plane.gateway.scheduling.fair_share import (
     Division,
     GatewayBacklog,
     GatewayShare,
-    PageClaim,
+    PageDemand,
     divide,
     levels,
     named,
 )
 
-claims = st.builds(
-    PageClaim, weight=st.integers(1, 10), tier=st.integers(0, 2), held=st.integers(0, 200), waiting=st.integers(0, 200)
+demands = st.builds(
+    PageDemand, weight=st.integers(1, 10), tier=st.integers(0, 2), held=st.integers(0, 200), waiting=st.integers(0, 200)
 )
 backlogs = st.lists(
-    st.builds(GatewayBacklog, st.dictionaries(st.sampled_from("abcdef"), claims, max_size=5)), min_size=2, max_size=4
+    st.builds(GatewayBacklog, st.dictionaries(st.sampled_from("abcdef"), demands, max_size=5)), min_size=2, max_size=4
 )
 pools = st.integers(1, 2000)
 
 
 def of(**tenants: tuple[int, int]) -> GatewayBacklog:
     """Tenants of equal weight, with pages held and waited for."""
-    return GatewayBacklog({name: PageClaim(1, 1, held, waiting) for name, (held, waiting) in tenants.items()})
+    return GatewayBacklog({name: PageDemand(1, 1, held, waiting) for name, (held, waiting) in tenants.items()})
 
 
-def divided(told: list[GatewayBacklog], pages: float) -> list[Division]:
+def divided(reports: list[GatewayBacklog], pages: float) -> list[Division]:
     """As each gateway divides it."""
-    return [divide(here, [*told[:n], *told[n + 1 :]], pages) for n, here in enumerate(told)]
+    return [divide(here, [*reports[:n], *reports[n + 1 :]], pages) for n, here in enumerate(reports)]
 
 
-@given(told=backlogs, pages=pools)
-def test_shares_add_up_to_the_pool_or_to_all_that_is_wanted(told, pages):
-    views = divided(told, pages)
-    wanted = sum(claim.wanted for backlog in told for claim in backlog.tenants.values())
+@given(reports=backlogs, pages=pools)
+def test_shares_add_up_to_the_pool_or_to_all_that_is_wanted(reports, pages):
+    views = divided(reports, pages)
+    wanted = sum(demand.wanted for backlog in reports for demand in backlog.tenants.values())
     shares = [view.share for view in views]
     if wanted <= pages:
-        assert shares == [None] * len(told), "there is enough for everybody"
+        assert shares == [None] * len(reports), "there is enough for everybody"
     elif None not in shares:
         assert math.isclose(sum(shares), pages, rel_tol=1e-9)
-        for backlog, share in zip(told, shares, strict=True):
-            assert share <= sum(claim.wanted for claim in backlog.tenants.values()) + 1e-6
+        for backlog, share in zip(reports, shares, strict=True):
+            assert share <= sum(demand.wanted for demand in backlog.tenants.values()) + 1e-6
     else:
         # One that alone waits need not give way; the others are given what that leaves them.
         assert sum(share for share in shares if share is not None) <= pages + 1e-6
 
 
-@given(told=backlogs, pages=pools)
-def test_where_nobody_else_waits_nobody_gives_way(told, pages):
-    here = told[0]
+@given(reports=backlogs, pages=pools)
+def test_where_nobody_else_waits_nobody_gives_way(reports, pages):
+    here = reports[0]
     idle = [
-        GatewayBacklog({name: PageClaim(c.weight, c.tier, c.held, 0) for name, c in other.tenants.items()})
-        for other in told[1:]
+        GatewayBacklog({name: PageDemand(c.weight, c.tier, c.held, 0) for name, c in other.tenants.items()})
+        for other in reports[1:]
     ]
     assert divide(here, idle, pages).share is None
 
@@ -71,36 +71,36 @@ def test_where_nobody_else_waits_nobody_gives_way(told, pages):
     st.integers(1, 500),
 )
 def test_equal_tenants_with_enough_to_do_are_equal_however_they_are_split(splits, pages):
-    told = [of(one=(0, ours), other=(0, theirs)) for ours, theirs in splits]
+    reports = [of(one=(0, ours), other=(0, theirs)) for ours, theirs in splits]
     wanted = [sum(ours for ours, _ in splits), sum(theirs for _, theirs in splits)]
     if min(wanted) < pages / 2:
         return
     given_to = {"one": 0.0, "other": 0.0}
-    for view, backlog in zip(divided(told, pages), told, strict=True):
+    for view, backlog in zip(divided(reports, pages), reports, strict=True):
         if view.share is None:
             return  # all fits
-        weights = {name: view.parts.get(name, 1.0) for name in backlog.tenants}
+        weights = {name: view.demand_fractions.get(name, 1.0) for name in backlog.tenants}
         # As its fair queue shares out what the gateway takes: by weight, and what one does not want is the other's.
         fair = {name: view.share * weight / sum(weights.values()) for name, weight in weights.items()}
-        over = {name: max(0.0, fair[name] - claim.wanted) for name, claim in backlog.tenants.items()}
+        over = {name: max(0.0, fair[name] - demand.wanted) for name, demand in backlog.tenants.items()}
         for name, other in (("one", "other"), ("other", "one")):
             given_to[name] += fair[name] - over[name] + over[other]
     assert math.isclose(given_to["one"], given_to["other"], rel_tol=0.05)
 
 
-@given(st.lists(claims, max_size=8), pools)
+@given(st.lists(demands, max_size=8), pools)
 def test_levels_give_nobody_more_than_it_wants_and_leave_nothing_that_is_wanted(wishes, pages):
     level = levels(wishes, pages)
-    given_out = [min(claim.wanted, level[claim.tier] * claim.weight) for claim in wishes if claim.wanted]
-    assert math.isclose(sum(given_out), min(pages, sum(claim.wanted for claim in wishes)), abs_tol=1e-6)
-    short = [claim.tier for claim in wishes if claim.wanted > level.get(claim.tier, 0) * claim.weight + 1e-9]
-    for claim in wishes:
-        if short and claim.wanted and claim.tier > min(short):
-            assert level[claim.tier] == 0, "worse tiers get what better ones leave"
+    given_out = [min(demand.wanted, level[demand.tier] * demand.weight) for demand in wishes if demand.wanted]
+    assert math.isclose(sum(given_out), min(pages, sum(demand.wanted for demand in wishes)), abs_tol=1e-6)
+    short = [demand.tier for demand in wishes if demand.wanted > level.get(demand.tier, 0) * demand.weight + 1e-9]
+    for demand in wishes:
+        if short and demand.wanted and demand.tier > min(short):
+            assert level[demand.tier] == 0, "worse tiers get what better ones leave"
 
 
 def test_what_a_tenant_with_little_to_do_leaves_is_the_others_by_weight():
-    wishes = [PageClaim(1, 1, 4, 6), PageClaim(1, 1, 0, 500), PageClaim(3, 1, 300, 200)]
+    wishes = [PageDemand(1, 1, 4, 6), PageDemand(1, 1, 0, 500), PageDemand(3, 1, 300, 200)]
     assert levels(wishes, 250) == {1: 60.0}  # ten, sixty and three times sixty
 
 
@@ -108,13 +108,13 @@ def test_a_tenant_is_split_by_what_it_wants_at_each_gateway():
     here, other = of(one=(10, 30), two=(0, 100)), of(one=(60, 60), two=(0, 300))
     view = divide(here, [other], 100)
     assert view.share == 50 * 40 / 160 + 50 * 100 / 400
-    assert view.parts == {"one": 0.25, "two": 0.25}
-    assert {name: claim.held for name, claim in view.elsewhere.items()} == {"one": 60, "two": 0}
+    assert view.demand_fractions == {"one": 0.25, "two": 0.25}
+    assert {name: demand.held for name, demand in view.elsewhere.items()} == {"one": 60, "two": 0}
 
 
 def test_who_is_given_all_it_wants_counts_in_full_wherever_it_asks():
     here, other = of(quiet=(0, 4), flood=(60, 100)), of(quiet=(12, 0), flood=(30, 50))
-    assert divide(here, [other], 100).parts == {"flood": 1 - 80 / 240}
+    assert divide(here, [other], 100).demand_fractions == {"flood": 1 - 80 / 240}
 
 
 def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere():
@@ -124,35 +124,35 @@ def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere
     (account,) = pool.queue.accounts()
     for polls in range(100):
         pool.apply(here, [there], 100, polls / 20)
-    before = account.part
+    before = account.demand_fraction
     assert before < 0.15
     pool.apply(here, [elsewhere], 100, 5.0)
     pool.apply(here, [there], 100, 5.05)
-    assert account.part == pytest.approx(before, abs=0.05)
+    assert account.demand_fraction == pytest.approx(before, abs=0.05)
     for polls in range(400):
         pool.apply(here, [elsewhere], 100, 5.1 + polls / 20)
-    assert account.part == 1.0
+    assert account.demand_fraction == 1.0
 
 
 def test_of_those_who_wait_elsewhere_the_best_tier_and_the_smallest_rank_are_known():
-    waiting = [GatewayBacklog({"a": PageClaim(1, tier, 0, 50)}, {}, rank) for tier, rank in ((3, 16), (2, 8))]
-    idle = GatewayBacklog({"b": PageClaim(1, 1, 50, 0)}, {}, 0)
+    waiting = [GatewayBacklog({"a": PageDemand(1, tier, 0, 50)}, {}, rank) for tier, rank in ((3, 16), (2, 8))]
+    idle = GatewayBacklog({"b": PageDemand(1, 1, 50, 0)}, {}, 0)
     view = divide(of(c=(0, 100)), [*waiting, idle], 100)
     assert (view.tier_least, view.rank_least) == (2, 8)
 
 
 def test_beyond_the_bound_tenants_are_told_as_one_of_all_their_weights():
-    many = {f"tn_{n}": PageClaim(1, 1, n, 0) for n in range(10)} | {"tn_x": PageClaim(5, 2, 0, 1)}
+    many = {f"tn_{n}": PageDemand(1, 1, n, 0) for n in range(10)} | {"tn_x": PageDemand(5, 2, 0, 1)}
     by_name, rest = named(many, 3)
     assert by_name.keys() == {"tn_9", "tn_8", "tn_7"}
-    assert rest == {1: PageClaim(7, 1, sum(range(7)), 0), 2: PageClaim(5, 2, 0, 1)}
+    assert rest == {1: PageDemand(7, 1, sum(range(7)), 0), 2: PageDemand(5, 2, 0, 1)}
     # It is nobody's namesake at another gateway.
-    told = [GatewayBacklog(by_name, rest), GatewayBacklog(by_name, rest)]
-    assert len(divide(told[0], told[1:], 100).elsewhere) == 5
+    reports = [GatewayBacklog(by_name, rest), GatewayBacklog(by_name, rest)]
+    assert len(divide(reports[0], reports[1:], 100).elsewhere) == 5
 
 
 def test_a_backlog_travels_and_a_bad_one_does_not():
-    sent = GatewayBacklog({"tn_a": PageClaim(1, 1, 4, 8)}, {1: PageClaim(3, 1, 2, 0)}, 16, {"rep_1": ["0123"]})
+    sent = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)}, {1: PageDemand(3, 1, 2, 0)}, 16, {"rep_1": ["0123"]})
     assert msgspec.json.decode(msgspec.json.encode(sent), type=GatewayBacklog) == sent
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'[{"tn_a": [0, 1, 4, 8]}]', type=GatewayBacklog)

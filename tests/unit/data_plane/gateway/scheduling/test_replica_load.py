@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_plane.gateway.scheduling.fair_share import PageClaim
+from data_plane.gateway.scheduling.fair_share import PageDemand
 from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, Shares, tag
 
 
@@ -43,7 +43,7 @@ def test_when_all_are_over_nothing_is_left(ends):
         each.leave()
         each.give_back()  # a second time changes nothing
     assert (load.taken_pages, load.requests, load.prompt_tokens, dict(load.adapters)) == (0, 0, 0, {})
-    assert (shares.total, shares.claims()) == (0, {})
+    assert (shares.total, shares.demands()) == (0, {})
     assert shares.is_below("tn_1", 1, 1, 2)
 
 
@@ -94,7 +94,7 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
     assert shares.is_idle("tn_a")
     assert shares.is_below("tn_a", 1, 50, 100)
     shares.apply_elsewhere(
-        {"tn_a": PageClaim(1, 1, 10, 5), "tn_b": PageClaim(2, 1, 30, 0), "tn_c": PageClaim(9, 1, 0, 50)}
+        {"tn_a": PageDemand(1, 1, 10, 5), "tn_b": PageDemand(2, 1, 30, 0), "tn_c": PageDemand(9, 1, 0, 50)}
     )
     assert not shares.is_idle("tn_a")
     assert shares.is_idle("tn_c")
@@ -109,7 +109,7 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(-50, 50)), max_size=30),
     st.dictionaries(
-        st.sampled_from("abcd"), st.builds(PageClaim, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
+        st.sampled_from("abcd"), st.builds(PageDemand, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
     ),
 )
 def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere):
@@ -121,9 +121,9 @@ def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere
         pages[tenant] = max(0, pages[tenant] + change)
     shares.apply_elsewhere(elsewhere)
     at_work = {tenant: 2 for tenant, held in pages.items() if held}
-    for tenant, claim in elsewhere.items():
-        if claim.held:
-            at_work[tenant] = max(claim.weight, at_work.get(tenant, 0))
+    for tenant, demand in elsewhere.items():
+        if demand.held:
+            at_work[tenant] = max(demand.weight, at_work.get(tenant, 0))
     weights = sum(at_work.values())
     assert shares.total == sum(pages.values())
     # A newcomer of weight 1 with a page: below exactly where the pool has a page for each unit of weight.

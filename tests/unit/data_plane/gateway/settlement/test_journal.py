@@ -15,7 +15,15 @@ from data_plane.gateway import metrics
 from data_plane.gateway.quota.consumption import Used
 from data_plane.gateway.quota.reservation import Settlement
 from data_plane.gateway.settlement import journal as journal_module
-from data_plane.gateway.settlement.journal import Journal, Line, encode_record, lock, lock_file, read, segments
+from data_plane.gateway.settlement.journal import (
+    Journal,
+    JournalRecord,
+    encode_record,
+    lock,
+    lock_file,
+    read_records,
+    segments,
+)
 from data_plane.gateway.settlement.wiring import redis_name
 
 
@@ -30,8 +38,8 @@ def settlement(tokens: int = 3) -> Settlement:
     return Settlement(request_id=request_id, tenant_id="tn_1", replica_id="rep_one", used=used, event=event)
 
 
-def on_disk(folder, name="jr_1") -> list[Line]:
-    return [line for path in segments(folder, name) for line in read(path.read_bytes())]
+def on_disk(folder, name="jr_1") -> list[JournalRecord]:
+    return [record for path in segments(folder, name) for record in read_records(path.read_bytes())]
 
 
 @contextlib.asynccontextmanager
@@ -42,28 +50,28 @@ async def journal(folder, **bounds: int):
     await made.close()
 
 
-LINES = [Line(settlement=settlement(n)) for n in range(3)] + [Line(done="req_1")]
-RAW = b"".join(map(encode_record, LINES))
+RECORDS = [JournalRecord(settlement=settlement(n)) for n in range(3)] + [JournalRecord(done="req_1")]
+RAW = b"".join(map(encode_record, RECORDS))
 
 
 def test_records_come_back_as_they_were():
-    assert list(read(RAW)) == LINES
+    assert list(read_records(RAW)) == RECORDS
 
 
 @given(cut=st.integers(0, len(RAW) - 1))
 def test_a_file_that_was_cut_anywhere_gives_what_was_whole_before(cut):
-    whole = list(read(RAW[:cut]))
-    assert whole == LINES[: len(whole)]
-    assert sum(len(encode_record(line)) for line in LINES[: len(whole) + 1]) > cut
+    whole = list(read_records(RAW[:cut]))
+    assert whole == RECORDS[: len(whole)]
+    assert sum(len(encode_record(record)) for record in RECORDS[: len(whole) + 1]) > cut
 
 
 @given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
 def test_a_damaged_record_is_never_taken_for_a_settlement(at, bit):
     damaged = bytearray(RAW)
     damaged[at] ^= 1 << bit
-    found = list(read(bytes(damaged)))
-    assert found == LINES[: len(found)]
-    assert len(found) < len(LINES)
+    found = list(read_records(bytes(damaged)))
+    assert found == RECORDS[: len(found)]
+    assert len(found) < len(RECORDS)
 
 
 async def test_what_was_flushed_is_found_when_the_process_dies(tmp_path):
@@ -75,11 +83,11 @@ async def test_what_was_flushed_is_found_when_the_process_dies(tmp_path):
         journaling.done(first.request_id)
         await journaling.flush()
         lines = on_disk(tmp_path)
-        assert [line.settlement for line in lines if line.settlement] == [first, second]
-        assert [line.done for line in lines if line.done] == [first.request_id]
+        assert [record.settlement for record in lines if record.settlement] == [first, second]
+        assert [record.done for record in lines if record.done] == [first.request_id]
         assert not journaling.holds(first.request_id)
         assert journaling.holds(second.request_id)
-    assert [line.settlement for line in on_disk(tmp_path)][:2] == [first, second]  # left for the next process
+    assert [record.settlement for record in on_disk(tmp_path)][:2] == [first, second]  # left for the next process
 
 
 async def test_many_settlements_share_one_fsync(tmp_path, monkeypatch):
@@ -169,7 +177,7 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
         assert not journaling.holds(lost.request_id)
         journaling.append(later)
         await journaling.flush()
-        found = [line.settlement for line in on_disk(tmp_path)]
+        found = [record.settlement for record in on_disk(tmp_path)]
         assert found == [kept, later]
 
 
@@ -184,7 +192,7 @@ async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, m
         following.cancel()
         await asyncio.wait((following,))
         asyncio.get_running_loop().call_later(0.1, goes_on.set)
-    assert [line.settlement for line in on_disk(tmp_path)] == [one]
+    assert [record.settlement for record in on_disk(tmp_path)] == [one]
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["with the mark", "before the mark"])
@@ -211,7 +219,7 @@ async def test_what_comes_while_a_segment_fills_up_is_held_by_the_next(tmp_path,
         await journaling.flush()
         await journaling.flush()
         assert journaling.holds(late.request_id)
-        assert late in [line.settlement for line in on_disk(tmp_path)]
+        assert late in [record.settlement for record in on_disk(tmp_path)]
         assert len(segments(tmp_path, "jr_1")) == 1
         journaling.done(late.request_id)
 
@@ -249,7 +257,7 @@ async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_
             await journaling.flush()
         journaling.append(later)
         await journaling.flush()
-        assert [line.settlement for line in on_disk(tmp_path)] == [kept, later]
+        assert [record.settlement for record in on_disk(tmp_path)] == [kept, later]
 
 
 def test_only_one_process_can_hold_a_journal(tmp_path):
@@ -264,7 +272,7 @@ def test_only_one_process_can_hold_a_journal(tmp_path):
 
 @pytest.mark.parametrize("raw", [b"", b"\0", b"\0" * 8, b"\xff" * 64])
 def test_what_is_no_journal_gives_no_settlement(raw):
-    assert all(line.settlement is None for line in read(raw))
+    assert all(record.settlement is None for record in read_records(raw))
 
 
 @pytest.mark.parametrize(
