@@ -21,7 +21,7 @@ _TYPES: Final = {
 
 
 _MAY_PASS: Final = frozenset({408, 409, 429})
-"""Client errors that may succeed when retried. SDKs retry these; every other 4xx tells them not to."""
+"""Client errors that may succeed when retried. SDKs retry these; on every other 4xx they do not retry."""
 
 
 _MORE: Final = ("eta_s", "max_tokens_that_fit")

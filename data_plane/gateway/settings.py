@@ -49,7 +49,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         default=16_384,
         ge=1024,
         le=1_048_576,
-        description="Bytes of one answer that the gateway buffers while the kernel takes no more. Beyond this the "
+        description="Bytes of one answer that the gateway buffers while the kernel accepts none. Beyond this the "
         "gateway stops reading from the engine.",
     )
     client_send_buffer_bytes: int = Field(

@@ -155,7 +155,7 @@ class Admission:
             assignment.cancel()
             self._queue.wake(base_model)
             raise
-        if not verdict.slice_id:  # with a slice, Redis has said nothing about the replica
+        if not verdict.slice_id:  # with a slice, Redis did not report on the replica
             assignment.occupancy.answered(verdict.replica_pages_held, granted_pages=verdict.pages)
         if verdict.blocked_by:
             assignment.cancel()

@@ -59,7 +59,7 @@ class ClientSocket(Protocol):
         """The request's body, if all of it has arrived and none of it has been read; else None."""
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
-        """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None calls nobody any more."""
+        """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None removes the callback."""
 
     def begin(self, headers: Headers, data: bytes) -> bool:
         """Begin a chunked response of status 200 with its first piece, else as ``push``; headers' names are in lower
@@ -81,7 +81,7 @@ class ClientSocket(Protocol):
 
 
 class Client:
-    """The client of one request. ``started`` tells whether a response has begun."""
+    """The client of one request. ``started`` says whether a response has begun."""
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])

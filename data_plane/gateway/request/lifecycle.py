@@ -1,6 +1,6 @@
 """The life of an inference request, from API key to usage event: the one file that knows the order of the steps.
 
-Each step is a file of its own. However a request ends, its reservation is settled exactly once before the caller sees
+Each step has its file. However a request ends, its reservation is settled exactly once before the caller sees
 the end of the response.
 """
 

@@ -19,7 +19,7 @@ from core.rendezvous_hash import draw
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
-_EMPTY: Final = frozenset[str]()
+_EMPTY: Final = frozenset[str]()  # the default of sets of replicas and of adapters
 _ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
 _WARM_MAX: Final = 2  # replicas that count as warm for a session: its own, and the next one when that is full
 
@@ -69,9 +69,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> int:
-        """Requests on the replica: those of this process now, or those of all gateways at the last heartbeat, whichever
-        is more.
-        """
+        """Requests on the replica: the larger of this process's number now and all gateways' at the last heartbeat."""
         return max(self.load.requests, self.status.running_requests + self.status.waiting_requests)
 
 

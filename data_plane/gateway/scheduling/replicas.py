@@ -48,7 +48,7 @@ class Replicas:
         allows: Callable[[ReplicaStatus], bool],
         failed_by: Callable[[str], frozenset[str]] = no_replicas,
     ) -> None:
-        """``allows`` tells whether requests may be sent to a replica, ``failed_by`` which replicas recently failed to
+        """``allows`` says whether requests may be sent to a replica, ``failed_by`` which replicas recently failed to
         load an adapter.
         """
         self._redis = redis
@@ -205,12 +205,12 @@ class Replicas:
         return resident if seen[0] == status.boot_id else NOTHING_RESIDENT
 
 
-def _apply_held(replica_id: str, load: ReplicaLoad, said: Any) -> None:
+def _apply_held(replica_id: str, load: ReplicaLoad, reply: Any) -> None:
     """Apply a replica's held pages as Redis has them. A value that is no number is ignored, and the last one stays."""
     try:
-        load.held_pages = int(said or 0)
+        load.held_pages = int(reply or 0)
     except ValueError:
-        _log.error("held pages unreadable", replica=replica_id, said=repr(said))
+        _log.error("held pages unreadable", replica=replica_id, reply=repr(reply))
 
 
 def _seen(status: ReplicaStatus) -> _Seen:
