@@ -130,6 +130,7 @@ def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(harne
     assert all(harness.in_memory(name) for name in names)
 
 
+@pytest.mark.soak
 def test_an_adapter_with_a_rhythm_is_there_when_its_time_comes(harness):
     name = engine_name()
     forecasts = harness.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}')
