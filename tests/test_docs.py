@@ -11,7 +11,7 @@ import pytest
 from adapters import report as verdict
 from data_plane.engine.agent.canary import jobs as canary
 from tenora.docs import reference
-from tests.corpus.requests import doors
+from tests.corpus.requests import http_requests
 from tests.corpus.uploads import corpus as uploads
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +71,7 @@ def test_named_tests_exist(doc):
 def test_every_regression_names_its_test_or_its_row_of_a_corpus():
     lines = (ROOT / "docs" / "REGRESSIONS.md").read_text().splitlines()
     entries = [line for line in lines if re.match(r"\| (?!-|project and issue|advisory \|)", line)]
-    rows = {item.row for item in (*doors.ITEMS, *uploads.ITEMS)}
+    rows = {item.row for item in (*http_requests.ITEMS, *uploads.ITEMS)}
     assert len(entries) > 50
     for entry in entries:
         held = entry.split(" | ")[-1]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 import redis
 
-from benchmarks.fairness.load import Answer, Load, Party, tokens_per_s
+from benchmarks.fairness.load import Answer, Load, TenantLoad, tokens_per_s
 from benchmarks.load import quantile
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import AMPLE, Publisher
@@ -45,33 +45,33 @@ GOALS: Final = {
 
 
 @dataclass
-class Stage:
+class Deployment:
     """The gateways, the witness and the tenants of a run. ``apart`` sends all requests of a tenant to one gateway."""
 
     publisher: Publisher
     urls: list[str]
     apart: bool = False
-    parties: int = 0
+    tenants: int = 0
 
-    def party(self, name: str, **traffic: float) -> Party:
+    def tenant(self, name: str, **traffic: float) -> TenantLoad:
         """Create a tenant with ample limits; ``weight`` and ``tier`` belong to its plan."""
         limits = {field: int(traffic.pop(field)) for field in ("weight", "tier") if field in traffic}
         tenant_id = self.publisher.tenant(AMPLE, **limits)
-        gateway = self.parties if self.apart else None
-        self.parties += 1
+        gateway = self.tenants if self.apart else None
+        self.tenants += 1
         key = self.publisher.key(tenant_id)
-        return Party(name=name, key=key, gateway=gateway, **traffic)  # type: ignore[arg-type]  # by field
+        return TenantLoad(name=name, key=key, gateway=gateway, **traffic)  # type: ignore[arg-type]  # by field
 
-    def run(self, *parties: Party, seconds: float) -> list[Answer]:
+    def run(self, *tenants: TenantLoad, seconds: float) -> list[Answer]:
         """Run one load from its start to its last answer."""
         load = Load(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
-        return asyncio.run(load.run(parties, seconds=seconds))
+        return asyncio.run(load.run(tenants, seconds=seconds))
 
 
 @contextlib.contextmanager
-def stage(
+def deployment(
     folder: Path, redis_url: str, *, pages: int = PAGES, gateways: int = 1, apart: bool = False, **settings: object
-) -> Iterator[Stage]:
+) -> Iterator[Deployment]:
     """Start gateways in front of one witness with ``pages`` KV pages, on an emptied Redis."""
     with redis.Redis.from_url(redis_url) as client, contextlib.ExitStack() as running:
         client.flushall()
@@ -85,57 +85,57 @@ def stage(
             ).url
             for number in range(gateways)
         ]
-        yield Stage(publisher, urls, apart)
+        yield Deployment(publisher, urls, apart)
 
 
-def quiet_beside_a_flood(on: Stage, *, seconds: float, quiet_per_s: float = 2.0) -> dict[str, Any]:
+def quiet_beside_a_flood(on: Deployment, *, seconds: float, quiet_per_s: float = 2.0) -> dict[str, Any]:
     """TTFT of a tenant with a low request rate, alone and while another tenant sends 32 times as many requests."""
-    quiet = on.party("quiet", per_s=quiet_per_s)
-    flood = on.party("flood", per_s=32 * quiet_per_s)
+    quiet = on.tenant("quiet", per_s=quiet_per_s)
+    flood = on.tenant("flood", per_s=32 * quiet_per_s)
     alone = [answer.first_token_s for answer in on.run(quiet, seconds=seconds)]
     both = on.run(quiet, flood, seconds=seconds)
-    beside = [answer for answer in both if answer.party == "quiet"]
+    beside = [answer for answer in both if answer.tenant == "quiet"]
     p99 = {"alone": quantile(alone, 0.99), "beside": quantile([a.first_token_s for a in beside], 0.99)}
     return {
         "p50_s": {"alone": quantile(alone, 0.5), "beside": quantile([a.first_token_s for a in beside], 0.5)},
         "p99_s": p99,
         "ratio": p99["beside"] / p99["alone"],
         "quiet_refused": sum(answer.status != 200 for answer in beside),
-        "flood_refused": sum(answer.status != 200 for answer in both if answer.party == "flood"),
-        "flood_served": sum(answer.status == 200 for answer in both if answer.party == "flood"),
+        "flood_refused": sum(answer.status != 200 for answer in both if answer.tenant == "flood"),
+        "flood_served": sum(answer.status == 200 for answer in both if answer.tenant == "flood"),
     }
 
 
-def backlogged(on: Stage, *, seconds: float, at_once: int, weight: int = 1) -> dict[str, Any]:
+def backlogged(on: Deployment, *, seconds: float, at_once: int, weight: int = 1) -> dict[str, Any]:
     """Tokens of two tenants that both always have more requests than fit.
 
     With equal weights, one tenant has three times as many requests in flight as the other.
     """
-    one = on.party("one", at_once=at_once, weight=weight)
-    other = on.party("other", at_once=3 * at_once if weight == 1 else at_once)
+    one = on.tenant("one", at_once=at_once, weight=weight)
+    other = on.tenant("other", at_once=3 * at_once if weight == 1 else at_once)
     answers = on.run(one, other, seconds=seconds)
     after_s = 2 * SECONDS_OF_ONE  # both tenants have a steady backlog by then
-    rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds, party=name) for name in ("one", "other")]
+    rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds, tenant=name) for name in ("one", "other")]
     shares = [rates[0] / weight, rates[1]]
     return {"tokens_per_s": rates, "weight": weight, "ratio": max(shares) / min(shares)}
 
 
-def idle_share(on: Stage, *, seconds: float, at_once: int) -> dict[str, Any]:
+def idle_share(on: Deployment, *, seconds: float, at_once: int) -> dict[str, Any]:
     """Tokens of one tenant alone, compared with eight tenants that together have as many requests in flight."""
     after_s = 2 * SECONDS_OF_ONE
-    alone = on.run(on.party("alone", at_once=at_once), seconds=seconds)
-    eight = on.run(*(on.party(f"{n}", at_once=at_once // 8) for n in range(8)), seconds=seconds)
+    alone = on.run(on.tenant("alone", at_once=at_once), seconds=seconds)
+    eight = on.run(*(on.tenant(f"{n}", at_once=at_once // 8) for n in range(8)), seconds=seconds)
     rates = [tokens_per_s(answers, after_s=after_s, until_s=seconds) for answers in (alone, eight)]
     return {"tokens_per_s": {"alone": rates[0], "eight": rates[1]}, "ratio": rates[0] / rates[1]}
 
 
-def overload(on: Stage, *, seconds: float, capacity_per_s: float, factors: tuple[float, ...]) -> dict[str, Any]:
+def overload(on: Deployment, *, seconds: float, capacity_per_s: float, factors: tuple[float, ...]) -> dict[str, Any]:
     """Goodput and refusals as the combined load of ten tenants grows by ``factors``."""
-    parties = [on.party(f"{n}") for n in range(10)]
+    tenants = [on.tenant(f"{n}") for n in range(10)]
     rows = {}
     for factor in factors:
-        per_s = factor * capacity_per_s / len(parties)
-        answers = on.run(*(replace(party, per_s=per_s) for party in parties), seconds=seconds)
+        per_s = factor * capacity_per_s / len(tenants)
+        answers = on.run(*(replace(tenant, per_s=per_s) for tenant in tenants), seconds=seconds)
         # In the first seconds all tenants connect at once and the pace is unknown: that is not steady overload.
         refused = [a.total_s for a in answers if a.status != 200 and a.sent_s >= 2 * SECONDS_OF_ONE]
         rows[factor] = {
@@ -166,17 +166,17 @@ def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(folder: Path, redis_url: str, seconds: float, **on_stage: Any) -> dict[str, Any]:
+def measure(folder: Path, redis_url: str, seconds: float, **options: Any) -> dict[str, Any]:
     """Run every scenario. The overload runs on a quarter of the pages, since this process sends ten times its load."""
     many = 2 * PAGES // REQUEST_PAGES
-    with stage(folder, redis_url, **on_stage) as on:
+    with deployment(folder, redis_url, **options) as on:
         result = {
             "quiet": quiet_beside_a_flood(on, seconds=seconds),
             "equal": backlogged(on, seconds=seconds, at_once=many // 2),
             "weighted": backlogged(on, seconds=seconds, at_once=many, weight=3),
             "idle": idle_share(on, seconds=seconds, at_once=many),
         }
-    with stage(folder, redis_url, pages=PAGES // 4, **on_stage) as on:
+    with deployment(folder, redis_url, pages=PAGES // 4, **options) as on:
         result["overload"] = overload(on, seconds=seconds, capacity_per_s=CAPACITY_PER_S / 4, factors=(0.5, 1, 3, 10))
     return result
 

@@ -15,7 +15,7 @@ _BUSY_PAUSE_S = 0.5  # pause of a closed loop after a refused request
 
 
 @dataclass(frozen=True, kw_only=True)
-class Party:
+class TenantLoad:
     """One tenant's traffic: ``per_s`` requests per second at even gaps, or else ``at_once`` always in flight.
 
     Its connections go to random gateways, or all to gateway number ``gateway``.
@@ -35,7 +35,7 @@ class Answer:
     received tokens.
     """
 
-    party: str
+    tenant: str
     sent_s: float
     status: int
     first_token_s: float
@@ -56,41 +56,45 @@ class Load:
         self._prompt = prompt
         self.answers: list[Answer] = []
 
-    async def run(self, parties: Iterable[Party], *, seconds: float) -> list[Answer]:
+    async def run(self, tenants: Iterable[TenantLoad], *, seconds: float) -> list[Answer]:
         """Send for ``seconds`` and return all answers, including those that arrive later."""
         self.answers = []
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=120)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             began = time.perf_counter()
-            for party in parties:
-                if party.per_s:
-                    tasks.create_task(self._open_loop(session, party, began, seconds))
-                for _ in range(party.at_once):
-                    tasks.create_task(self._closed_loop(session, party, began, seconds))
+            for tenant in tenants:
+                if tenant.per_s:
+                    tasks.create_task(self._open_loop(session, tenant, began, seconds))
+                for _ in range(tenant.at_once):
+                    tasks.create_task(self._closed_loop(session, tenant, began, seconds))
         return self.answers
 
-    async def _open_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
+    async def _open_loop(
+        self, session: aiohttp.ClientSession, tenant: TenantLoad, began: float, seconds: float
+    ) -> None:
         async with asyncio.TaskGroup() as requests:
-            for number in range(int(seconds * party.per_s)):
-                await asyncio.sleep(began + number / party.per_s - time.perf_counter())
-                requests.create_task(self._ask(session, party, began, self._url(party)))
+            for number in range(int(seconds * tenant.per_s)):
+                await asyncio.sleep(began + number / tenant.per_s - time.perf_counter())
+                requests.create_task(self._ask(session, tenant, began, self._url(tenant)))
 
-    async def _closed_loop(self, session: aiohttp.ClientSession, party: Party, began: float, seconds: float) -> None:
-        url = self._url(party)  # chosen once, as for a keep-alive connection
+    async def _closed_loop(
+        self, session: aiohttp.ClientSession, tenant: TenantLoad, began: float, seconds: float
+    ) -> None:
+        url = self._url(tenant)  # chosen once, as for a keep-alive connection
         while time.perf_counter() - began < seconds:
-            if (await self._ask(session, party, began, url)).status != 200:
+            if (await self._ask(session, tenant, began, url)).status != 200:
                 await asyncio.sleep(_BUSY_PAUSE_S)
 
-    def _url(self, party: Party) -> str:
-        return random.choice(self._urls) if party.gateway is None else self._urls[party.gateway % len(self._urls)]
+    def _url(self, tenant: TenantLoad) -> str:
+        return random.choice(self._urls) if tenant.gateway is None else self._urls[tenant.gateway % len(self._urls)]
 
-    async def _ask(self, session: aiohttp.ClientSession, party: Party, began: float, url: str) -> Answer:
+    async def _ask(self, session: aiohttp.ClientSession, tenant: TenantLoad, began: float, url: str) -> Answer:
         sent, first, tokens = time.perf_counter(), 0.0, 0
-        headers = {"Authorization": f"Bearer {party.key}"}
+        headers = {"Authorization": f"Bearer {tenant.key}"}
         body = {
             **self._body,
-            "model": party.model,
+            "model": tenant.model,
             "prompt": f"{self._prompt} {random.randrange(1000)}",
         }  # the prompt decides the witness's answer
         async with session.post(url, json=body, headers=headers) as response:
@@ -102,18 +106,18 @@ class Load:
             else:
                 await response.read()
         answer = Answer(
-            party=party.name, sent_s=sent - began, status=response.status, first_token_s=first,
+            tenant=tenant.name, sent_s=sent - began, status=response.status, first_token_s=first,
             total_s=time.perf_counter() - sent, tokens=tokens,
         )  # fmt: skip
         self.answers.append(answer)
         return answer
 
 
-def tokens_per_s(answers: Iterable[Answer], *, after_s: float, until_s: float, party: str = "") -> float:
+def tokens_per_s(answers: Iterable[Answer], *, after_s: float, until_s: float, tenant: str = "") -> float:
     """Tokens per second of the complete answers that ended within this window."""
     within = [
         answer.tokens
         for answer in answers
-        if answer.status == 200 and after_s <= answer.ended_s < until_s and party in ("", answer.party)
+        if answer.status == 200 and after_s <= answer.ended_s < until_s and tenant in ("", answer.tenant)
     ]
     return sum(within) / (until_s - after_s)

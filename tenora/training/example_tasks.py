@@ -1,6 +1,7 @@
-"""The two example tasks: how each asks the model, what a right answer is, and how its dataset is read.
+"""The two example tasks: the prompt of each, its correct answers, and the reader of its dataset.
 
-Training and calling share these words, since a fine-tune only holds for prompts like those it saw. No model runs here.
+Training and inference share these prompts, because a fine-tune only works for prompts like those in its training data.
+No model runs here.
 """
 
 import json
@@ -32,7 +33,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What an adapter is trained for.
+    """The purpose of an adapter.
 
     ``is_right(answer, expected)`` judges a generated answer against the dataset's; ``answer_tokens_max`` is enough for
     any answer of the trained kind.

@@ -1,7 +1,7 @@
-"""Fine-tunes an adapter in a child process: starts it, reads its progress and report, and has its command line.
+"""Fine-tunes an adapter in a child process: starts it, reads its progress and report, and holds its command line.
 
 ``python -m tenora.training.finetune --base DIR --dataset examples/ticket_router --out DIR``. The training itself is
-``tenora.training.train``, imported by the child alone, so that callers stay free of torch.
+``tenora.training.train``. Only the child imports it, so callers do not import torch.
 """
 
 import argparse

@@ -8,8 +8,8 @@ from typing import Final
 class Recipe:
     """``alpha / rank`` scales the adapter's output.
 
-    ``threads``: how many compute a step. None measures which count is fastest (``ThreadCount``). Sums that are split
-    differently round differently, so only a fixed number gives the same bytes again.
+    ``threads``: number of threads that compute a step. None measures which number is fastest (``ThreadCount``). Sums
+    that are split differently round differently, so only a fixed number gives the same bytes again.
     """
 
     epochs: int

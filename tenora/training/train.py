@@ -171,7 +171,7 @@ def _with_adapter(base_dir: Path, hub_name: str, recipe: Recipe) -> PeftModel:
 
 
 def _batches(sequences: list[Sequence], batch_examples: int, seed: int) -> Iterator[list[Sequence]]:
-    """Endless epochs, each in another order."""
+    """Endless epochs, each in a different order."""
     order = random.Random(seed)  # noqa: S311 - an order of examples, not a secret
     while True:
         epoch = order.sample(sequences, len(sequences))

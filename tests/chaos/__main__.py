@@ -35,7 +35,7 @@ def main() -> int:
     given = _arguments()
     began = time.monotonic()
     rows = [row for row in matrix.ROWS if given.rows is None or row.id in given.rows]
-    with _furnished() as made:
+    with _full_platform() as made:
         row_results = list(_rows(made, rows))
         kill_results = list(_kills(made, [kills.VICTIMS[name] for name in given.victims], given.seed, given.instants))
         closing = _close(made)
@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _furnished() -> Iterator[Platform]:
+def _full_platform() -> Iterator[Platform]:
     """A platform with its own Postgres, which the run can kill like the other processes."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         home = Path(folder)
@@ -81,7 +81,7 @@ def _furnished() -> Iterator[Platform]:
             with platform(home / "platform", database) as made:
                 made.programs["postgres"] = server.program
                 made.running = {"postgres": postgres, **made.running}  # started first, stopped last
-                fixture.furnish(made)
+                fixture.prepare(made)
                 yield made
 
 

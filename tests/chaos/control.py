@@ -173,16 +173,16 @@ def run(plane: Plane, kill: Kill, total: ControlResult) -> None:
         time.sleep(kill.instant_s)
         plane.made.kill(*kill.victim.processes)
         plane.made.restart(*kill.victim.processes)
-        heard = load.join()
+        results = load.join()
     finally:
         changes.stop()
     total.runs += 1
-    total.streams += len(heard)
-    total.whole += sum(one.end == "done" for one in heard)
+    total.streams += len(results)
+    total.whole += sum(one.end == "done" for one in results)
     total.acknowledged += changes.acknowledged
     total.unanswered += changes.unanswered
     said = f"seed {kill.seed} at {kill.instant_s:.2f} s: "
-    total.problems += [f"{said}a stream ended {one.end} {one.code}" for one in heard if one.end != "done"]
+    total.problems += [f"{said}a stream ended {one.end} {one.code}" for one in results if one.end != "done"]
     total.problems += [said + one for one in (*changes.unexpected, *_without_effect(plane, changes))]
 
 

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from tests.chaos.ledger_check import Record, recorded
-from tests.chaos.load import Heard, Load
+from tests.chaos.load import CallResult, Load
 from tests.chaos.platform import Platform
 from tests.conftest import wait_until
 
@@ -14,7 +14,7 @@ FAR = {"reserve_deadline_ms": 250}  # settings of the gateway that reaches Redis
 NEAR = {"gw_one": {"headers_s": 2, "retry_burst": 1000}, "gw_two": {"headers_s": 2}}
 
 
-def furnish(platform: Platform) -> None:
+def prepare(platform: Platform) -> None:
     """Start two replicas behind proxies, two gateways, and a third gateway that reaches Redis through a proxy."""
     for name in ("rep_one", "rep_two"):
         platform.witness(name, proxied=True)
@@ -37,20 +37,20 @@ def heal(platform: Platform) -> None:
     key = next(iter(platform.tenants), None) or platform.tenant()  # the first tenant is for these checks
 
     def healthy() -> bool:
-        heard = Load(list(platform.gateways.values()), key, 12, stream=False, max_tokens=1, spread_s=0.1).join()
-        return all(one.end == "done" for one in heard)
+        results = Load(list(platform.gateways.values()), key, 12, stream=False, max_tokens=1, spread_s=0.1).join()
+        return all(one.end == "done" for one in results)
 
     wait_until(healthy, timeout_s=40, what="the platform to be healthy")
 
 
-def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[Heard]:
+def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[CallResult]:
     """Request ``calls`` whole answers of a few tokens and return their results."""
     return Load([gateway], key, calls, **{"stream": False, "max_tokens": 5, **how}).join()
 
 
-def assert_served(heard: list[Heard]) -> None:
-    failed = [one for one in heard if one.end != "done"]
-    assert not failed, f"{len(failed)} of {len(heard)} calls failed: {failed[:2]}"
+def assert_served(results: list[CallResult]) -> None:
+    failed = [one for one in results if one.end != "done"]
+    assert not failed, f"{len(failed)} of {len(results)} calls failed: {failed[:2]}"
 
 
 def memory_bytes(pid: int, kind: str = "VmRSS") -> int:

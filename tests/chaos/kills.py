@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos.fixture import records
-from tests.chaos.load import End, Heard, Load
+from tests.chaos.load import CallResult, End, Load
 from tests.chaos.platform import TOKEN_PRICES, Platform
 from tests.chaos.verdict import Verdict, emitted, judge
 
@@ -63,7 +63,7 @@ class Kill:
         return random.Random(f"{self.victim.name}/{self.seed}").uniform(0, WINDOW_S)
 
 
-def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]:
+def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[CallResult]]:
     """Kill and restart the victim, wait for the streams, and judge their bills."""
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
@@ -76,16 +76,16 @@ def run(platform: Platform, kill: Kill, key: str) -> tuple[Verdict, list[Heard]]
     platform.restart(*kill.victim.processes)
     if "rep_one" in kill.victim.processes:
         platform.witnesses["rep_one"].faults(output_tokens=TOKENS)
-    heard = load.join() + (bounded.load.join() if bounded else [])
-    verdict = judge(platform, before, heard=heard)
+    results = load.join() + (bounded.load.join() if bounded else [])
+    verdict = judge(platform, before, results=results)
     if bounded:
         bounded.judge(verdict)
     verdict.problems += [
         f"{one.request_id or 'a call'}: ended as {one.end} {one.status} {one.code}"
-        for one in heard
+        for one in results
         if one.end not in _may_end(platform, kill.victim, one)
     ]
-    return verdict, heard
+    return verdict, results
 
 
 class _Bounded:
@@ -102,11 +102,11 @@ class _Bounded:
         verdict.ceiling_share = spent / CEILING_NANOS
         if spent > CEILING_NANOS:
             verdict.problems.append(f"{spent} nanodollars were spent under a ceiling of {CEILING_NANOS}")
-        if (last := self.load.heard[-1]).code != "insufficient_quota":
+        if (last := self.load.results[-1]).code != "insufficient_quota":
             verdict.problems.append(f"the ceiling was not reached: the last call ended {last.end} {last.code}")
 
 
-def _may_end(platform: Platform, victim: Victim, one: Heard) -> set[End]:
+def _may_end(platform: Platform, victim: Victim, one: CallResult) -> set[End]:
     """The allowed ends of a call: done, or an end that the kill of its gateway, a replica or Redis explains."""
     ends: set[End] = {"done"}
     if "gw_one" in victim.processes and one.gateway == platform.gateways["gw_one"]:

@@ -15,8 +15,8 @@ End = Literal["done", "error", "cut", "refused"]
 
 
 @dataclass
-class Heard:
-    """The result of one call. ``words`` counts pieces of text.
+class CallResult:
+    """The result of one call. ``pieces`` counts pieces of text.
 
     ``end`` is ``done`` (complete), ``error`` (an error event after the start), ``cut`` (no event) or ``refused`` (a
     status before the start).
@@ -25,7 +25,7 @@ class Heard:
     gateway: str
     request_id: str = ""
     status: int = 0
-    words: int = 0
+    pieces: int = 0
     end: End = "cut"
     code: str = ""
     began_s: float = 0.0
@@ -43,53 +43,53 @@ class Load:
         self._headers = {"authorization": f"Bearer {key}"}
         self._body = {"model": model, "max_tokens": max_tokens, "stream": stream}
         self._stream, self._spread_s, self._timeout_s = stream, spread_s, timeout_s
-        self.heard = [Heard(gateways[number % len(gateways)]) for number in range(calls)]
+        self.results = [CallResult(gateways[number % len(gateways)]) for number in range(calls)]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
 
-    def join(self) -> list[Heard]:
+    def join(self) -> list[CallResult]:
         """Wait for all calls and return their results."""
         self._thread.join()
-        return self.heard
+        return self.results
 
     @property
     def begun(self) -> int:
         """Number of calls that have received text."""
-        return sum(one.words > 0 for one in self.heard)
+        return sum(one.pieces > 0 for one in self.results)
 
     async def _run(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session:
-            await asyncio.gather(*(self._call(session, number, one) for number, one in enumerate(self.heard)))
+            await asyncio.gather(*(self._call(session, number, one) for number, one in enumerate(self.results)))
 
-    async def _call(self, session: aiohttp.ClientSession, number: int, heard: Heard) -> None:
-        await asyncio.sleep(self._spread_s * number / len(self.heard))
-        heard.began_s = time.monotonic()
+    async def _call(self, session: aiohttp.ClientSession, number: int, result: CallResult) -> None:
+        await asyncio.sleep(self._spread_s * number / len(self.results))
+        result.began_s = time.monotonic()
         body = {**self._body, "messages": [{"role": "user", "content": f"call {number}"}]}
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with session.post(f"{heard.gateway}/v1/chat/completions", json=body) as response:
-                heard.request_id = response.headers.get("x-request-id", "")
-                heard.status = response.status
+            async with session.post(f"{result.gateway}/v1/chat/completions", json=body) as response:
+                result.request_id = response.headers.get("x-request-id", "")
+                result.status = response.status
                 if response.status != 200:
-                    heard.end, heard.code = "refused", (await response.json())["error"]["code"]
+                    result.end, result.code = "refused", (await response.json())["error"]["code"]
                 elif self._stream:
-                    await self._listen(response, heard)
+                    await self._read_stream(response, result)
                 else:
                     answer = await response.json()
-                    heard.words, heard.end = answer["usage"]["completion_tokens"], "done"
-        heard.ended_s = time.monotonic() - heard.began_s
+                    result.pieces, result.end = answer["usage"]["completion_tokens"], "done"
+        result.ended_s = time.monotonic() - result.began_s
 
-    async def _listen(self, response: aiohttp.ClientResponse, heard: Heard) -> None:
+    async def _read_stream(self, response: aiohttp.ClientResponse, result: CallResult) -> None:
         async for raw in response.content:
             line = raw.strip()
             if line == b"data: [DONE]":
-                heard.end = "done"
+                result.end = "done"
             elif line.startswith(b"data: "):
                 event = msgspec.json.decode(line[6:])
                 if "error" in event:
-                    heard.end, heard.code = "error", event["error"]["code"]
+                    result.end, result.code = "error", event["error"]["code"]
                 elif event["choices"] and event["choices"][0]["delta"].get("content"):
-                    heard.words += 1
-                    if heard.first_s is None:
-                        heard.first_s = time.monotonic() - heard.began_s
+                    result.pieces += 1
+                    if result.first_s is None:
+                        result.first_s = time.monotonic() - result.began_s

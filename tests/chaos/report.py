@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from tests.chaos import control, kills, settings_table
 from tests.chaos.control import ControlResult
 from tests.chaos.kills import Kill, Victim
-from tests.chaos.load import Heard
+from tests.chaos.load import CallResult
 from tests.chaos.matrix import Row
 from tests.chaos.verdict import Verdict
 
@@ -41,9 +41,9 @@ class KillResult:
     ceiling_share_max: float = 0.0
     problems: list[str] = field(default_factory=list)
 
-    def add(self, kill: Kill, verdict: Verdict, heard: Sequence[Heard]) -> None:
+    def add(self, kill: Kill, verdict: Verdict, results: Sequence[CallResult]) -> None:
         self.runs += 1
-        self.whole += sum(one.end == "done" for one in heard)
+        self.whole += sum(one.end == "done" for one in results)
         for name in ("requests", "exact", "short", "lost", "duplicated"):
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
         self.tail_tokens_max = max(self.tail_tokens_max, verdict.tail_tokens_max)

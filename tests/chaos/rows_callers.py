@@ -6,13 +6,13 @@ from typing import Final
 from data_plane.gateway.settings import GatewaySettings
 from tests.chaos.fixture import assert_served, memory_bytes, records, whole
 from tests.chaos.ledger_check import recorded
-from tests.chaos.load import Heard, Load
+from tests.chaos.load import CallResult, Load
 from tests.chaos.platform import BRISK, PRICES, Platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 from tests.fixtures.faults import callers
 
-# The times are those of production; the kernel keeps less, so that reaching its bound takes no minute.
+# The times are those of production; the kernel keeps less, so that its bound is reached within a minute.
 READ_SLOWLY: Final = {
     **{name: GatewaySettings.model_fields[name].default for name in ("inter_token_s", "client_tcp_timeout_s")},
     "client_send_buffer_bytes": 16_384,
@@ -26,8 +26,8 @@ _CUT_S = 30
 _HELD_TOKENS = 150
 
 
-def hung_up_on(platform: Platform) -> str:
-    """FIN, RST, and packets that are lost from now on, in the midst of streams."""
+def disconnected(platform: Platform) -> str:
+    """FIN, RST, and packets that are lost from now on, in mid-stream."""
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
@@ -46,7 +46,7 @@ def hung_up_on(platform: Platform) -> str:
             wait_until(lambda ids=ids: set(ids) <= recorded(platform).keys(), what=f"bills after {name}")
             extra[name] = max(after - at for at, after in zip(left_at, _produced(platform, ids), strict=True))
     silent_s = BRISK["client_tcp_timeout_s"]
-    assert max(extra["FIN"], extra["RST"]) <= _PER_S + 5, extra  # a second's worth, and what was under way
+    assert max(extra["FIN"], extra["RST"]) <= _PER_S + 5, extra  # one second of tokens, and the tokens in flight
     assert extra["nothing"] <= (silent_s + 1) * _PER_S + 5, extra
     verdict = judge(platform, before)
     verdict.check()
@@ -119,16 +119,16 @@ def sent_slowly(platform: Platform) -> str:
 
 def _p99(url: str, key: str) -> float:
     """The p99 of whole answers of one token, in seconds."""
-    heard = whole(url, key, 600, max_tokens=1, spread_s=6)
-    assert_served(heard)
-    return sorted(one.ended_s for one in heard)[-6]
+    results = whole(url, key, 600, max_tokens=1, spread_s=6)
+    assert_served(results)
+    return sorted(one.ended_s for one in results)[-6]
 
 
 def revoked(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
-    said: dict[str, list[Heard]] = {}
+    said: dict[str, list[CallResult]] = {}
     keys = {code: platform.tenant() for code in ("invalid_api_key", "tenant_suspended")}
     loads = {
         code: Load([platform.gateways["gw_one"]], key, 5, max_tokens=1000, spread_s=0) for code, key in keys.items()
@@ -141,8 +141,8 @@ def revoked(platform: Platform) -> str:
         said[code] = load.join()
     ended_s = time.monotonic() - began
     assert ended_s <= 30
-    for code, heard in said.items():
-        assert [(one.end, one.code) for one in heard] == [("error", code)] * 5
+    for code, results in said.items():
+        assert [(one.end, one.code) for one in results] == [("error", code)] * 5
     verdict = judge(platform, before)
     verdict.check()
     assert verdict.exact == verdict.requests == 10
@@ -150,7 +150,7 @@ def revoked(platform: Platform) -> str:
 
 
 def exhausted(platform: Platform) -> str:
-    """A request reserves its maximum at its start, so a lower limit takes nothing from it."""
+    """A request reserves its maximum at its start, so a limit that is lowered later does not affect it."""
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
     url, changes = platform.gateways["gw_one"], ({"spend_ceiling_nanos": 1}, {"tokens_per_month": 1})
@@ -164,8 +164,8 @@ def exhausted(platform: Platform) -> str:
         wait_until(
             lambda key=key: whole(url, key, 1)[0].code == "insufficient_quota", what=f"{change} to be in the way"
         )
-    assert all(one.end == "cut" for load in loads.values() for one in load.heard), "they ended before they were tested"
+    assert all(one.end == "cut" for load in loads.values() for one in load.results), "they ended before the test"
     for load in loads.values():
         assert_served(load.join())
-        assert {one.words for one in load.heard} == {_HELD_TOKENS}
+        assert {one.pieces for one in load.results} == {_HELD_TOKENS}
     return "10 streams ended whole, all billed exactly, and the next requests were refused"

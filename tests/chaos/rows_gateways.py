@@ -47,12 +47,12 @@ def terminated(platform: Platform) -> str:
         began = time.monotonic()
         status = platform.running["gw_three"].wait(40)
         left_s = time.monotonic() - began
-        heard = [one for load in loads for one in load.join()]
+        results = [one for load in loads for one in load.join()]
     assert status == 0
-    assert_served(heard)
-    assert heard[-1].words == _LONG_TOKENS
+    assert_served(results)
+    assert results[-1].pieces == _LONG_TOKENS
     assert left_s > DRAIN["gateway_drain_s"] / 2
-    longest_s = heard[-1].ended_s
+    longest_s = results[-1].ended_s
     return (
         f"100 of 100 streams ended whole, one of {longest_s:.0f} s; the process exited {left_s:.1f} s after the signal"
     )

@@ -38,7 +38,7 @@ def killed_before_its_first_byte(platform: Platform) -> str:
     platform.kill("rep_one")
     killed_at = time.monotonic()
     assert_served(load.join())
-    later_s = max(call.began_s + (call.first_s or 0) for call in load.heard) - killed_at
+    later_s = max(call.began_s + (call.first_s or 0) for call in load.results) - killed_at
     assert later_s <= 1.2
     return f"last first token {later_s:.2f} s after the kill"
 
@@ -53,14 +53,14 @@ def killed_under_streams(platform: Platform) -> str:
     assert_served(whole(platform.gateways["gw_one"], key))
     served_s = time.monotonic() - began
     assert served_s <= 2
-    heard = load.join()
-    ended = [one for one in heard if one.end == "error"]
+    results = load.join()
+    ended = [one for one in results if one.end == "error"]
     assert {one.code for one in ended} <= {"replica_failed"}
     assert 0 < len(ended) < 50
-    ran_on = {one.request_id: set(emitted(platform)[one.request_id]) for one in heard}
-    unharmed = [one for one in heard if one.end == "done" and one.words == _STREAM_TOKENS]
+    ran_on = {one.request_id: set(emitted(platform)[one.request_id]) for one in results}
+    unharmed = [one for one in results if one.end == "done" and one.pieces == _STREAM_TOKENS]
     harmed = [one for one in ended if ran_on[one.request_id] == {"rep_one"}]
-    others = [one for one in heard if one not in unharmed and one not in harmed]
+    others = [one for one in results if one not in unharmed and one not in harmed]
     assert not others, [(one, ran_on[one.request_id]) for one in others[:2]]
     verdict = judge(platform, before)
     return (
@@ -76,9 +76,9 @@ def stopped(platform: Platform) -> str:
     platform.signal("rep_one", signal.SIGSTOP)
     began = time.monotonic()
     assert_served(whole(platform.gateways["gw_two"], key, timeout_s=30))
-    heard = load.join()
+    results = load.join()
     ended_s = time.monotonic() - began
-    assert {one.code for one in heard if one.end != "done"} <= {"generation_timeout", "replica_failed"}
+    assert {one.code for one in results if one.end != "done"} <= {"generation_timeout", "replica_failed"}
     assert ended_s < 15
     wait_until(lambda: platform.proxies["rep_one"].connections == 0, timeout_s=10, what="its sockets to be closed")
     platform.signal("rep_one", signal.SIGCONT)
@@ -91,11 +91,11 @@ def hung_but_healthy(platform: Platform) -> str:
     wait_until(lambda: whole(url, key) and _received(platform, "rep_one") > before, what="requests at the replica")
     platform.witnesses["rep_one"].faults(hang=True, deaf=True)
     before = _received(platform, "rep_one")
-    heard = whole(url, key, calls=8, timeout_s=30)
-    assert_served(heard)
+    results = whole(url, key, calls=8, timeout_s=30)
+    assert_served(results)
     hung = _received(platform, "rep_one") - before
     assert hung > 0
-    slowest_s = max(one.ended_s for one in heard)
+    slowest_s = max(one.ended_s for one in results)
     assert slowest_s < 20
     return f"8 whole answers, {hung} of them first sent to that replica; the slowest took {slowest_s:.1f} s"
 
@@ -108,18 +108,18 @@ def failing_now_and_then(platform: Platform) -> str:
         before = _received(platform)
         for witness in platform.witnesses.values():
             witness.faults(status=500, share=0.3)
-        heard = whole(url, key, calls=calls, spread_s=2)
+        results = whole(url, key, calls=calls, spread_s=2)
         attempts = _received(platform) - before
     assert calls < attempts <= calls + burst + calls * percent / 100, attempts
-    assert {one.end for one in heard} <= {"done", "refused"}
-    served = sum(one.end == "done" for one in heard)
+    assert {one.end for one in results} <= {"done", "refused"}
+    served = sum(one.end == "done" for one in results)
     assert served > calls * 0.5
     beyond = max(0, attempts - burst) / calls
     shares = f"{attempts / calls:.2f}x; {beyond:.2f}x beyond the burst of {burst}"
     return f"{attempts} attempts for {calls} requests ({shares}), {served} served"
 
 
-def talking_garbage(platform: Platform) -> str:
+def sending_garbage(platform: Platform) -> str:
     key, grown = platform.tenant(), {}
     with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
         whole(url, key, calls=5)
@@ -130,8 +130,8 @@ def talking_garbage(platform: Platform) -> str:
                 for replica in platform.witnesses:
                     platform.proxies[replica].set(reply=reply)
                     platform.proxies[replica].reset()  # kept connections would ignore the new reply
-                heard = Load([url], key, 5, stream=stream, max_tokens=5, spread_s=0).join()
-                assert {(one.end, one.status) for one in heard} == {("refused", 502)}, (name, heard)
+                results = Load([url], key, 5, stream=stream, max_tokens=5, spread_s=0).join()
+                assert {(one.end, one.status) for one in results} == {("refused", 502)}, (name, results)
             grown[stream] = memory_bytes(pid, "VmHWM") - before
             for proxy in platform.proxies.values():
                 proxy.set()
@@ -153,7 +153,7 @@ def without_an_adapter(platform: Platform) -> str:
 
 
 def _adapters_in_turn(platform: Platform, url: str) -> tuple[int, int]:
-    """How many were served, and how many of them tried in vain before: nobody knows where placement begins."""
+    """Numbers of requests served and of those that failed on a replica first. The first replica is not predictable."""
     key = platform.tenant()
     served = tried = 0
     for broken in platform.witnesses.values():
@@ -173,8 +173,9 @@ def _adapters_in_turn(platform: Platform, url: str) -> tuple[int, int]:
 
 
 def _first_calls_at_once(platform: Platform, url: str, broken: str) -> tuple[int, int]:
-    """Of one adapter whose home cannot load it: how many were sent there, more than may be retried, and how many of all
-    heard that it failed.
+    """First calls of adapters whose home replica cannot load them: the number sent there and the number that failed.
+
+    It repeats until more calls were sent there than the retry budget covers.
     """
     key, burst = platform.tenant(), GatewaySettings.model_fields["retry_burst"].default
     names = [f"crowd-{broken[4:]}-{number}" for number in range(20)]
@@ -187,8 +188,8 @@ def _first_calls_at_once(platform: Platform, url: str, broken: str) -> tuple[int
     while sent <= burst:
         assert len(names) > 1, "the first calls of no adapter went where it could not be loaded"
         before = _received(platform, broken)
-        heard = whole(url, key, _AT_ONCE, model=names.pop(0), spread_s=0)
-        sent, failed = _received(platform, broken) - before, [one for one in heard if one.end != "done"]
+        results = whole(url, key, _AT_ONCE, model=names.pop(0), spread_s=0)
+        sent, failed = _received(platform, broken) - before, [one for one in results if one.end != "done"]
         refused += len(failed)
         assert refused <= 1, f"{refused} of {_AT_ONCE} calls failed, of {sent} sent there: {failed[:2]}"
     platform.proxies[broken].set()

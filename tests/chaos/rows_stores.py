@@ -30,13 +30,13 @@ def late_and_silent(platform: Platform) -> str:
     return f"200 refused, p99 {p99_s * 1000:.0f} ms; 20 streams ended and settled"
 
 
-def emptied(platform: Platform) -> str:
+def flushed(platform: Platform) -> str:
     """This platform has no control plane, so the test publishes the snapshots again."""
     before = frozenset(emitted(platform))
     key = platform.tenant()
     load = Load(list(platform.gateways.values())[:2], key, 20, max_tokens=60, spread_s=1.2)
     wait_until(
-        lambda: load.begun == 20 and any(one.end == "done" for one in load.heard),
+        lambda: load.begun == 20 and any(one.end == "done" for one in load.results),
         what="all streams to run, and the first to end",
     )
     published = {name: platform.client.dump(name) for name in platform.client.scan_iter("tenora:*")
@@ -59,17 +59,17 @@ def emptied(platform: Platform) -> str:
 def without_postgres(platform: Platform) -> str:
     before, key = frozenset(emitted(platform)), platform.tenant()
     platform.kill("postgres")
-    began, heard = time.monotonic(), []
+    began, results = time.monotonic(), []
     while time.monotonic() - began < _AWAY_S:
-        heard += Load(list(platform.gateways.values())[:2], key, 50, max_tokens=60, spread_s=8).join()
+        results += Load(list(platform.gateways.values())[:2], key, 50, max_tokens=60, spread_s=8).join()
     platform.restart("postgres")
     back_at = time.monotonic()
-    assert_served(heard)
-    verdict = judge(platform, before, heard=heard)
+    assert_served(results)
+    verdict = judge(platform, before, results=results)
     drained_s = time.monotonic() - back_at
     verdict.check()
-    assert verdict.exact == verdict.requests == len(heard)
+    assert verdict.exact == verdict.requests == len(results)
     return (
-        f"{len(heard)} streams during the outage, all ended whole; "
+        f"{len(results)} streams during the outage, all ended whole; "
         f"all billed exactly {drained_s:.1f} s after the restart"
     )

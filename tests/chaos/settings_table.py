@@ -13,7 +13,7 @@ def table() -> list[str]:
     """Lines of Markdown: setting, default, value here, rows."""
     here = platform.BRISK | {f"billing_{name.lower()}": value for name, value in platform.BILLING.items()}
     lines = [
-        _line(name, value, [row.id for row in matrix.ROWS if name in row.rests_on]) for name, value in here.items()
+        _line(name, value, [row.id for row in matrix.ROWS if name in row.depends_on]) for name, value in here.items()
     ]
     for gateway, settings in fixture.NEAR.items():
         lines += [_line(name, value, [f"all at {gateway}"]) for name, value in settings.items()]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.soak
 def furnished(postgres_server, migrated_template, tmp_path_factory):
     database = create_database(postgres_server, "chaos", migrated_template)
     with platform(tmp_path_factory.mktemp("chaos"), database) as made:
-        fixture.furnish(made)
+        fixture.prepare(made)
         yield made
 
 

@@ -11,7 +11,7 @@ from core import redis_keys
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from tests.chaos import ledger_check
 from tests.chaos.ledger_check import Record, recorded
-from tests.chaos.load import Heard
+from tests.chaos.load import CallResult
 from tests.chaos.platform import Platform
 from tests.chaos.witness_journals import Emitted
 from tests.conftest import wait_until
@@ -66,14 +66,14 @@ def judge(
     platform: Platform,
     before: frozenset[str] = frozenset(),
     *,
-    heard: Sequence[Heard] = (),
+    results: Sequence[CallResult] = (),
     crashed: frozenset[str] = CRASHED,
     tenants: Collection[str] = (),
 ) -> Verdict:
     """Compare the tokens emitted since ``before`` (request ids known then) with the ledger.
 
     Also compare the ledger of these tenants and of ``tenants`` with the usage report and Redis's counters, and check
-    that all reservations are released. Calls in ``heard`` that are complete must be billed exactly. ``crashed`` holds
+    that all reservations are released. Calls in ``results`` that are complete must be billed exactly. ``crashed`` holds
     the outcomes that may be billed short, or not at all before the first checkpoint. If it is empty, everything must
     be billed to the token.
     """
@@ -81,7 +81,7 @@ def judge(
     witnessed = {name: one for name, one in emitted(platform).items() if name not in before}
     ledger = recorded(platform)
     verdict = Verdict(requests=len(witnessed))
-    whole = {one.request_id for one in heard if one.end == "done"}
+    whole = {one.request_id for one in results if one.end == "done"}
     for request_id, by_replica in witnessed.items():
         _judge_one(verdict, request_id, by_replica, ledger.get(request_id), crashed if request_id not in whole else ())
     for request_id, record in ledger.items():

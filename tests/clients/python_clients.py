@@ -1,6 +1,6 @@
-"""What users' libraries do with a gateway, each as its own documentation shows it; prints one JSON object.
+"""Calls a gateway with users' libraries, each as its own documentation shows it, and prints one JSON object.
 
-It runs in the clients' own environment, which has none of Tenora: ``python python_clients.py <base url> <key>``.
+It runs in the clients' own environment, without Tenora: ``python python_clients.py <base url> <key>``.
 """
 
 import json

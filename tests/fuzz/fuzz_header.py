@@ -24,7 +24,7 @@ FILE = "adapter_model.safetensors"
 
 
 def fuzz(path: Path, content: bytes) -> None:
-    """Read one file. Any exception but a refusal with all its parts is a finding."""
+    """Read one file. Any exception other than a complete refusal is a finding."""
     path.write_bytes(content)
     try:
         tensors = read_header(path, BOUNDS, file=FILE)

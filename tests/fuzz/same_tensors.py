@@ -1,4 +1,6 @@
-"""The one judgement of all tests that mutate weights files: our reader's tensors are the library's, byte for byte."""
+"""The check that all tests that mutate weights files share: our reader and the library read the same tensors, byte for
+byte.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""A few seconds of the header fuzzer with a fixed seed, and that it would notice. ``make fuzz`` runs it for longer."""
+"""A few seconds of the header fuzzer with a fixed seed, and a check that it detects a defect. ``make fuzz`` runs it for
+longer.
+"""
 
 import subprocess
 import sys

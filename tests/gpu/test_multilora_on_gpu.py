@@ -1,4 +1,4 @@
-"""The isolation of mixed batches and the price of adapters, on a GPU, where vLLM's own LoRA kernels run."""
+"""The isolation of mixed batches and the overhead of adapters, on a GPU, where vLLM's own LoRA kernels run."""
 
 import asyncio
 

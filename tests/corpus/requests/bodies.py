@@ -1,4 +1,4 @@
-"""Bad bodies as data: raw bytes or changes to a good body, by the row of the threat table that they stand for."""
+"""Bad bodies as data: raw bytes or changes to a good body, by the row of the threat table that they represent."""
 
 import json
 from collections.abc import Iterable

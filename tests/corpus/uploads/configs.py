@@ -1,4 +1,4 @@
-"""Bad uploads, rows U29 to U39: what ``adapter_config.json`` may not say."""
+"""Bad uploads, rows U29 to U39: invalid contents of ``adapter_config.json``."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def numbers() -> Iterator[Item]:
 
 
 def patterns() -> Iterator[Item]:
-    """U33 and U34: names that are patterns, and what they would do to a module."""
+    """U33 and U34: names that are patterns, and patterns that would match modules."""
     for field in ("rank_pattern", "alpha_pattern"):
         yield _field("U33", field, {"q_proj": 4}, "config_field_not_allowed", "not served")
         yield _field("U33", field, {"(.*)*Z": 4}, "config_field_not_allowed", "not served")
@@ -117,7 +117,7 @@ def methods() -> Iterator[Item]:
 
 
 def texts() -> Iterator[Item]:
-    """U39: what is not a small JSON object."""
+    """U39: anything but a small JSON object."""
     again = "save_pretrained"
     yield _text("U39", "10 MB", "config_too_large", b" " * 10_000_000, "65536 bytes", again)
     yield _text("U39", "50,000 objects deep", "config_too_large", b'{"a":' * 50_000, "65536 bytes", again)

@@ -1,6 +1,6 @@
-"""What one item of the corpus of bad uploads is, and the good adapter each of them spoils in one way.
+"""The type of one item in the corpus of bad uploads, and the good adapter that each item changes in one way.
 
-Files are made when an item is used, from constants and seeded numbers alone, so that nothing large is kept anywhere.
+Files are made when an item is used, from constants and seeded numbers only, so the repository stores nothing large.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Item:
 
     @property
     def is_judged_by_the_child(self) -> bool:
-        """Whether its files lie in a folder, and are themselves what is wrong with it."""
+        """Whether the files lie in a folder and are themselves at fault."""
         paths = self.content()
         return (
             self.declare is None
@@ -72,7 +72,7 @@ class Item:
             (folder / path).write_bytes(content)
 
     def announcement(self) -> list[dict]:
-        """What the tenant says it will upload."""
+        """The files that the tenant announces."""
         files = [
             {"path": path, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for path, content in self.content().items()
@@ -99,7 +99,7 @@ def entry(begin: int, end: int, shape: object, dtype: object = "F32") -> dict:
 
 
 def of_tensors(tensors: Iterable[tuple[str, str, list[int], bytes]]) -> bytes:
-    """A weights file of any tensors, well-formed but for what is asked for: name, dtype, shape and bytes."""
+    """A weights file with any tensors (name, dtype, shape and bytes). Everything else in it is well-formed."""
     header, body = {}, bytearray()
     for name, dtype, shape, content in tensors:
         header[name] = entry(len(body), len(body) + len(content), shape, dtype)

@@ -1,5 +1,5 @@
-"""Judges folders in the confined child and measures it: a small process of its own, since a child's peak memory is
-never counted below that of the process that started it.
+"""Runs the confined child on folders and measures it. The meter is a small separate process, because the kernel never
+counts a child's peak memory below that of the process that started it.
 
 ``python -m tests.corpus.uploads.meter``: one JSON line {"work", "memory_bytes", "timeout_s"} in, one line out with the
 verdict, wall and processor seconds, and the largest resident size that the child reached.
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What one upload got, and what it cost."""
+    """The verdict on one upload, and its cost."""
 
     verdict: ValidationReport
     wall_s: float
@@ -49,7 +49,7 @@ def _measure(work: Path, settings: UploadSettings) -> Measured:
 
 
 def _answer(asked: dict[str, Any], answers: BinaryIO) -> None:
-    """In a process of its own, whose children are one validation's."""
+    """Validate in a separate process, whose only children belong to one validation."""
     if (process := os.fork()) == 0:
         settings = UploadSettings(
             upload_memory_bytes_max=asked["memory_bytes"], upload_validation_timeout_s=asked["timeout_s"]
@@ -69,7 +69,7 @@ class Meter:
         self._process = process
 
     def judge(self, work: Path, request: ValidationRequest, *, memory_bytes: int, timeout_s: float) -> Measured:
-        """What becomes of ``work/upload``."""
+        """The verdict on ``work/upload``, and its cost."""
         (work / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
         asked = {"work": str(work), "memory_bytes": memory_bytes, "timeout_s": timeout_s}
         assert self._process.stdin is not None

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fairness import __main__ as fairness
-from benchmarks.fairness.load import Party, tokens_per_s
+from benchmarks.fairness.load import TenantLoad, tokens_per_s
 from benchmarks.load import quantile
 
 pytestmark = pytest.mark.quiet
 
 
 @pytest.fixture(scope="module")
-def stage(redis_server, tmp_path_factory):
-    with fairness.stage(tmp_path_factory.mktemp("fair"), redis_server, pages=fairness.PAGES // 4) as on:
+def deployment(redis_server, tmp_path_factory):
+    with fairness.deployment(tmp_path_factory.mktemp("fair"), redis_server, pages=fairness.PAGES // 4) as on:
         yield on
 
 
-def test_a_flood_does_not_move_a_quiet_tenant(stage):
-    seen = fairness.quiet_beside_a_flood(stage, seconds=6, quiet_per_s=1.0)
+def test_a_flood_does_not_move_a_quiet_tenant(deployment):
+    seen = fairness.quiet_beside_a_flood(deployment, seconds=6, quiet_per_s=1.0)
     assert seen["quiet_refused"] == 0
     assert seen["flood_refused"] > 0, "it was no flood"
     # In turn of arrival it would wait for seconds.
@@ -28,24 +28,24 @@ def test_a_flood_does_not_move_a_quiet_tenant(stage):
     assert seen["p99_s"]["beside"] <= 2 * seen["p99_s"]["alone"]
 
 
-def test_ten_times_the_capacity_is_served_as_far_as_it_goes_and_refused_at_once_beyond(stage):
+def test_ten_times_the_capacity_is_served_as_far_as_it_goes_and_refused_at_once_beyond(deployment):
     capacity_per_s = fairness.CAPACITY_PER_S / 4
-    parties = [stage.party(f"{n}") for n in range(10)]
-    answers = stage.run(*(Party(name=p.name, key=p.key, per_s=capacity_per_s) for p in parties), seconds=6)
+    tenants = [deployment.tenant(f"{n}") for n in range(10)]
+    answers = deployment.run(*(TenantLoad(name=p.name, key=p.key, per_s=capacity_per_s) for p in tenants), seconds=6)
     goodput = tokens_per_s(answers, after_s=2.5, until_s=6)
     assert goodput >= 0.7 * capacity_per_s * fairness.TOKENS
     refused = [a.total_s for a in answers if a.status == 503 and a.sent_s >= 2.5]
     assert len(refused) > 100
     assert quantile(refused, 0.5) <= 0.05
-    served = [sum(a.status == 200 for a in answers if a.party == p.name) for p in parties]
+    served = [sum(a.status == 200 for a in answers if a.tenant == p.name) for p in tenants]
     assert max(served) <= 2 * min(served)
 
 
 def test_a_tenant_at_two_gateways_gets_no_more_than_one_at_one_of_them(redis_server, tmp_path):
-    with fairness.stage(tmp_path, redis_server, pages=fairness.PAGES // 4, gateways=2) as on:
-        everywhere, at_one = on.party("everywhere", at_once=48), replace(on.party("at one", at_once=24), gateway=0)
+    with fairness.deployment(tmp_path, redis_server, pages=fairness.PAGES // 4, gateways=2) as on:
+        everywhere, at_one = on.tenant("everywhere", at_once=48), replace(on.tenant("at one", at_once=24), gateway=0)
         answers = on.run(everywhere, at_one, seconds=8)
-    tokens = [tokens_per_s(answers, after_s=3, until_s=8, party=party.name) for party in (everywhere, at_one)]
+    tokens = [tokens_per_s(answers, after_s=3, until_s=8, tenant=tenant.name) for tenant in (everywhere, at_one)]
     # Where each gateway keeps what it has, more than two to one.
     assert max(tokens) <= 1.6 * min(tokens)
     assert sum(tokens) >= 0.7 * fairness.CAPACITY_PER_S / 4 * fairness.TOKENS

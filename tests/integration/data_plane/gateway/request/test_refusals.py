@@ -13,7 +13,7 @@ from core import api_keys, redis_keys
 from tenora.stack.program import free_port
 from tests.conftest import running, wait_until
 from tests.corpus.requests.bodies import CHAT
-from tests.corpus.requests.doors import ELSEWHERE, ITEMS, JSON, NO_SUCH_DOOR, PATHS, WIRE
+from tests.corpus.requests.http_requests import ELSEWHERE, ITEMS, JSON, NOT_APPLICABLE, PATHS, WIRE
 from tests.fixtures import processes
 from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.gateway.published import Publisher
@@ -150,7 +150,7 @@ def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
 
 
 def test_every_row_of_the_table_has_its_place():
-    rows = {item.row for item in ITEMS} | {row for row, _ in WIRE} | ELSEWHERE.keys() | NO_SUCH_DOOR.keys()
+    rows = {item.row for item in ITEMS} | {row for row, _ in WIRE} | ELSEWHERE.keys() | NOT_APPLICABLE.keys()
     assert rows - {"F"} == {f"R{n}" for n in range(1, 41)} | {f"A{n}" for n in range(1, 15)}
     for name in (name for names in ELSEWHERE.values() for name in names):
         path, _, function = name.partition("::")

@@ -11,7 +11,7 @@ from tests.corpus.requests.bodies import BAD_BODIES, CHAT, COMPLETION
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 JSON = {"content-type": "application/json"}
 GOOD = "{good}"
-"""Keys in braces stand for what a test has made: a good key, one revoked, one of a suspended tenant, one that may not
+"""Keys in braces stand for keys that a test creates: valid, revoked, of a suspended tenant, or without permission to
 infer."""
 
 
@@ -91,7 +91,7 @@ ITEMS = [
          param="max_tokens", headers=JSON, body=_body({**CHAT, "max_tokens": 4096})),
     Item(row="R19", name="a bias for a token beyond the vocabulary", status=400, code="invalid_value",
          param="logit_bias.999999", headers=JSON, body=_body({**CHAT, "logit_bias": {"999999": 1}})),
-    Item(row="R23", name="a schema that takes for ever", status=400, code="schema_too_complex", param=_SCHEMA,
+    Item(row="R23", name="a schema that takes too long to compile", status=400, code="schema_too_complex", param=_SCHEMA,
          headers=JSON, body=_schema({"anyOf": _HUGE})),
     *[
         Item(row="R24", name=str(schema), status=400, code="schema_invalid", param=_SCHEMA, headers=JSON,
@@ -178,7 +178,7 @@ WIRE = [
     ("R40", b"GET /v1/models HTTP/1.0\r\n\r\n"),
     ("R40", b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"),
 ]
-"""What no HTTP client would send. It is answered with a 4xx or not at all, and the connection ends."""
+"""Bytes that no HTTP client would send. The gateway answers them with a 4xx or not at all, and the connection ends."""
 
 _GATEWAY = "tests/integration/data_plane/gateway"
 _CONTROL = "tests/integration/control_plane"
@@ -204,11 +204,11 @@ ELSEWHERE = {
     "A11": (f"{_CONTROL}/auth/test_access.py::test_admin_keys_and_tenant_keys_do_not_mix",),
     "A13": (f"{_CONTROL}/test_bad_input.py::test_a_wrong_query_parameter_is_named",),
 }
-"""Rows that are no single refused request, and the tests that hold them."""
+"""Rows that are not a single refused request, and the tests that cover them."""
 
-NO_SUCH_DOOR = {
+NOT_APPLICABLE = {
     "A3": "a key ends when it is revoked: none expires, and none is rotated with a grace",
-    "A7": "nothing takes a session cookie", "A8": "there is no login", "A9": "no webhook is sent",
-    "A10": "no webhook is taken from anybody", "A14": "no mail with a link is sent",
+    "A7": "no endpoint accepts a session cookie", "A8": "there is no login", "A9": "no webhook is sent",
+    "A10": "no webhook is received", "A14": "no mail with a link is sent",
 }  # fmt: skip
-"""Rows of the table, of A3 only what ITEMS lacks, that the gateway has no door for."""
+"""Rows of the table for features that the gateway does not have. Of A3, only the part that ITEMS does not cover."""
