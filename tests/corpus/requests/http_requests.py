@@ -91,7 +91,7 @@ ITEMS = [
          param="max_tokens", headers=JSON, body=_body({**CHAT, "max_tokens": 4096})),
     Item(row="R19", name="a bias for a token beyond the vocabulary", status=400, code="invalid_value",
          param="logit_bias.999999", headers=JSON, body=_body({**CHAT, "logit_bias": {"999999": 1}})),
-    Item(row="R23", name="a schema that takes too long to compile", status=400, code="schema_too_complex", param=_SCHEMA,
+    Item(row="R23", name="a schema that compiles too slowly", status=400, code="schema_too_complex", param=_SCHEMA,
          headers=JSON, body=_schema({"anyOf": _HUGE})),
     *[
         Item(row="R24", name=str(schema), status=400, code="schema_invalid", param=_SCHEMA, headers=JSON,
