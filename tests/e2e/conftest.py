@@ -1,5 +1,5 @@
-"""Two real vLLMs that these tests share, one after the other: that of a replica alone, and that of the whole platform
-as a newcomer starts it, `tenora up --detach` in a home of its own.
+"""Two real vLLMs that these tests share, one after the other: that of a single replica, and that of the whole platform
+as a new user starts it, `tenora up --detach` in a separate home.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 NAME = "leaving"
 STREAM_TOKENS = 160
 NEVER_ENDS = {"0": -100, "2": -100}
-"""The tokens at which the base model stops, so that a stream goes on to its ``max_tokens``."""
+"""The tokens at which the base model stops, so that a stream continues to its ``max_tokens``."""
 
 
 class Customer:
@@ -51,7 +51,7 @@ class Customer:
         wait_until(self.is_listed, what="the adapter at the gateway")
 
     def is_listed(self) -> bool:
-        """Whether the gateway has heard of the adapter, which takes a moment after it is ready."""
+        """Whether the gateway lists the adapter, which takes a moment after the adapter is ready."""
         listed = self.gateway.get("/v1/models").raise_for_status().json()["data"]
         return NAME in [model["id"] for model in listed]
 

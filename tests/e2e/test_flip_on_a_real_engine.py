@@ -1,5 +1,5 @@
-"""Flips and rollbacks under traffic on a real vLLM: nobody is served by the wrong revision once a move is acknowledged,
-and no revision ever meets a prefix that another one has cached.
+"""Flips and rollbacks under traffic on a real vLLM: after a move is acknowledged, no request is served by the wrong
+revision, and no revision uses a prefix that another revision has cached.
 """
 
 import asyncio

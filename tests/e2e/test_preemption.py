@@ -1,6 +1,6 @@
-"""KV pages are reserved before a request is sent, so that an engine never takes pages from one request for another's.
+"""KV pages are reserved before a request is sent, so an engine never takes pages from one request for another.
 
-The replica is one of its own: the KV cache of those that other tests share holds more than a test could fill.
+The replica is separate, because the shared replicas have a larger KV cache than a test can fill.
 """
 
 import asyncio

@@ -23,7 +23,9 @@ ANY_FINITE = PlatformBounds(weights=WeightBounds(magnitude=3e38, update_norm=flo
 
 
 def base_says(engine, prompt: str) -> str:
-    """The base model's answer to a chat of one message, under a salt of its own as a canary's: nothing is cached."""
+    """The base model's answer to a chat of one message. Its cache salt is separate, as a canary's is, so nothing is
+    cached.
+    """
     body = {
         "model": BASE, "messages": [{"role": "user", "content": prompt}], "temperature": 0,
         "max_tokens": ReplicaSettings.model_fields["canary_answer_tokens"].default, "cache_salt": new_id("req"),
