@@ -26,7 +26,7 @@ from core.settings import S3Settings
 REGISTERED_NAME: Final = "tenora"
 
 _log: Final = structlog.get_logger()
-_ANY_NUMBER: Final = 1  # vLLM gives it one of its own
+_ANY_NUMBER: Final = 1  # vLLM assigns its own number
 
 
 class TenoraResolver(LoRAResolver):  # type: ignore[misc] # vllm ships no types

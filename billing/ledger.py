@@ -57,7 +57,7 @@ def usage_posting(*, request_id: str, tenant_id: str, amount_nanos: int) -> Post
 
 
 def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, billed_nanos: int) -> Posting:
-    """An invoice turns unbilled usage into a receivable of whole cents. The rounding has an account of its own."""
+    """An invoice turns unbilled usage into a receivable of whole cents. The rounding has its own account."""
     return Posting(
         invoice_id=invoice_id,
         legs=(

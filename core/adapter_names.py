@@ -1,6 +1,6 @@
 """The names under which engines know adapters: ``<adapter id>@<digest>``, immutable and never chosen by a tenant.
 
-Pure functions over text. Whether such an adapter exists, and who may ask for it, is decided elsewhere.
+Pure functions over text. Whether such an adapter exists, and which key may call it, is decided elsewhere.
 """
 
 import re

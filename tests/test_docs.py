@@ -11,6 +11,7 @@ import pytest
 from adapters import report as verdict
 from data_plane.engine.agent.canary import jobs as canary
 from tenora.docs import reference
+from tenora.docs.error_examples import EXAMPLES
 from tests.corpus.requests import http_requests
 from tests.corpus.uploads import corpus as uploads
 
@@ -42,6 +43,20 @@ def test_every_code_that_a_report_can_hold_is_listed():
     listed = re.findall(r"^\| `(\w+)`", reference.render("errors"), flags=re.MULTILINE)
     assert {*get_args(verdict.Code), *get_args(canary.Code), "canary_failed", "adapter_deleted"} <= set(listed)
     assert "target_modules" not in listed, "a field is no code"
+
+
+def test_every_error_code_has_an_example():
+    rows = [line.split(" | ") for line in reference.render("errors").splitlines()[6:]]
+    assert rows
+    assert [row[0] for row in rows if not row[2].strip(" |")] == []
+
+
+def test_every_written_example_of_an_error_is_a_message_in_the_source():
+    """Each example matches a text in the source; a value stands where the text inserts one."""
+    texts = [text for text in reference.message_texts() if len(text.replace("…", "")) >= 6]
+    patterns = [re.compile(".+".join(map(re.escape, text.split("…")))) for text in texts]
+    missing = [code for code, said in EXAMPLES.items() if not any(each.fullmatch(said) for each in patterns)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

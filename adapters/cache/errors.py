@@ -28,7 +28,7 @@ class AdapterStillLoading(Unavailable):
 
 
 class CacheFull(Unavailable):
-    """The disk has no space for the adapter besides those that engines may still read."""
+    """The disk has no space for the adapter next to those that engines may still read."""
 
     default_code = "adapter_cache_full"
 

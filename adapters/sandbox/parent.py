@@ -2,7 +2,7 @@
 
 Fails closed: a child that crashes, is killed, answers too much or takes too long rejects the upload, and never
 accepts it. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
-where root's child cannot have a user of its own: the system-call filter is what always holds. What the child does
+where root's child cannot get its own user: the system-call filter is what always holds. What the child does
 inside is in ``adapters.sandbox.child``; how it drops its privileges is in ``adapters.sandbox.launcher``.
 """
 

@@ -91,7 +91,7 @@ def check_config(
     alpha = _read_alpha(config.get("lora_alpha"), report)
     rslora = config.get("use_rslora") or False
     if not isinstance(rslora, bool):
-        _refuse(report, "config_invalid", f"use_rslora is {shorten(rslora)}; true or false", "use_rslora")
+        _refuse(report, "config_invalid", f"use_rslora is {shorten(rslora)}; it must be true or false", "use_rslora")
     modules = read_targets(config, base, report)
     if report.count > problems_before or rank is None or alpha is None:
         return None
@@ -135,7 +135,12 @@ def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet
 
 def _check_method(config: dict[str, object], report: ReportBuilder) -> None:
     if config.get("peft_type") is None:
-        _refuse(report, "config_invalid", 'peft_type is missing; "LORA" is the one that is served', "peft_type")
+        _refuse(
+            report,
+            "config_invalid",
+            'peft_type is missing; set it to "LORA", the only type that is served',
+            "peft_type",
+        )
     for field, plain in _OTHER_METHODS.items():
         value = config.get(field, plain)
         if value != plain and (plain == "none" or not is_unset(value)):  # vLLM wants the word, and no null for it

@@ -45,7 +45,7 @@ def check_weights(
             norm = math.prod(norm for norm in norms if norm is not None) * scaling
             silent = silent and norm == 0
             if norm > bounds.update_norm:
-                limit = f"{bounds.update_norm:g} is allowed; did training diverge?"
+                limit = f"{bounds.update_norm:g} is allowed; train with a lower learning rate"
                 text = f"{pair.module}: |A|·|B|·scaling is {norm:.3g}; {limit}"
                 report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=pair.a.name)
     if silent and pairs and not report.count:
@@ -65,9 +65,8 @@ def _check_values(stream: BinaryIO, tensor: TensorEntry, bounds: WeightBounds, r
         flat = values.astype(np.float64)
         squares += float(flat @ flat)
     if largest > bounds.magnitude:
-        text = (
-            f"{tensor.name} holds {largest:.3g}; weights up to {bounds.magnitude:g} are allowed; did training diverge?"
-        )
+        limit = f"weights up to {bounds.magnitude:g} are allowed; train with a lower learning rate"
+        text = f"{tensor.name} holds {largest:.3g}; {limit}"
         report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=tensor.name)
         return None
     return math.sqrt(squares)

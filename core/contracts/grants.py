@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one API key, below those of its tenant. None means that the key has no limit of its own."""
+    """The limits of one API key, below those of its tenant. None means that the key adds no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

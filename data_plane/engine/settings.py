@@ -175,7 +175,8 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
     engine_rank_max: int = Field(
         default=16,
-        description="Largest LoRA rank that the replica serves; vLLM allows 1, 8, 16, 32, 64, 128, 256, 320, 512.",
+        description="Largest LoRA rank that the replica serves, and so its rank class; vLLM allows 1, 8, 16, 32, "
+        "64, 128, 256, 320, 512.",
     )
     engine_context_tokens: int = Field(
         default=2048, ge=64, le=1_000_000, description="Longest prompt plus output, in tokens (vLLM max_model_len)."

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from tenora.docs.error_examples import EXAMPLES
 from tenora.docs.request_fields import requests_page
 from tenora.docs.settings_page import render_settings
 
@@ -56,6 +57,11 @@ def _text(node: ast.expr) -> str | None:
     return None
 
 
+def message_texts() -> set[str]:
+    """Every literal text in the packages, with … where a value is inserted."""
+    return {text for _, node in _nodes() if isinstance(node, ast.expr) and (text := _text(node))}
+
+
 def _metrics() -> str:
     rows = set()
     for _, call in _calls():
@@ -96,10 +102,10 @@ def _errors() -> str:
     intro = (
         "Stable error codes: in `code` of problem+json (control plane), in `error.code` of OpenAI's format (gateway),"
         " and in `report.problems[].code` of a rejected revision. The message is one example for the code; … stands for"
-        " the value, the file or the limit that it names."
+        " the value, the file or the limit that it names. A problem of a report names its file in `file`."
     )
     listed = [
-        (code, ", ".join(sorted(places)), messages[0] if messages else "")
+        (code, ", ".join(sorted(places)), EXAMPLES.get(code.strip("`"), messages[0] if messages else ""))
         for code, (places, messages) in sorted(rows.items())
     ]
     return _table("Error codes", intro, ("code", "raised in", "for example"), listed)
@@ -137,7 +143,8 @@ def _reported(call: ast.Call) -> Iterator[tuple[str, str | None]]:
     if getattr(call.func, "id", getattr(call.func, "attr", "")) not in _REPORTING:
         return
     texts = [text for each in call.args if (text := _text(each))]
-    if texts and _CODE.fullmatch(texts[0]):
+    # A code in the last place has no message: it is the reason of a metric.
+    if texts and _CODE.fullmatch(texts[0]) and _text(call.args[-1]) != texts[0]:
         yield texts[0], next((text for text in texts if " " in text), None)
 
 

@@ -91,7 +91,7 @@ def view(
     include_shared_files: bool = False,
 ) -> RevocationView:
     """The view of a row. ``alive`` are the live replicas, None where they were not read. ``include_shared_files`` is
-    for admins, who may see files that another adapter needs too.
+    for admins: they may see files that another adapter needs too.
     """
     adapter = session.get_one(Adapter, row.adapter_id)
     return RevocationView(

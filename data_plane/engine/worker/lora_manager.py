@@ -3,7 +3,7 @@ threads read, check and merge weights, and a step only registers them and copies
 
 A step never fails because of a missing file. An adapter that cannot be loaded in a step gets an empty slot and is
 marked as failed. The middleware then aborts its requests before any of their tokens is sent, and all other requests
-continue. An adapter in use is never evicted from host memory; the middleware passes on no more of them than fit. Fails
+continue. An adapter in use is never evicted from host memory; the middleware passes on only as many as fit. Fails
 closed.
 """
 
@@ -173,7 +173,9 @@ class LoraManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc] # vLLM ships
         while len(self._adapter_manager) >= self._adapter_manager.capacity:
             by_name = self._registered_by_name()
             victim = self._table.victim(by_name, used_now, must=True)
-            assert victim is not None, "a step uses no more adapters than there are slots, and memory holds as many"
+            assert victim is not None, (
+                "a step uses at most as many adapters as there are slots, and memory holds as many"
+            )
             self._evict(by_name[victim])
             evicted += 1
         return evicted

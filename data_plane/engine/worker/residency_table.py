@@ -32,8 +32,8 @@ def choose_victim(
     """The adapter that is evicted from host memory next, or None when no adapter may be evicted.
 
     When a step ``must`` have room, a pinned adapter is evicted if all others are in use, and an adapter of waiting
-    requests if all are pinned or in use. The middleware passes on no more adapters than host memory holds, so the last
-    case is a request that bypassed it.
+    requests if all are pinned or in use. The middleware passes on at most as many adapters as host memory
+    holds, so the last case is a request that bypassed it.
     """
     candidates = [name for name in oldest_first if name not in used_now]
     for spared in (acquired | pinned, acquired, frozenset[str]()) if must else (acquired | pinned,):
