@@ -185,21 +185,19 @@ _CONTROL = "tests/integration/control_plane"
 
 ELSEWHERE = {
     "R26": (
-        f"{_GATEWAY}/api/test_schema_compiler.py::test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not",
-        f"{_GATEWAY}/quota/test_limits.py::test_schemas_beyond_their_minute_reach_no_engine_and_no_bill",
+        f"{_GATEWAY}/api/test_schema_compiler.py::test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not",
+        f"{_GATEWAY}/quota/test_limits.py::test_schemas_over_the_minutes_limit_reach_no_engine_and_no_bill",
     ),
-    "R30": (
-        f"{_GATEWAY}/request/test_lifecycle.py::test_engines_see_our_names_our_salt_and_none_of_the_callers_headers",
-    ),
+    "R30": (f"{_GATEWAY}/request/test_lifecycle.py::test_engines_receive_internal_names_a_salt_and_no_caller_headers",),
     "R35": (f"{_GATEWAY}/quota/test_limits.py::test_tokens_per_month",),
     "R36": (
         f"{_GATEWAY}/quota/test_limits.py::test_requests_per_minute",
-        f"{_GATEWAY}/quota/test_limits.py::test_tokens_per_minute_counts_the_ceiling_and_refunds_what_was_not_used",
+        f"{_GATEWAY}/quota/test_limits.py::test_tokens_per_minute_counts_max_tokens_and_refunds_unused_tokens",
     ),
     "R37": (f"{_GATEWAY}/quota/test_limits.py::test_two_hundred_requests_at_the_edge_never_oversell",),
     "R38": (
         f"{_GATEWAY}/request/test_idempotency.py::test_the_same_key_with_another_body_or_path_is_refused",
-        f"{_GATEWAY}/request/test_idempotency.py::test_while_the_first_is_in_flight_the_second_is_told_to_wait",
+        f"{_GATEWAY}/request/test_idempotency.py::test_a_second_request_during_the_first_is_asked_to_wait",
     ),
     "A11": (f"{_CONTROL}/auth/test_access.py::test_admin_keys_and_tenant_keys_do_not_mix",),
     "A13": (f"{_CONTROL}/test_bad_input.py::test_a_wrong_query_parameter_is_named",),

@@ -74,7 +74,7 @@ def test_a_stream_is_the_sequence_of_events_that_the_sdk_knows(claude, tenant):
     assert final.usage.output_tokens == event.output_tokens
 
 
-def test_a_caller_who_hangs_up_on_a_message_pays_for_what_was_produced(stack, claude, tenant):
+def test_a_caller_that_disconnects_from_a_message_pays_for_the_produced_tokens(stack, claude, tenant):
     slowly(stack)
     with claude.messages.create(model="tiny-chat", max_tokens=400, messages=HI, stream=True) as stream:
         kinds = (event.type for event in stream)
@@ -98,7 +98,7 @@ def test_the_wire_has_named_events_and_a_ping(stack, claude, tenant):
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_a_conversation_with_tools_goes_both_ways(claude, stack):
+def test_a_conversation_with_tools_is_translated_in_both_directions(claude, stack):
     answer = ask(claude, tools=TOOLS, messages=[{"role": "user", "content": "get_weather please"}])
     (block,) = answer.content
     assert (block.type, block.name, block.input, answer.stop_reason) == ("tool_use", "get_weather", WEATHER, "tool_use")
@@ -162,7 +162,7 @@ def test_tokens_are_counted_as_they_are_billed(claude, tenant):
         ({"extra_body": {"mcp_servers": []}}, "`mcp_servers` is not supported"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(claude, stack, tenant, fields, says):
+def test_an_unsupported_field_is_refused_by_name(claude, stack, tenant, fields, says):
     before = len(stack.witness.received())
     with pytest.raises(anthropic.BadRequestError) as refusal:
         ask(claude, **fields)
@@ -211,7 +211,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event(claude, stack, tenant):
     assert wait_until(tenant.events)[0].output_tokens == 3
 
 
-def test_a_key_is_shown_either_way_and_two_that_differ_are_one_too_many(stack, claude, tenant):
+def test_either_key_header_is_accepted_and_two_different_keys_are_refused(stack, claude, tenant):
     body = {"model": "tiny-chat", "max_tokens": 2, "messages": HI}
     url = f"{stack.gateway.url}/v1/messages"
     bearer = {"authorization": f"Bearer {tenant.key}"}

@@ -48,7 +48,7 @@ def test_litellm_speaks_both_shapes(tenant):
 
 
 @pytest.mark.clients("bin/python")
-def test_langchain_calls_tools_and_goes_on(tenant):
+def test_langchain_calls_tools_and_continues(tenant):
     said = python_client(tenant, "langchain")
     whole, streamed, _, then = answers(tenant)
     assert (said["text"], said["streamed"], said["then"]) == (whole, streamed, then)
@@ -76,7 +76,7 @@ def test_openai_for_node_streams_calls_tools_keeps_to_schemas_and_knows_its_erro
 
 
 @pytest.mark.clients("node_modules/openai")
-def test_openai_for_node_comes_back_by_itself_when_it_is_told_to(stack):
+def test_openai_for_node_retries_by_itself_when_the_gateway_asks_for_it(stack):
     slowly(stack)
     tenant = stack.tenant(concurrent_requests=1)
     said = ran("node", "node_client.mjs", tenant, "retries")

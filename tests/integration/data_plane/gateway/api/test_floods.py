@@ -18,7 +18,7 @@ def gateway_settings():
     return {"tenant_preparing_max": 24, "tokenize_tenant_waiting_max": 8}
 
 
-def test_a_flood_of_long_prompts_to_count_leaves_the_next_tenant_served(stack):
+def test_a_flood_of_long_token_counts_does_not_stop_another_tenant(stack):
     flooder, quiet = stack.tenant(), stack.tenant()
     flooder.sdk()
     client = quiet.sdk()

@@ -56,7 +56,7 @@ def test_an_adapter_is_called_by_its_name_its_aliases_and_its_revisions(stack, t
     assert of_revision(chat(client, model="bot")) == fingerprint(route.engine_name(third))
 
 
-def test_the_same_digest_in_two_adapters_is_two_names_to_an_engine(stack):
+def test_one_digest_in_two_adapters_has_two_engine_names(stack):
     """An engine's prefix cache tells adapters apart by name, so nothing of one is ever reused for the other."""
     one, two = stack.tenant(), stack.tenant()
     route = stack.publisher.adapter(one.id, "bot")
@@ -94,7 +94,7 @@ def test_sessions_of_a_weighted_alias_stay_with_their_revision_at_every_gateway(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_door_says_of_loading_is_metered_and_never_shown(stack, tenant, stream):
+def test_the_middlewares_load_report_is_metered_and_never_shown(stack, tenant, stream):
     stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
@@ -115,7 +115,7 @@ def test_what_the_door_says_of_loading_is_metered_and_never_shown(stack, tenant,
     assert (event.first_token_ms is not None) == stream
 
 
-def test_a_base_model_has_no_tier_and_its_engine_is_told_of_no_adapter(stack, tenant):
+def test_a_base_model_has_no_tier_and_its_engine_receives_no_adapter_name(stack, tenant):
     route = stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
@@ -130,7 +130,7 @@ def test_a_base_model_has_no_tier_and_its_engine_is_told_of_no_adapter(stack, te
 
 
 @pytest.mark.parametrize(("retry_after", "told"), [("7", "7"), ("soon", "1"), ("999999", "300"), ("0", "1")])
-def test_an_adapter_that_is_still_loading_is_a_503_to_come_back_for(stack, tenant, retry_after, told):
+def test_an_adapter_that_is_still_loading_is_a_503_with_retry_after(stack, tenant, retry_after, told):
     stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
@@ -151,7 +151,7 @@ def test_an_adapter_that_is_still_loading_is_a_503_to_come_back_for(stack, tenan
     ("code", "status", "told"),
     [(code, 503, code) for code in DOOR_CODES] + [("secret_code", 502, "replica_failed")],
 )
-def test_why_a_replica_cannot_bring_an_adapter_in_is_told_by_a_known_code_alone(stack, tenant, code, status, told):
+def test_only_a_known_code_says_why_a_replica_cannot_load_an_adapter(stack, tenant, code, status, told):
     stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
@@ -165,7 +165,7 @@ def test_why_a_replica_cannot_bring_an_adapter_in_is_told_by_a_known_code_alone(
     assert tenant.events() == []
 
 
-def test_a_gateway_says_by_which_snapshot_it_decides(stack):
+def test_a_gateway_publishes_the_snapshot_version_that_it_uses(stack):
     """In well under a second after a change, and not at all once it has stopped."""
     with processes.gateway(stack.folder, stack.redis_url, "passing", workers=2, **BRISK):
 

@@ -31,7 +31,7 @@ class Person(pydantic.BaseModel):
         ("hi", {"type": "function", "function": {"name": "get_weather"}}),
     ],
 )
-def test_a_tool_is_called_as_it_was_chosen(tenant, stack, content, choice, stream):
+def test_the_chosen_tool_is_called(tenant, stack, content, choice, stream):
     options = {} if choice is None else {"tool_choice": choice}
     answer = chat(tenant.sdk(), content, tools=TOOLS, stream=stream, **options)
     if stream:
@@ -48,13 +48,13 @@ def test_a_tool_is_called_as_it_was_chosen(tenant, stack, content, choice, strea
     assert stack.witness.received()[-1]["body"]["tool_choice"] == (choice or "auto")
 
 
-def test_no_tool_is_called_where_none_is_wanted(tenant):
+def test_tool_choice_none_calls_no_tool(tenant):
     answer = chat(tenant.sdk(), "get_weather please", tools=TOOLS, tool_choice="none")
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content
 
 
-def test_a_conversation_goes_on_with_what_the_sdk_holds(tenant):
+def test_a_conversation_continues_with_the_sdks_own_message_objects(tenant):
     client = tenant.sdk()
     asked = {"role": "user", "content": "get_weather please"}
     message = chat(client, "get_weather please", tools=TOOLS).choices[0].message
@@ -64,7 +64,7 @@ def test_a_conversation_goes_on_with_what_the_sdk_holds(tenant):
         assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_model_of_pydantics_comes_back_filled(tenant):
+def test_a_pydantic_model_is_parsed_from_the_answer(tenant):
     said = tenant.sdk().chat.completions.parse(
         model="tiny-chat", messages=[{"role": "user", "content": "Who is it?"}], response_format=Person
     )
@@ -72,7 +72,7 @@ def test_a_model_of_pydantics_comes_back_filled(tenant):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_fields_that_mean_nothing_here_change_nothing(tenant, stack, stream):
+def test_fields_without_effect_change_nothing(tenant, stack, stream):
     ignored = {
         "store": True, "metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low",
         "reasoning_effort": "low", "service_tier": "flex", "user": "me", "prompt_cache_retention": "24h",
@@ -92,7 +92,7 @@ def test_fields_that_mean_nothing_here_change_nothing(tenant, stack, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_cached_tokens_are_told_as_they_are_billed(tenant, stream):
+def test_cached_tokens_are_reported_as_they_are_billed(tenant, stream):
     client = tenant.sdk()
     usage = (
         list(chat(client, stream=True, stream_options={"include_usage": True}))[-1].usage
@@ -108,7 +108,7 @@ def test_logprobs_are_passed_on(tenant):
     assert len(choice.logprobs.content[0].top_logprobs) == 2
 
 
-def test_models_say_what_may_be_asked_of_them(stack):
+def test_models_list_their_limits(stack):
     tenant = stack.tenant(context_tokens=1000, output_tokens=77)
     route = stack.publisher.adapter(tenant.id, "bot", revisions=2)
     old, new = route.revisions
@@ -126,7 +126,7 @@ def test_models_say_what_may_be_asked_of_them(stack):
     assert client.models.retrieve(f"bot@{old}").model_dump()["revisions"] == {old: 1}
 
 
-def test_a_key_with_narrower_windows_is_shown_and_held_to_them(stack, tenant):
+def test_a_key_with_lower_limits_is_shown_and_held_to_them(stack, tenant):
     narrow = stack.publisher.key(tenant.id, limits=KeyLimits(context_tokens=100, output_tokens=5))
     client = tenant.sdk().with_options(api_key=narrow)
     wait_until(lambda: seen(client))
@@ -147,7 +147,7 @@ def seen(client: openai.OpenAI) -> bool:
         return False
 
 
-def test_the_sdk_tries_again_by_itself_and_is_charged_once(stack, tenant):
+def test_the_sdk_retries_by_itself_and_is_charged_once(stack, tenant):
     tenant.sdk()
     stack.witness.faults(status=500, times=1)
     with openai.OpenAI(base_url=f"{stack.gateway.url}/v1", api_key=tenant.key, max_retries=2) as client:
@@ -158,7 +158,7 @@ def test_the_sdk_tries_again_by_itself_and_is_charged_once(stack, tenant):
     assert tenant.event().outcome == "done"
 
 
-def test_the_sdk_does_not_try_again_what_cannot_succeed(stack, tenant):
+def test_the_sdk_does_not_retry_a_request_that_cannot_succeed(stack, tenant):
     spent = stack.tenant(tokens_per_month=10)
     spent.sdk()
     requests: list[httpx.Request] = []

@@ -47,7 +47,7 @@ def post(stack, tenant, **fields: object) -> httpx.Response:
     return httpx.post(f"{stack.gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
 
 
-def test_a_schema_that_compiles_reaches_the_engine_as_it_is(stack, tenant):
+def test_a_schema_that_compiles_reaches_the_engine_unchanged(stack, tenant):
     client, person = tenant.sdk(), {**PERSON, "title": "Person"}
     compiled = stack.gateway.metric("tenora_gateway_schema_seconds_count")
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_schema_that_compiles_reaches_the_engine_as_it_is(stack, tenant):
     assert stack.gateway.metric("tenora_gateway_schema_seconds_count") == compiled + 1  # then it was known
 
 
-def test_a_schema_that_takes_too_long_is_refused_and_holds_up_nobody(stack, tenant):
+def test_a_schema_that_compiles_too_slowly_is_refused_and_delays_no_other_request(stack, tenant):
     client = tenant.sdk()
     chat(client, response_format=schema_of({**PERSON, "title": "first"}))  # the compiler runs
     lost = stack.gateway.metric("tenora_gateway_schema_compilers_lost_total")
@@ -85,7 +85,7 @@ def test_the_schemas_of_tools_are_compiled_as_well(stack, tenant):
     assert "/project" not in error["message"]
 
 
-def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(stack, tenant):
+def test_a_killed_compiler_is_replaced_and_the_schema_is_not_refused(stack, tenant):
     client = tenant.sdk()
     for number in range(3):
         assert chat(client, response_format=schema_of({**PERSON, "title": f"innocent {number}"})).choices
@@ -95,7 +95,7 @@ def test_a_compiler_that_was_killed_is_replaced_and_the_schema_is_not_blamed(sta
         time.sleep(0.1 * number)  # soon after and when the gateway has noticed
 
 
-async def test_without_a_compiler_or_a_tokenizer_nothing_is_served(stack):
+async def test_a_gateway_without_a_compiler_or_a_tokenizer_serves_nothing(stack):
     absent = msgspec.structs.replace(tiny_route(), tokenizer_sha256="absent")
     async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
         for route, start_s in ((tiny_route(), 0.01), (absent, 30)):
@@ -116,7 +116,7 @@ def asks(schema: dict):
     return parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
 
 
-async def test_a_burst_of_bombs_holds_up_the_next_tenant_for_one_of_them(stack):
+async def test_a_burst_of_slow_schemas_delays_another_tenant_by_one_of_them(stack):
     """Others go between one tenant's schemas, and what a bomb costs is set aside before it is tried."""
     async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
         grammars = compiler(client, stack.redis_url, schema_compile_s=1)
@@ -136,7 +136,7 @@ async def test_a_burst_of_bombs_holds_up_the_next_tenant_for_one_of_them(stack):
     assert sum(isinstance(task.exception(), InvalidRequest) for task in ended) <= 1
 
 
-async def test_one_schema_is_compiled_once_however_many_ask_for_it_at_once(stack):
+async def test_concurrent_requests_with_one_schema_share_one_compilation(stack):
     async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
         grammars = compiler(client, stack.redis_url, schemas_per_minute=1)
         same = [grammars.check(tenant, tiny_route(), asks(PERSON)) for tenant in ["tn_a"] * 3 + ["tn_b"] * 3]
@@ -144,7 +144,7 @@ async def test_one_schema_is_compiled_once_however_many_ask_for_it_at_once(stack
         await grammars.close()
 
 
-def test_new_schemas_are_rationed_by_tenant_and_known_ones_are_not(stack):
+def test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not(stack):
     greedy, other = stack.tenant(), stack.tenant()
     greedy.sdk()
     client = other.sdk()

@@ -42,7 +42,7 @@ async def test_an_orphan_is_billed_once_by_its_last_checkpoint(quotas):
     assert await redis.hget(redis_keys.replica_held_pages("rep_one"), "total") == b"0"
 
 
-async def test_of_an_orphan_that_was_alive_what_is_beyond_is_counted_and_all_of_it_told_once(quotas):
+async def test_an_orphan_that_was_still_running_is_reported_once_and_its_rest_is_counted(quotas):
     redis, quota = quotas
     allowed, alive, silent = granted(prices=PRICES, key=KeyLimits(tokens_per_month=1000)), ask(90), ask(90)
     for each in (alive, silent):
@@ -73,7 +73,7 @@ async def test_of_an_orphan_that_was_alive_what_is_beyond_is_counted_and_all_of_
         assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
 
 
-async def test_many_leases_are_renewed_in_runs_of_a_bounded_length(quotas):
+async def test_many_leases_are_renewed_in_batches_of_bounded_size(quotas):
     _, quota = quotas
     allowed = granted()
     asks = [ask(1) for _ in range(450)]
@@ -84,7 +84,7 @@ async def test_many_leases_are_renewed_in_runs_of_a_bounded_length(quotas):
     assert await quota.renew({group: wanted}) == (1, [], [nobody])
 
 
-async def test_many_leases_that_ran_out_are_ended_in_runs_of_a_bounded_length(quotas):
+async def test_many_expired_leases_are_ended_in_batches_of_bounded_size(quotas):
     redis, quota = quotas
     allowed = granted()
     asks = [ask(1) for _ in range(250)]

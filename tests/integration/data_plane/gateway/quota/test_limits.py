@@ -89,7 +89,7 @@ def test_requests_per_minute(stack):
     assert error.response.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_requests_flow_again_as_the_minute_passes(stack):
+def test_requests_are_admitted_again_as_the_minute_passes(stack):
     client = stack.tenant(requests_per_minute=10).sdk()
     for _ in range(10):
         chat(client, max_tokens=1)
@@ -98,7 +98,7 @@ def test_requests_flow_again_as_the_minute_passes(stack):
     chat(client, max_tokens=1)
 
 
-def test_tokens_per_minute_counts_the_ceiling_and_refunds_what_was_not_used(stack):
+def test_tokens_per_minute_counts_max_tokens_and_refunds_unused_tokens(stack):
     tenant = stack.tenant(tokens_per_minute=100)
     client = tenant.sdk()
     answer = chat(client, max_tokens=60)  # about 90 of 100 are reserved, and most are given back
@@ -114,7 +114,7 @@ def test_tokens_per_minute_counts_the_ceiling_and_refunds_what_was_not_used(stac
     assert answer.usage.total_tokens == event.input_tokens + event.output_tokens
 
 
-def test_a_request_above_the_whole_minute_is_told_not_to_retry(stack):
+def test_a_request_above_the_minutes_whole_limit_gets_no_retry_hint(stack):
     error = refusal(stack.tenant(tokens_per_minute=50).sdk(), max_tokens=60)
     assert error.response.headers["x-should-retry"] == "false"
     assert "retry-after" not in error.response.headers
@@ -141,7 +141,7 @@ def test_kv_pages_in_flight(stack, slow):
     wait_until(lambda: _admitted(client), what="pages to become free")
 
 
-def test_a_request_that_can_never_fit_its_kv_pages_is_told_so(stack):
+def test_a_request_that_can_never_fit_its_kv_pages_is_refused_as_such(stack):
     error = refusal(stack.tenant(kv_pages=4).sdk(), max_tokens=200)
     assert (error.code, error.response.headers["x-should-retry"]) == ("kv_pages_exceeded", "false")
     assert "retry-after" not in error.response.headers
@@ -168,7 +168,7 @@ def test_a_new_month_begins_with_nothing_used(stack):
     )
 
 
-def test_a_limit_that_was_raised_counts_at_once(stack, promised_s):
+def test_a_raised_limit_takes_effect_at_once(stack, promised_s):
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
     chat(client, max_tokens=1)
@@ -218,7 +218,7 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
     settled(tenant, requests=fits)
 
 
-async def test_requests_that_cross_into_a_new_month_together_are_each_counted_in_it(stack):
+async def test_concurrent_requests_across_a_month_boundary_are_all_counted_in_the_new_month(stack):
     """What had been used before is forgotten once, and nothing that settles after the turn is."""
     tenant = stack.tenant()
     tenant.sdk()
@@ -233,7 +233,7 @@ async def test_requests_that_cross_into_a_new_month_together_are_each_counted_in
     assert tenant.quota()["month_used"] == 50 * COST
 
 
-async def test_concurrency_and_pages_are_never_exceeded_under_a_flood(stack):
+async def test_a_flood_never_exceeds_the_concurrency_and_page_limits(stack):
     tenant = stack.tenant(concurrent_requests=5, kv_pages=12)
     tenant.sdk()
     stack.witness.faults(output_tokens=9, token_interval_s=0.01)
@@ -256,7 +256,7 @@ async def test_concurrency_and_pages_are_never_exceeded_under_a_flood(stack):
     wait_until(tenant.holds_nothing)
 
 
-async def test_schemas_beyond_their_minute_reach_no_engine_and_no_bill(stack):
+async def test_schemas_over_the_minutes_limit_reach_no_engine_and_no_bill(stack):
     tenant, answers = stack.tenant(), []
     tenant.sdk()
     for number in range(16):
@@ -270,7 +270,7 @@ async def test_schemas_beyond_their_minute_reach_no_engine_and_no_bill(stack):
     settled(tenant, requests=served)
 
 
-def test_no_replica_is_said_at_once(stack):
+def test_a_request_without_a_replica_is_refused_at_once(stack):
     tenant = stack.tenant()
     client = tenant.sdk()
     stack.publisher.base_model(tiny_route("lonely"))
@@ -283,7 +283,7 @@ def test_no_replica_is_said_at_once(stack):
     assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 200
 
 
-def test_a_request_is_charged_by_the_prices_it_was_admitted_by(stack):
+def test_a_request_is_charged_at_the_prices_of_its_admission(stack):
     """A price that rises under it is another request's: its hold was made at the old one."""
     tenant = stack.tenant(prices=CHEAP, price_version_id="pv_old", spend_ceiling_nanos=10**9)
     client = tenant.sdk()

@@ -106,9 +106,7 @@ def narrowed(
 @examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
 @pytest.mark.parametrize(("name", "limit"), CASES)
-def test_whatever_limit_of_whichever_level_refuses_a_request_nothing_is_taken_anywhere(
-    redis_settings, name, limit, before, wanted
-):
+def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_settings, name, limit, before, wanted):
     async def refuse() -> None:
         async with emptied(redis_settings.redis_url) as (redis, quota):
             wide = granted(**WIDE)
@@ -135,7 +133,7 @@ def test_whatever_limit_of_whichever_level_refuses_a_request_nothing_is_taken_an
 
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
-def test_a_replica_without_room_leaves_every_level_as_it_was(redis_settings, before, wanted):
+def test_a_replica_without_room_changes_no_level(redis_settings, before, wanted):
     async def refuse() -> None:
         async with emptied(redis_settings.redis_url) as (redis, quota):
             wide, there = granted(**WIDE), 0
@@ -156,7 +154,7 @@ def test_a_replica_without_room_leaves_every_level_as_it_was(redis_settings, bef
         ("output_tokens_per_minute", 300),
     ],
 )  # fmt: skip
-async def test_a_bucket_that_has_to_fill_first_refuses_and_no_other_is_drawn_from(quotas, limit, burst):
+async def test_a_bucket_that_must_refill_refuses_and_no_other_bucket_is_drawn_from(quotas, limit, burst):
     redis, quota = quotas
     nearly_empty = granted(**{**WIDE, limit: burst})
     for _ in range(2):

@@ -21,7 +21,7 @@ def own(tmp_path):
         yield running
 
 
-def test_a_silent_redis_costs_a_caller_the_deadline_and_no_more(own):
+def test_a_silent_redis_delays_a_caller_by_the_deadline_at_most(own):
     stack, valkey = own[0], own[1]
     client = stack.tenant().sdk()
     for _ in range(5):

@@ -18,7 +18,7 @@ from tests.fixtures.quota.levels import ask, connected, granted, reserve, script
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=50)
 
 
-async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings):
+async def test_many_gateways_near_a_limit_admit_exactly_what_fits(redis_settings):
     """Twelve connections race with random settlements between; the ceiling of each limit is never passed."""
     async with Redis.from_url(redis_settings.redis_url) as redis:
         choice = random.Random(7)
@@ -75,7 +75,7 @@ async def test_many_gateways_at_the_edge_admit_exactly_what_fits(redis_settings)
         ("output_tokens_per_minute", 5000, 50),
     ],
 )
-async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(quotas, name, limit, cost):
+async def test_rate_limits_admit_a_burst_of_the_limit_and_nothing_above(quotas, name, limit, cost):
     _, quota = quotas
     allowed, taken = granted(**{name: limit}), 0
     while not (verdict := await reserve(quota, ask(cost), allowed)).blocked_by:
@@ -85,7 +85,7 @@ async def test_rates_admit_a_burst_of_the_limit_and_not_one_more(quotas, name, l
     assert 0 < verdict.wait_us <= 60_000_000 * cost // limit + 1
 
 
-async def test_input_and_output_have_minutes_of_their_own(quotas):
+async def test_input_and_output_tokens_have_separate_minute_limits(quotas):
     _, quota = quotas
     allowed = granted(input_tokens_per_minute=100, output_tokens_per_minute=50)
     assert (await reserve(quota, ask(60, prompt=10), allowed)).blocked_by == "output_tokens_per_minute"
@@ -96,7 +96,7 @@ async def test_input_and_output_have_minutes_of_their_own(quotas):
 
 
 @pytest.mark.parametrize("level", ["platform", "key"])
-async def test_each_level_has_limits_of_its_own(quotas, level):
+async def test_each_level_has_its_own_limits(quotas, level):
     redis, quota = quotas
     limits = {"platform": PlatformLimits(concurrent_requests=1)} if level == "platform" else {}
     limits |= {"key": KeyLimits(concurrent_requests=1)} if level == "key" else {}
@@ -119,7 +119,7 @@ async def test_each_level_has_limits_of_its_own(quotas, level):
         ("output_tokens_per_minute", 5), ("kv_pages", 1),
     ],
 )  # fmt: skip
-async def test_each_limit_holds_at_platform_and_key_too(quotas, level, limit, room):
+async def test_each_limit_also_holds_for_the_platform_and_for_a_key(quotas, level, limit, room):
     """Requests of a prompt of 10 and 5 more, of which each limit has room for one."""
     _, quota = quotas
     limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
@@ -132,7 +132,7 @@ async def test_each_limit_holds_at_platform_and_key_too(quotas, level, limit, ro
 
 
 @pytest.mark.parametrize(("prompt", "never"), [(101, True), (60, False)])
-async def test_nothing_fits_beside_a_prompt_that_does_not(quotas, prompt, never):
+async def test_a_prompt_above_a_limit_leaves_room_for_no_completion(quotas, prompt, never):
     _, quota = quotas
     allowed = granted(input_tokens_per_minute=100)
     assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
@@ -141,7 +141,7 @@ async def test_nothing_fits_beside_a_prompt_that_does_not(quotas, prompt, never)
     assert "Lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
 
 
-async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):
+async def test_unused_tokens_are_returned_to_the_minutes_bucket(quotas):
     _, quota = quotas
     allowed = granted(tokens_per_minute=1000)
     wanted = ask(900)
@@ -150,7 +150,7 @@ async def test_what_a_request_did_not_use_comes_back_to_its_minute(quotas):
     assert 899 <= (await reserve(quota, ask(0), allowed)).tokens_remaining <= 1000
 
 
-async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(quotas):
+async def test_a_late_refund_returns_only_tokens_that_have_not_been_refilled(quotas):
     """A reserves a minute's worth; a minute later the bucket is full again and B takes it; then A settles unused."""
     redis, quota = quotas
     allowed, first = granted(tokens_per_minute=60), ask(60)
@@ -165,7 +165,7 @@ async def test_a_late_refund_gives_back_only_what_time_has_not_given_back(quotas
     assert (await reserve(quota, ask(60), allowed)).blocked_by == "tokens_per_minute"
 
 
-async def test_an_early_refund_gives_back_all_that_was_not_used(quotas):
+async def test_an_early_refund_returns_all_unused_tokens(quotas):
     _, quota = quotas
     allowed = granted(tokens_per_minute=60)
     for _ in range(5):
@@ -187,7 +187,7 @@ async def test_an_early_refund_gives_back_all_that_was_not_used(quotas):
     ],
     ids=lambda each: each if isinstance(each, str) else None,
 )
-async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(quotas, limits, blocked_by, fits):
+async def test_a_request_without_max_tokens_gets_the_rest_and_one_with_it_is_refused(quotas, limits, blocked_by, fits):
     _, quota = quotas
     allowed = granted(**limits)
     told = await reserve(quota, ask(200, prompt=10), allowed)
@@ -199,7 +199,7 @@ async def test_who_asked_for_no_number_gets_what_remains_and_who_did_is_told(quo
     assert left.fits < 16
 
 
-async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(quotas):
+async def test_spending_lost_by_redis_counts_as_already_charged(quotas):
     redis, quota = quotas
     allowed = granted(prices=PRICES, charged=9_000, ceiling=10_000)
     refused = await reserve(quota, ask(10), allowed)
@@ -210,7 +210,7 @@ async def test_spending_that_redis_forgot_counts_as_what_had_been_charged(quotas
     assert (await stored(redis, allowed.levels[0].quota))["spent_nanos"] == 9_450
 
 
-async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_admitted(quotas):
+async def test_lost_usage_blocks_tenants_limited_by_it_until_it_is_restored(quotas):
     redis, quota = quotas
     await redis.delete(redis_keys.QUOTAS_REBUILT)
     limited, free = granted(), granted(tokens_per_month=-1)
@@ -221,7 +221,7 @@ async def test_until_what_was_lost_is_given_back_nobody_with_a_limit_on_it_is_ad
     assert not (await reserve(quota, ask(1), limited)).blocked_by
 
 
-async def test_a_reservation_that_comes_after_its_own_settlement_takes_nothing(quotas):
+async def test_a_reservation_after_its_own_settlement_takes_nothing(quotas):
     redis, quota = quotas
     allowed, wanted = granted(), ask(5)
     assert await settle(quota, wanted, allowed)

@@ -43,7 +43,7 @@ async def race(urls: list[str], key: str, bodies: list[dict]) -> Counter[int]:
         return Counter(await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies))))
 
 
-async def test_a_thousand_requests_at_ten_cents_through_four_gateways_spend_five_dollars_and_no_more(stack):
+async def test_a_thousand_ten_cent_requests_through_four_gateways_spend_exactly_five_dollars(stack):
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=DOLLARS)
     stack.witness.faults(output_tokens=10)
     with contextlib.ExitStack() as opened:
@@ -64,7 +64,7 @@ async def test_a_thousand_requests_at_ten_cents_through_four_gateways_spend_five
     assert (quota["spent_nanos"], quota["spend_held_nanos"]) == (spent(tenant), 0)
 
 
-async def test_fifty_requests_of_a_hundred_at_once_take_a_thousand_and_no_more(stack):
+async def test_fifty_concurrent_requests_of_a_hundred_spend_exactly_a_thousand(stack):
     """Each costs exactly what it held: ten fit, whatever the other forty see of the balance."""
     each = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=10, kv_page_second_nanos=0)
     tenant = stack.tenant(prices=each, spend_ceiling_nanos=1000)
@@ -77,7 +77,7 @@ async def test_fifty_requests_of_a_hundred_at_once_take_a_thousand_and_no_more(s
     assert (tenant.quota()["spent_nanos"], tenant.quota()["spend_held_nanos"]) == (1000, 0)
 
 
-async def test_what_is_not_used_of_a_ceiling_is_anothers_to_spend(stack):
+async def test_an_unused_part_of_a_hold_can_be_spent_by_another_request(stack):
     """Each may cost 50 cents and costs 10: as long as 50 are left, the next is served."""
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=DOLLARS)
     tenant.sdk()
@@ -87,7 +87,7 @@ async def test_what_is_not_used_of_a_ceiling_is_anothers_to_spend(stack):
     assert 4.5 * NANOS_PER_DOLLAR <= spent(tenant) <= DOLLARS
 
 
-def test_a_spent_ceiling_says_so_and_that_trying_again_is_no_use(stack):
+def test_a_spent_ceiling_is_named_and_not_retryable(stack):
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=20 * NANOS_PER_CENT)
     client = tenant.sdk()
     stack.witness.faults(output_tokens=15)
@@ -110,14 +110,14 @@ def tenant_may(client: openai.OpenAI) -> bool:
     return False
 
 
-def test_who_sets_no_max_tokens_gets_what_the_money_leaves(stack):
+def test_a_request_without_max_tokens_gets_as_many_as_the_money_allows(stack):
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=40 * NANOS_PER_CENT)
     stack.witness.faults(output_tokens=200)
     answer = chat(tenant.sdk())
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (40, "length")
 
 
-def test_a_key_with_limits_of_its_own_shows_them_and_leaves_the_tenants_other_keys_alone(stack):
+def test_a_key_with_its_own_limits_shows_them_and_does_not_affect_other_keys(stack):
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=DOLLARS, tokens_per_minute=100_000)
     limits = KeyLimits(requests_per_minute=6, spend_nanos_per_month=12 * NANOS_PER_CENT)
     limited = Tenant(stack, tenant.id, stack.publisher.key(tenant.id, limits=limits))
@@ -142,7 +142,7 @@ def test_a_key_with_limits_of_its_own_shows_them_and_leaves_the_tenants_other_ke
     assert httpx.get(f"{stack.gateway.url}/v1/quota").status_code == 401
 
 
-def test_what_a_running_stream_holds_is_shown_and_nothing_once_it_has_ended(stack):
+def test_a_running_streams_holds_are_shown_until_it_ends(stack):
     priced = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
     tenant = stack.tenant(prices=priced, spend_ceiling_nanos=DOLLARS)
     key = stack.publisher.key(tenant.id, limits=KeyLimits(concurrent_requests=5))

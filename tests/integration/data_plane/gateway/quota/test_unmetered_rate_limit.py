@@ -44,7 +44,7 @@ def ask(stack, tenant):
     ],
     ids=["malformed", "unknown", "too long", "counted", "listed", "quota"],
 )
-def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(
+def test_a_tenant_over_the_unmetered_rate_gets_a_429_and_is_served_after_waiting(
     ask, stack, method, path, body, status, promised_s
 ):
     other = stack.tenant().sdk()
@@ -59,7 +59,7 @@ def test_a_tenant_that_asks_for_it_without_end_is_told_to_wait_and_then_served(
     wait_until(lambda: ask().status_code == 200, timeout_s=promised_s(3), what="the tenant to be served again")
 
 
-def test_a_minute_that_is_used_up_is_asked_for_a_few_times_and_then_not_at_all(stack):
+def test_an_exhausted_minute_is_checked_in_redis_only_a_few_times(stack):
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
     codes, began = [], time.monotonic()
@@ -72,7 +72,7 @@ def test_a_minute_that_is_used_up_is_asked_for_a_few_times_and_then_not_at_all(s
     assert codes.count("rate_limit_exceeded") <= BURST + PER_SECOND * (time.monotonic() - began) + 1
 
 
-def test_requests_that_are_served_are_not_counted(stack, tenant):
+def test_served_requests_do_not_count_as_unmetered(stack, tenant):
     client = tenant.sdk()
     for _ in range(2 * BURST):
         chat(client, max_tokens=1)

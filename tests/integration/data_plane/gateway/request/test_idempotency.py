@@ -36,7 +36,7 @@ def post(stack, tenant):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_same_request_again_is_the_same_answer_and_one_charge(post, tenant, stream):
+def test_a_repeated_request_gets_the_same_answer_and_one_charge(post, tenant, stream):
     first, again = [post("order-1", stream=stream, user="me") for _ in range(2)]
     assert (first.status_code, again.status_code) == (200, 200)
     assert again.content == first.content
@@ -49,7 +49,7 @@ def test_the_same_request_again_is_the_same_answer_and_one_charge(post, tenant, 
     assert first.content.endswith(b"data: [DONE]\n\n") is stream
 
 
-def test_a_message_is_replayed_in_its_own_shape(post, tenant):
+def test_a_message_is_replayed_in_anthropics_format(post, tenant):
     first, again = [post("m-1", path="/v1/messages", max_tokens=5) for _ in range(2)]
     assert again.content == first.content
     assert again.json()["type"] == "message"
@@ -73,7 +73,7 @@ def assert_only_the_first_ran(stack, tenant, before: int) -> None:
     assert tenant.quota()["month_used"] == tenant.event().input_tokens + tenant.event().output_tokens
 
 
-def test_while_the_first_is_in_flight_the_second_is_told_to_wait(post, stack, tenant):
+def test_a_second_request_during_the_first_is_asked_to_wait(post, stack, tenant):
     stack.witness.faults(token_interval_s=0.2, output_tokens=20)
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(post("slow")))
@@ -101,7 +101,7 @@ def test_keys_belong_to_an_api_key(post, stack, tenant):
     assert "idempotent-replayed" not in second.headers
 
 
-def test_a_request_that_failed_may_be_sent_again(post, stack, tenant):
+def test_a_failed_request_may_be_sent_again(post, stack, tenant):
     stack.witness.faults(status=500)
     assert post("again").status_code == 502
     stack.witness.faults()
@@ -111,7 +111,7 @@ def test_a_request_that_failed_may_be_sent_again(post, stack, tenant):
     assert tenant.event().outcome == "done"
 
 
-def test_a_caller_who_hung_up_may_send_it_again(post, stack, tenant):
+def test_a_caller_that_disconnected_may_send_the_request_again(post, stack, tenant):
     stack.witness.faults(token_interval_s=0.05, output_tokens=200)
     headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "hung"}
     with httpx.stream(
@@ -133,7 +133,7 @@ def test_an_answer_that_is_too_large_is_neither_kept_nor_run_again(post, stack, 
     assert len(tenant.events()) == 1
 
 
-def test_so_many_answers_of_a_tenant_are_kept_and_the_oldest_go_first(post, stack, tenant):
+def test_answers_kept_per_tenant_are_bounded_and_the_oldest_go_first(post, stack, tenant):
     ids = [post(f"n-{number}").json()["id"] for number in range(4)]
     assert post("n-3").json()["id"] == ids[3]
     assert stack.client.zcard(redis_keys.idempotent_answers(tenant.id)) == 3
@@ -153,7 +153,7 @@ def test_a_key_in_flight_outlives_its_lease_while_its_request_runs_and_no_longer
     assert stack.client.pttl(name) > 80_000_000  # a day, now that the answer is there
 
 
-def test_a_gateway_that_is_killed_leaves_its_key_to_the_lease_and_another_runs_it_then(post, stack, tenant):
+def test_a_killed_gateways_key_is_free_after_its_lease(post, stack, tenant):
     stack.witness.faults(token_interval_s=0.1, output_tokens=400)
     headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "orphan"}
     settings = {**BRISK, "idempotency_lease_s": 3}
@@ -170,7 +170,7 @@ def test_a_gateway_that_is_killed_leaves_its_key_to_the_lease_and_another_runs_i
     assert post("orphan", stream=True).content == answer.content
 
 
-def test_without_redis_nothing_runs(post, stack, tenant):
+def test_a_keyed_request_does_not_run_without_redis(post, stack, tenant):
     before = len(stack.witness.received())
     stack.client.execute_command("CLIENT", "PAUSE", "2500", "ALL")
     refused = post("blind")
@@ -186,7 +186,7 @@ def test_a_key_that_is_no_key_is_refused(post, name):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
-def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, stack, tenant):
+def test_a_key_claimed_after_its_caller_was_refused_is_released(post, stack, tenant):
     """Redis ran the claim after its deadline, and no gateway renews or answers it."""
     assert post("before").status_code == 200
     stack.client.execute_command("CLIENT", "PAUSE", 2500, "WRITE")
@@ -197,7 +197,7 @@ def test_a_key_that_was_taken_after_its_caller_was_refused_is_free_again(post, s
     wait_until(lambda: post("late").status_code == 200, timeout_s=2)  # the claim's own lease is longer
 
 
-def test_an_answer_that_is_given_again_takes_one_request_of_its_minute_and_nothing_else(stack):
+def test_a_replayed_answer_uses_one_request_of_the_minute_and_nothing_else(stack):
     tenant = stack.tenant(requests_per_minute=3, tokens_per_month=100_000)
     tenant.sdk()
     headers = {"authorization": f"Bearer {tenant.key}", "idempotency-key": "mine"}

@@ -43,7 +43,7 @@ def test_a_chat_is_streamed_and_billed_as_witnessed(tenant):
     assert {(chunk.id, chunk.model) for chunk in chunks} == {(f"chatcmpl-{event.request_id}", "tiny-chat")}
 
 
-def test_a_stream_shows_its_usage_to_those_who_ask(tenant):
+def test_a_stream_shows_its_usage_when_asked(tenant):
     *chunks, last = list(chat(tenant.sdk(), stream=True, stream_options={"include_usage": True}))
     event, _ = assert_billed_as_witnessed(tenant)
     assert all(chunk.usage is None for chunk in chunks)
@@ -61,7 +61,7 @@ def test_a_completion_is_answered_and_billed_as_witnessed(tenant, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_sequences_are_billed_each_with_its_prompt(tenant, stream):
+def test_each_of_several_sequences_is_billed_with_its_prompt(tenant, stream):
     answer = chat(
         tenant.sdk(),
         n=3,
@@ -78,7 +78,7 @@ def test_several_sequences_are_billed_each_with_its_prompt(tenant, stream):
         assert "token_ids" not in answer.model_dump_json()
 
 
-def test_each_tenants_adapter_answers_for_itself(stack):
+def test_each_tenants_adapter_answers_its_own_requests(stack):
     tenants = [stack.tenant() for _ in range(2)]
     routes = [stack.publisher.adapter(tenant.id, "bot") for tenant in tenants]
     for tenant, route in zip(tenants, routes, strict=True):
@@ -95,7 +95,7 @@ def test_each_tenants_adapter_answers_for_itself(stack):
         )
 
 
-def test_engines_see_our_names_our_salt_and_none_of_the_callers_headers(stack):
+def test_engines_receive_internal_names_a_salt_and_no_caller_headers(stack):
     salts = []
     for _ in range(2):
         tenant = stack.tenant()
@@ -126,7 +126,7 @@ def test_engines_see_our_names_our_salt_and_none_of_the_callers_headers(stack):
     assert all(len(salt) == 64 for salt in salts)
 
 
-def test_nothing_of_the_engines_inside_is_shown(stack, tenant):
+def test_engine_internals_are_not_shown(stack, tenant):
     route = stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: len(client.models.list().data) == 2)
@@ -163,7 +163,7 @@ def test_tokenize_counts_what_a_request_is_billed_for(stack, tenant):
     assert 0 < prompt["count"] < counted["count"]
 
 
-def test_a_long_prompt_is_counted_without_holding_up_others(stack, tenant):
+def test_counting_a_long_prompt_does_not_delay_other_requests(stack, tenant):
     client = tenant.sdk()
     long = stack.tenant(context_tokens=1_000_000)
     body = {"model": "tiny-chat", "prompt": "The capital of France is Paris. " * 20_000}
@@ -172,7 +172,7 @@ def test_a_long_prompt_is_counted_without_holding_up_others(stack, tenant):
     assert chat(client).choices
 
 
-def test_models_are_the_tenants_own_and_the_bases(stack, tenant):
+def test_the_model_list_holds_the_tenants_adapters_and_the_base_models(stack, tenant):
     other = stack.tenant()
     stack.publisher.adapter(other.id, "others-bot")
     stack.publisher.adapter(tenant.id, "my-bot")
@@ -238,6 +238,6 @@ def test_every_token_the_engine_counted_is_in_an_event(stack):
     assert (sum(e.input_tokens for e in events), sum(e.output_tokens for e in events)) == (prompt, generation)
 
 
-def test_health_and_readiness_are_told(stack):
+def test_health_and_readiness_are_reported(stack):
     assert httpx.get(f"{stack.gateway.url}/healthz").json() == {"status": "alive"}
     assert httpx.get(f"{stack.gateway.url}/readyz").json()["ready"] is True

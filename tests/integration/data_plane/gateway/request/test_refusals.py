@@ -149,7 +149,7 @@ def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
     assert not wrong
 
 
-def test_every_row_of_the_table_has_its_place():
+def test_every_row_of_the_corpus_table_has_its_items():
     rows = {item.row for item in ITEMS} | {row for row, _ in WIRE} | ELSEWHERE.keys() | NOT_APPLICABLE.keys()
     assert rows - {"F"} == {f"R{n}" for n in range(1, 41)} | {f"A{n}" for n in range(1, 15)}
     for name in (name for names in ELSEWHERE.values() for name in names):
@@ -180,7 +180,7 @@ def test_odd_text_is_served_or_refused_but_never_fails(http):
         assert http.post("/v1/tokenize", json={"model": "tiny-chat", "prompt": text}).status_code == 200
 
 
-def test_anothers_adapter_looks_like_none(stack, tenant, http):
+def test_another_tenants_adapter_is_not_found(stack, tenant, http):
     other = stack.tenant()
     stack.publisher.adapter(other.id, "secret-bot")
     client = other.sdk()
@@ -231,7 +231,7 @@ def raw(stack, data: bytes, *, wait_s: float = 5) -> bytes:
 
 
 @pytest.mark.parametrize(("row", "data"), WIRE)
-def test_smuggled_and_broken_requests_are_refused_and_cut(stack, row, data):
+def test_smuggled_and_broken_requests_are_refused_and_disconnected(stack, row, data):
     received = raw(stack, data)
     assert received == b"" or received.startswith(b"HTTP/1.1 4"), row
     assert received.count(b"HTTP/1.1") <= 1
@@ -245,7 +245,7 @@ def hasty(module_stack):
         yield gateway
 
 
-def test_heads_and_bodies_that_trickle_are_cut(tenant, hasty):
+def test_slow_request_heads_and_bodies_are_cut_off(tenant, hasty):
     tenant.sdk(hasty.url)
     host, port = hasty.url.removeprefix("http://").split(":")
     authorization = f"authorization: Bearer {tenant.key}\r\ncontent-type: application/json\r\n".encode()

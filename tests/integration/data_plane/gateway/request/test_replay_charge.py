@@ -13,7 +13,7 @@ from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.gateway.settlement_setup import settler
 
 
-async def test_a_place_whose_toll_was_answered_too_late_is_given_back(redis_settings, redis):
+async def test_a_minutes_request_charged_after_the_deadline_is_returned(redis_settings, redis):
     settling, line = settler(redis_settings.redis_url)
     reservations = Reservations(line, lease_s=30, settled_marker_s=60)
     tenant = TenantGrant(tenant_id=new_id("tn"), status="active", limits=AMPLE)

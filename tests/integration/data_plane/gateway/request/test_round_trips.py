@@ -58,7 +58,7 @@ def test_a_request_takes_at_most_three_commands(stack, tenant, stream):
     assert counted["EVALSHA"] >= 2 * REQUESTS, "reserve and settle are among them"
 
 
-def test_a_gateway_speaks_with_redis_and_replicas_alone(stack, tenant):
+def test_a_gateway_connects_only_to_redis_and_replicas(stack, tenant):
     chat(tenant.sdk())
     listens = port_of(stack.gateway.url)
     peers = {remote for local, remote in connections_of(stack.gateway.process) if local != listens}

@@ -15,7 +15,7 @@ from tests.integration.data_plane.conftest import assert_settled, chat, connecti
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_a_caller_who_hangs_up_on_a_stream_pays_for_what_was_produced(stack, tenant, after, promised_s):
+def test_a_caller_that_disconnects_from_a_stream_pays_for_the_produced_tokens(stack, tenant, after, promised_s):
     slowly(stack)
     stream = chat(tenant.sdk(), stream=True, max_tokens=400)
     chunks = iter(stream)
@@ -31,7 +31,7 @@ def test_a_caller_who_hangs_up_on_a_stream_pays_for_what_was_produced(stack, ten
     assert stack.witness.journal()[event.request_id].output_tokens == journal.output_tokens
 
 
-def test_a_caller_who_hangs_up_on_a_whole_answer_pays_for_what_was_produced(stack, tenant):
+def test_a_caller_that_disconnects_from_a_whole_answer_pays_for_the_produced_tokens(stack, tenant):
     slowly(stack)
     client = tenant.sdk().with_options(timeout=1)
     with pytest.raises(openai.APITimeoutError):
@@ -41,7 +41,7 @@ def test_a_caller_who_hangs_up_on_a_whole_answer_pays_for_what_was_produced(stac
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_who_hangs_up_before_the_first_token_pays_nothing(stack, tenant, stream):
+def test_a_caller_that_disconnects_before_the_first_token_pays_nothing(stack, tenant, stream):
     slowly(stack, hang=True)
     client = tenant.sdk().with_options(timeout=1)
     with pytest.raises(openai.APITimeoutError):
@@ -50,7 +50,7 @@ def test_a_caller_who_hangs_up_before_the_first_token_pays_nothing(stack, tenant
     assert (event.input_tokens, event.output_tokens, event.kv_page_ms) == (0, 0, 0)
 
 
-def test_several_sequences_abandoned_are_each_counted(stack, tenant):
+def test_each_abandoned_sequence_is_counted(stack, tenant):
     slowly(stack)
     stream = chat(tenant.sdk(), stream=True, max_tokens=400, n=3)
     chunks = iter(stream)
@@ -62,7 +62,7 @@ def test_several_sequences_abandoned_are_each_counted(stack, tenant):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_of_a_long_body_that_came_in_pieces_is_heard_to_hang_up(stack, tenant, stream, promised_s):
+def test_a_disconnect_after_a_long_chunked_body_is_noticed(stack, tenant, stream, promised_s):
     slowly(stack)
     tenant.sdk()
     host, port = stack.gateway.url.removeprefix("http://").split(":")
@@ -81,7 +81,7 @@ def test_a_caller_of_a_long_body_that_came_in_pieces_is_heard_to_hang_up(stack, 
     assert event.output_tokens < 200
 
 
-def test_a_caller_who_resets_the_connection_is_gone_as_well(stack, tenant):
+def test_a_caller_that_resets_the_connection_counts_as_disconnected(stack, tenant):
     slowly(stack)
     tenant.sdk()
     host, port = stack.gateway.url.removeprefix("http://").split(":")
@@ -96,7 +96,7 @@ def test_a_caller_who_resets_the_connection_is_gone_as_well(stack, tenant):
     assert_settled(tenant, "client_gone")
 
 
-def test_a_reader_who_stops_reading_is_cut_off(stack, tenant):
+def test_a_caller_that_stops_reading_is_disconnected(stack, tenant):
     """The kernel's buffers fill, writes stall, and that counts as gone."""
     slowly(stack, token_interval_s=0, output_tokens=1024)
     tenant.sdk()
@@ -116,7 +116,7 @@ def test_a_reader_who_stops_reading_is_cut_off(stack, tenant):
     wait_until(tenant.holds_nothing)
 
 
-def test_a_caller_who_does_not_read_the_end_of_an_answer_does_not_keep_it_in_memory(tmp_path):
+def test_an_answer_whose_end_the_caller_does_not_read_is_freed(tmp_path):
     least = {"client_send_buffer_bytes": 4096, "client_write_buffer_max_bytes": 1024}
     patience = {"last_write_s": 0.5, "client_min_bytes_per_s": 100_000}
     with stack_of_its_own(tmp_path, **least, **patience) as (stack, *_):

@@ -59,7 +59,7 @@ async def pair(client) -> tuple[Gateway, Gateway]:
     return made
 
 
-async def test_each_hears_the_other_and_not_itself(pair):
+async def test_each_gateway_receives_the_others_backlog_and_not_its_own(pair):
     one, other = pair
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)}, {2: PageDemand(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
     await one.replicas.refresh_held("m")
@@ -69,7 +69,7 @@ async def test_each_hears_the_other_and_not_itself(pair):
     assert one.heard == [GatewayBacklog()]
 
 
-async def test_who_says_nothing_more_counts_no_more(pair):
+async def test_a_gateway_that_stops_publishing_no_longer_counts(pair):
     one, other = pair
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
@@ -80,7 +80,7 @@ async def test_who_says_nothing_more_counts_no_more(pair):
     assert other.heard == []
 
 
-async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would_there(client, pair, monkeypatch):
+async def test_during_a_redis_outage_received_backlogs_expire_as_they_would_in_redis(client, pair, monkeypatch):
     one, other = pair
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
@@ -98,7 +98,7 @@ async def test_while_redis_is_away_what_was_heard_counts_no_longer_than_it_would
     assert other.replicas.alive("m"), "the replicas stay"
 
 
-async def test_the_last_gateway_hears_that_it_is_alone_and_tells_nobody(client, pair):
+async def test_the_last_gateway_learns_that_it_is_alone_and_stops_publishing(client, pair):
     one, other = pair
     await other.replicas.refresh_held("m")
     assert other.heard == [one.has]
@@ -117,7 +117,7 @@ async def test_the_last_gateway_hears_that_it_is_alone_and_tells_nobody(client, 
         b'[{"tn_a":[1,1,1' + b"0" * 400 + b",8]}]",
     ],
 )  # fmt: skip
-async def test_what_cannot_be_read_counts_as_nothing(client, pair, value):
+async def test_an_unreadable_backlog_counts_as_empty(client, pair, value):
     _, other = pair
     await client.set(redis_keys.gateway_backlog("gw_1", "m"), value)
     await other.replicas.refresh_held("m")
@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_counts_as_nothing(client, pair, value):
     assert other.replicas.alive("m"), "and keeps nobody from reading the rest"
 
 
-async def test_names_that_are_no_text_are_nobodys(client, pair):
+async def test_names_that_are_not_text_are_ignored(client, pair):
     one, other = pair
     await client.zadd(redis_keys.GATEWAYS, {b"\xff": now_ms()})
     await client.zadd(redis_keys.REPLICAS, {b"\xfe": 1})
@@ -137,7 +137,7 @@ async def test_names_that_are_no_text_are_nobodys(client, pair):
     assert [candidate.status.id for candidate in other.replicas.alive("m")] == ["rep_1"]
 
 
-async def test_held_pages_that_are_no_number_are_not_believed_and_stop_nobody(client, pair):
+async def test_held_pages_that_are_not_a_number_are_ignored(client, pair):
     one, _ = pair
     held = redis_keys.replica_held_pages("rep_1")
     for said, expected in ((b"7", 7), (b"many", 7), (b"2", 2)):

@@ -55,7 +55,7 @@ def served_by(tenant, client, name: str) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("elsewhere", ["rep_a", "rep_b"])
-def test_an_adapter_is_served_where_it_lies_also_where_others_are_freer(stack, pools, elsewhere):
+def test_an_adapter_is_served_where_it_is_resident_even_if_other_replicas_are_freer(stack, pools, elsewhere):
     tenant = stack.tenant()
     route = stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
@@ -67,7 +67,7 @@ def test_an_adapter_is_served_where_it_lies_also_where_others_are_freer(stack, p
     assert served_by(tenant, client, "bot") == (elsewhere, "slot")
 
 
-def test_each_rank_goes_to_the_cheapest_pool_that_takes_it(stack):
+def test_each_rank_goes_to_the_cheapest_pool_that_accepts_it(stack):
     tenant = stack.tenant()
     for name, rank in (("narrow", 8), ("wide", 32), ("too-wide", 128)):
         stack.publisher.adapter(tenant.id, name, rank=rank)
@@ -81,7 +81,7 @@ def test_each_rank_goes_to_the_cheapest_pool_that_takes_it(stack):
     assert "rank 128" in refused.value.message
 
 
-def test_the_tier_of_the_first_hit_is_told(stack):
+def test_the_tier_of_the_first_hit_is_reported(stack):
     tenant = stack.tenant()
     stack.publisher.adapter(tenant.id, "fresh")
     client = tenant.sdk()
@@ -93,7 +93,7 @@ def test_the_tier_of_the_first_hit_is_told(stack):
     wait_until(lambda: served_by(tenant, client, "fresh") == (replica, "slot"), what="a hit in a slot")
 
 
-def test_adapters_requests_are_counted_by_tier(stack):
+def test_requests_of_adapters_are_counted_by_tier(stack):
     def counted(tier: str) -> float:
         return stack.gateway.metric("tenora_gateway_adapter_requests_total", f'{{tier="{tier}"}}')
 

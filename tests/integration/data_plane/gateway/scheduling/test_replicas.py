@@ -67,7 +67,7 @@ def running(client: openai.OpenAI):
     return stream
 
 
-def test_requests_spread_over_what_is_free_and_then_wait(replicas):
+def test_requests_spread_over_free_pages_and_then_wait(replicas):
     stack, two = replicas
     hold(stack.witness, two)
     tenant = stack.tenant()
@@ -86,7 +86,7 @@ def test_requests_spread_over_what_is_free_and_then_wait(replicas):
     assert {event.replica_id for event in tenant.events()} == {"rep_one", "rep_two"}
 
 
-def test_who_waits_too_long_or_finds_too_many_waiting_is_told_to_come_back(replicas):
+def test_a_request_that_waits_too_long_or_meets_a_full_queue_gets_retry_after(replicas):
     stack, two = replicas
     hold(stack.witness, two)
     tenant = stack.tenant()
@@ -133,7 +133,7 @@ def test_a_request_no_replica_can_hold_is_refused(replicas):
     ],
     ids=str,
 )
-def test_a_replica_that_fails_before_its_first_token_is_not_noticed(replicas, faults, stream):
+def test_a_replicas_failure_before_its_first_token_is_not_seen_by_the_caller(replicas, faults, stream):
     stack, two = replicas
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -151,7 +151,7 @@ def test_a_replica_that_fails_before_its_first_token_is_not_noticed(replicas, fa
     assert _held(stack) == 0
 
 
-def test_a_failing_replica_is_left_for_another_within_one_request(replicas):
+def test_a_request_moves_from_a_failing_replica_to_another(replicas):
     stack, two = replicas
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -164,7 +164,7 @@ def test_a_failing_replica_is_left_for_another_within_one_request(replicas):
     wait_until(tenant.holds_nothing)
 
 
-def test_when_all_fail_the_caller_is_told_in_our_words(replicas):
+def test_when_all_replicas_fail_the_caller_gets_the_gateways_own_error(replicas):
     stack, two = replicas
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -185,7 +185,7 @@ def test_when_all_fail_the_caller_is_told_in_our_words(replicas):
     assert tenant.quota().get("month_used", 0) == 0
 
 
-def test_draining_and_silent_replicas_are_not_chosen(replicas):
+def test_replicas_that_drain_or_stop_their_heartbeat_are_not_chosen(replicas):
     stack, _ = replicas
     client = stack.tenant().sdk()
     with door() as (url, knocks):

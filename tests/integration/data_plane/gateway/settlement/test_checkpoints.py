@@ -57,7 +57,7 @@ def checkpoints(quota: Reservations, running: dict[Hold, Request], *others: Hold
     return Checkpoints(lambda: holds, requests, quota, every_s=1, tokens=64, renewal_s=5)
 
 
-async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, capsys):
+async def test_a_request_whose_checkpoint_fails_does_not_cost_other_requests_their_leases(server, capsys):
     redis, quota = server
     allowed = granted()
     broken, well = await held(quota, allowed), await held(quota, allowed)
@@ -68,7 +68,7 @@ async def test_a_request_whose_checkpoint_fails_costs_nobody_the_lease(server, c
     assert "checkpoint failed" in capsys.readouterr().out
 
 
-async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgot_is_not(server):
+async def test_a_request_with_an_expired_lease_is_cut_off_and_one_lost_by_redis_is_not(server):
     redis, quota = server
     allowed, other = granted(), granted()
     late, forgotten = await held(quota, allowed), await held(quota, other)
@@ -85,7 +85,7 @@ async def test_a_request_whose_lease_ran_out_is_cut_off_and_one_that_redis_forgo
     assert running[forgotten].error is None
 
 
-async def test_what_runs_holds_its_quotas_again_where_redis_has_forgotten_them(server):
+async def test_running_requests_reserve_again_after_redis_lost_its_data(server):
     redis, quota = server
     prices = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_second_nanos=11)
     allowed = granted(prices=prices, key=KeyLimits(concurrent_requests=5), platform=PlatformLimits(kv_pages=100))

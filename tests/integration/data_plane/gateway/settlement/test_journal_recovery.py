@@ -18,7 +18,7 @@ def nowhere() -> str:
     return f"redis://127.0.0.1:{free_port()}/0"
 
 
-async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(nowhere, redis_settings, redis, tmp_path):
+async def test_a_dead_processs_journal_is_settled_once_by_the_next_process(nowhere, redis_settings, redis, tmp_path):
     late = [settlement("tn_dead") for _ in range(3)]
     async with journal(tmp_path, "jr_dead") as dying:
         away, _ = settler(nowhere, journal=dying)
@@ -35,7 +35,7 @@ async def test_what_a_dead_process_had_journalled_is_settled_once_by_the_next(no
         await line.close()
 
 
-async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, redis, tmp_path):
+async def test_the_journal_of_a_living_process_is_not_recovered(redis_settings, redis, tmp_path):
     async with journal(tmp_path, "jr_living") as living, journal(tmp_path, "jr_own") as own:
         living.append(settlement("tn_living"))
         await living.flush()
@@ -45,7 +45,7 @@ async def test_the_journal_of_a_living_process_is_left_alone(redis_settings, red
         await line.close()
 
 
-async def test_what_is_older_than_its_marker_is_billed_and_not_counted_until_billing_has_it(
+async def test_a_settlement_older_than_its_marker_is_billed_and_counted_only_after_billing(
     redis_settings, redis, tmp_path
 ):
     old = settlement("tn_old", ago_s=7200)
@@ -85,7 +85,7 @@ async def test_a_journalled_settlement_that_redis_refuses_is_kept_and_does_not_s
     assert billed(redis) == sorted((refused.request_id, late.request_id))
 
 
-async def test_a_dead_process_s_journal_stays_while_neither_redis_nor_ours_takes_it(
+async def test_a_dead_processs_journal_stays_while_neither_redis_nor_this_processs_journal_accepts_it(
     redis_settings, redis, tmp_path, monkeypatch
 ):
     refused, late = settlement("tn_dead"), settlement("tn_dead")
@@ -110,7 +110,7 @@ async def test_a_dead_process_s_journal_stays_while_neither_redis_nor_ours_takes
     assert billed(redis) == sorted((refused.request_id, late.request_id))
 
 
-async def test_a_journal_that_cannot_be_read_keeps_nobody_else_s_from_being_settled(
+async def test_an_unreadable_journal_does_not_stop_others_from_being_settled(
     redis_settings, redis, tmp_path, monkeypatch
 ):
     late, lock = settlement("tn_dead"), journal_recovery.lock
@@ -132,7 +132,7 @@ async def test_a_journal_that_cannot_be_read_keeps_nobody_else_s_from_being_sett
     assert any(path.name.startswith("jr_a") for path in tmp_path.iterdir())
 
 
-async def test_a_process_that_ends_before_billing_has_recorded_all_leaves_the_rest_to_the_next(
+async def test_a_process_that_ends_before_billing_recorded_everything_leaves_the_rest_to_the_next(
     redis_settings, redis, tmp_path
 ):
     recorded, one = settlement("tn_1"), settlement("tn_1")

@@ -69,7 +69,7 @@ def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant):
     assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == 0
 
 
-def test_a_stopped_gateway_that_wakes_after_its_orphans_were_billed_tells_the_whole_once(stack, tenant):
+def test_a_paused_gateway_that_resumes_after_its_orphans_were_billed_reports_the_exact_usage_once(stack, tenant):
     stack.witness.faults(token_interval_s=0.05, output_tokens=100)
     with processes.gateway(stack.folder, stack.redis_url, "asleep", **BRISK) as asleep:
         threads = listen(tenant.sdk(asleep.url), 3)

@@ -18,7 +18,7 @@ def nowhere() -> str:
     return f"redis://127.0.0.1:{free_port()}/0"
 
 
-async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_settings, redis):
+async def test_a_settlement_that_fails_is_settled_when_redis_is_back(nowhere, redis_settings, redis):
     away, _ = settler(nowhere)
     late = [settlement("tn_late") for _ in range(3)]
     away.hold(Hold(late[0].request_id, "tn_late", "rep_one", 1))
@@ -37,7 +37,7 @@ async def test_what_cannot_settle_now_settles_when_redis_is_back(nowhere, redis_
     await line.close()
 
 
-async def test_at_the_bound_what_bills_is_kept_longest_and_then_logged_in_full(nowhere, capsys):
+async def test_at_the_limit_billable_settlements_are_kept_longest_and_then_logged_in_full(nowhere, capsys):
     away, _ = settler(nowhere, backlog_max=4)
     for _ in range(10):
         away.settle_later(settlement("tn_free", bills=False))
@@ -49,7 +49,7 @@ async def test_at_the_bound_what_bills_is_kept_longest_and_then_logged_in_full(n
     assert billing[2].request_id in capsys.readouterr().out
 
 
-async def test_a_shutdown_without_redis_logs_what_it_could_not_settle(nowhere, capsys):
+async def test_a_shutdown_without_redis_logs_unsettled_requests(nowhere, capsys):
     away, _ = settler(nowhere)
     free, paid = settlement("tn_1", bills=False), settlement("tn_1")
     away.settle_later(free)
@@ -61,7 +61,7 @@ async def test_a_shutdown_without_redis_logs_what_it_could_not_settle(nowhere, c
     assert paid.request_id in said
 
 
-async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
+async def test_two_concurrent_flushes_lose_nothing(redis_settings, redis):
     """A shutdown drains while the follower still flushes; each second settlement fails at first."""
     back, line = settler(redis_settings.redis_url, backlog_max=200)
     reach, attempts = back._reservations.settle, 0
@@ -84,9 +84,7 @@ async def test_two_flushes_at_once_lose_nothing(redis_settings, redis):
     await line.close()
 
 
-async def test_a_redis_that_refuses_many_is_left_alone_until_the_next_flush_which_begins_with_others(
-    redis_settings, redis
-):
+async def test_a_flush_stops_after_many_refusals_and_the_next_starts_with_other_settlements(redis_settings, redis):
     back, line = settler(redis_settings.redis_url, backlog_max=200)
     reach, asked = back._reservations.settle, []
 
@@ -109,7 +107,7 @@ async def test_a_redis_that_refuses_many_is_left_alone_until_the_next_flush_whic
     await line.close()
 
 
-async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, redis):
+async def test_a_permanently_refused_settlement_does_not_block_others(redis_settings, redis):
     back, line = settler(redis_settings.redis_url)
     kept, refused, late = [settlement("tn_1") for _ in range(3)]
     await back.settle(kept)
@@ -125,9 +123,7 @@ async def test_what_redis_refuses_for_good_stops_nobody_else(redis_settings, red
     await line.close()
 
 
-async def test_a_shutdown_waits_for_a_redis_that_comes_back_where_no_journal_has_what_it_forgot(
-    redis_settings, redis, monkeypatch
-):
+async def test_a_shutdown_without_a_journal_waits_for_redis_to_return(redis_settings, redis, monkeypatch):
     back, line = settler(redis_settings.redis_url)
     one, tries = settlement("tn_1"), iter([RedisError("away")] * 3)
     settle = Reservations.settle
@@ -145,7 +141,7 @@ async def test_a_shutdown_waits_for_a_redis_that_comes_back_where_no_journal_has
 
 
 @pytest.mark.parametrize("reached_anew", [True, False], ids=["restarted", "emptied"])
-async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_settings, redis, tmp_path, reached_anew):
+async def test_a_settlement_that_redis_lost_is_settled_again(redis_settings, redis, tmp_path, reached_anew):
     async with journal(tmp_path, "gw_own") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         one, other = settlement("tn_1"), settlement("tn_1")
@@ -170,7 +166,7 @@ async def test_what_redis_forgot_just_after_it_settled_is_settled_again(redis_se
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings, redis):
+async def test_no_settlement_is_dropped_while_redis_is_away(nowhere, redis_settings, redis):
     back, line = settler(redis_settings.redis_url, kept_s=0)
     one = settlement("tn_1")
     await back.settle(one)
@@ -185,9 +181,7 @@ async def test_nothing_is_forgotten_while_redis_is_away(nowhere, redis_settings,
     await line.close()
 
 
-async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_has_is_not(
-    redis_settings, redis, tmp_path
-):
+async def test_settlements_are_kept_until_billing_has_recorded_them(redis_settings, redis, tmp_path):
     async with journal(tmp_path, "gw_own") as own:
         back, line = settler(redis_settings.redis_url, journal=own, kept_s=0)
         await back.refresh_replays()
@@ -209,7 +203,7 @@ async def test_what_billing_has_not_recorded_is_kept_however_long_and_what_it_ha
         await line.close()
 
 
-async def test_so_many_are_kept_and_the_oldest_go_first(redis_settings, redis):
+async def test_kept_settlements_are_bounded_and_the_oldest_go_first(redis_settings, redis):
     back, line = settler(redis_settings.redis_url, kept_max=2)
     await back.refresh_replays()
     some = [settlement("tn_1") for _ in range(4)]
@@ -223,9 +217,7 @@ async def test_so_many_are_kept_and_the_oldest_go_first(redis_settings, redis):
     await line.close()
 
 
-async def test_what_is_kept_for_longer_than_its_marker_lives_is_billed_again_and_not_counted_again(
-    redis_settings, redis
-):
+async def test_a_settlement_kept_longer_than_its_marker_is_billed_again_and_not_counted_again(redis_settings, redis):
     back, line = settler(redis_settings.redis_url)
     await back.refresh_replays()
     old = settlement("tn_1", ago_s=61)
