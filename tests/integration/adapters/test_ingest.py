@@ -66,7 +66,7 @@ def test_the_same_files_ingested_at_once_are_stored_whole_and_once(bucket_settin
     assert len(listed) == len(manifest.files) + 1
 
 
-def test_a_revision_cut_short_by_a_crash_is_completed_by_the_next_attempt(store, folder):
+def test_a_revision_interrupted_by_a_crash_is_completed_by_the_next_attempt(store, folder):
     digest = ingested(store, "rev_1", upload(store, "rev_1", folder)).digest
     store.bucket.client.delete_object(Bucket=store.bucket.name, Key=revision_prefix(digest) + "manifest.json")
     assert not store.has_revision(digest)
@@ -124,7 +124,7 @@ def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(
     assert not any((tmp_path / "work").iterdir())
 
 
-def test_names_are_judged_before_anything_is_downloaded(s3_settings, store):
+def test_names_are_checked_before_anything_is_downloaded(s3_settings, store):
     nowhere = RevisionStore(
         Bucket(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
     )
@@ -143,14 +143,14 @@ def test_an_upload_above_the_plan_is_refused_before_anything_is_downloaded(store
     assert codes(ingested(store, "rev_1", files, limits=limits)) == [("upload_too_large", None)]
 
 
-def test_what_training_left_is_passed_over_with_a_note(store, folder):
+def test_files_left_by_training_are_skipped_with_a_note(store, folder):
     (folder / "README.md").write_text("# my adapter")
     verdict = ingested(store, "rev_1", upload(store, "rev_1", folder))
     assert verdict.accepted
     assert verdict.notes == ("README.md was passed over: it is no part of an adapter",)
 
 
-def test_a_store_that_is_down_is_no_verdict(s3_settings, folder):
+def test_an_unreachable_store_gives_no_verdict(s3_settings, folder):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     down = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     files = [

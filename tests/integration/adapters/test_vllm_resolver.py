@@ -87,7 +87,7 @@ async def test_a_store_that_is_down_is_503_and_not_404(registered):
     assert "127.0.0.1" not in failed.value.detail
 
 
-async def test_a_folder_that_is_taken_away_meanwhile_is_fetched_again(stored, registered, cache_settings, monkeypatch):
+async def test_a_folder_that_is_removed_meanwhile_is_fetched_again(stored, registered, cache_settings, monkeypatch):
     asked, name = registered(), f"{new_id('ad')}@{stored()}"
     install, taken = CacheFolder.install, []
 

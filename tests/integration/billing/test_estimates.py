@@ -43,7 +43,7 @@ def test_an_estimate_never_contradicts_what_is_recorded(stage):
     assert stage.value("SELECT output_tokens FROM usage_records") == 50
 
 
-def test_what_an_engine_produced_after_the_last_checkpoint_is_drift_with_a_name(stage):
+def test_tokens_after_the_last_checkpoint_are_explained_drift(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant), estimate(stage, tenant))
 
@@ -62,7 +62,7 @@ def test_what_an_engine_produced_after_the_last_checkpoint_is_drift_with_a_name(
     assert engines_counted(39) == (-1, -1)  # a token charged that no engine produced is never explained
 
 
-def test_an_exact_event_that_comes_after_the_estimate_bills_the_rest_and_is_no_second_request(stage):
+def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_request(stage):
     """As of a gateway that was away for longer than the marker of what was billed in its place lives."""
     tenant = stage.tenant()
     late = estimate(stage, tenant, output_tokens=20, kv_page_ms=1_601)
@@ -109,7 +109,7 @@ def test_an_exact_event_with_nothing_beyond_the_estimate_adds_nothing(stage):
     assert stage.value("SELECT count(*) FROM usage_records") == 1
 
 
-def test_an_exact_event_of_somebody_else_is_no_rest(stage):
+def test_another_tenants_exact_event_is_no_rest(stage):
     tenant, other = stage.tenant(), stage.tenant()
     late = estimate(stage, tenant)
     stage.bill(late)
@@ -118,7 +118,7 @@ def test_an_exact_event_of_somebody_else_is_no_rest(stage):
     assert stage.value("SELECT count(*) FROM usage_records") == 1
 
 
-def test_a_rest_alone_on_an_invoice_is_of_one_request(stage):
+def test_an_invoice_with_only_a_rest_counts_one_request(stage):
     """Two truncations of what pages cost lie within what an invoice line may be beside its product."""
     tenant = stage.tenant()
     late = estimate(stage, tenant, kv_page_ms=1)
@@ -131,7 +131,7 @@ def test_a_rest_alone_on_an_invoice_is_of_one_request(stage):
 
 @pytest.mark.parametrize("counts_cached", [True, False])
 @pytest.mark.parametrize("read_between", [True, False])
-async def test_what_an_estimate_calls_cached_stays_so_and_quotas_count_it_like_the_ledger(
+async def test_an_estimates_cached_tokens_stay_cached_and_quotas_count_them_like_the_ledger(
     stage, redis_settings, counts_cached, read_between
 ):
     tenant = stage.tenant()

@@ -69,14 +69,14 @@ def test_every_tenant_gets_its_own_invoice_and_numbers_have_no_gaps(stage):
     assert [invoice.number for invoice in first + second] == [f"TNR-{number:06d}" for number in (1, 2, 3, 4)]
 
 
-def test_closing_again_with_nothing_new_makes_nothing(stage):
+def test_closing_again_without_new_usage_creates_no_invoice(stage):
     stage.bill(stage.event(stage.tenant()))
     assert len(stage.close()) == 1
     assert stage.close() == []
     assert stage.value("SELECT count(*) FROM invoices") == 1
 
 
-def test_late_usage_goes_onto_the_next_invoice(stage):
+def test_late_usage_is_on_the_next_invoice(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(hours=2)))
     (first,) = stage.close(stage.now() - timedelta(hours=1))
@@ -100,7 +100,7 @@ def test_usage_at_the_very_end_of_a_period_belongs_to_the_next(stage):
     assert [line.quantity for line in stage.invoice(second.id).lines if line.kind == "output_tokens"] == [3]
 
 
-def test_a_price_change_within_the_period_gives_a_line_for_each_price(stage):
+def test_a_price_change_within_the_period_gives_one_line_per_price(stage):
     tenant = stage.tenant(DEAR)
     before = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=1))
     stage.bill(before)
@@ -170,14 +170,14 @@ def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):
         "TRUNCATE invoices CASCADE",
     ],
 )
-def test_what_is_written_cannot_be_changed(stage, sql):
+def test_written_invoices_cannot_be_changed(stage, sql):
     stage.bill(stage.event(stage.tenant()))
     stage.close()
     with pytest.raises(sa.exc.IntegrityError, match="refused"):
         stage.change(sql)
 
 
-def test_a_final_invoice_takes_no_more_lines_and_no_more_usage(stage):
+def test_a_final_invoice_accepts_no_further_lines_or_usage(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant))
     (closed,) = stage.close()
@@ -192,7 +192,7 @@ def test_a_final_invoice_takes_no_more_lines_and_no_more_usage(stage):
         stage.change("UPDATE usage_records SET invoice_id = :i WHERE invoice_id IS NULL", i=closed.id)
 
 
-def test_two_closes_at_once_bill_everything_once(stage):
+def test_two_concurrent_closes_bill_everything_once(stage):
     tenants = [stage.tenant() for _ in range(5)]
     stage.bill(*(stage.event(tenant) for tenant in tenants for _ in range(20)))
     together = threading.Barrier(4)

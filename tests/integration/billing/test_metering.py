@@ -46,7 +46,7 @@ def test_the_same_event_again_changes_nothing(stage):
     assert stage.dead_letters() == []
 
 
-def test_the_same_request_with_other_tokens_is_not_billed_but_set_aside(stage):
+def test_a_repeated_request_with_other_tokens_is_dead_lettered_and_not_billed(stage):
     event = stage.event(stage.tenant())
     stage.bill(event, msgspec.structs.replace(event, output_tokens=21))
     for _ in range(stage.settings.billing_attempts_max):
@@ -72,7 +72,7 @@ def test_the_same_request_with_other_tokens_is_not_billed_but_set_aside(stage):
         ({"key_id": "nul\x00"}, b"unstorable"),
     ],
 )
-def test_poison_is_set_aside_after_its_attempts_while_others_flow(stage, broken, code):
+def test_a_poison_event_is_dead_lettered_after_its_attempts_and_blocks_no_other(stage, broken, code):
     tenant = stage.tenant()
     if isinstance(broken, dict):
         broken = msgspec.json.encode(stage.event(tenant, **{"started_at_ms": 1, **broken}))
@@ -92,7 +92,7 @@ def test_poison_is_set_aside_after_its_attempts_while_others_flow(stage, broken,
     assert letter[b"reason"]
 
 
-def test_an_entry_without_an_event_is_poison_too(stage):
+def test_an_entry_without_an_event_is_poison(stage):
     stage.redis.xadd(redis_keys.USAGE_STREAM, {"something": "else"})
     stage.drain()
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_usage_without_a_price_waits_and_is_billed_once_there_is_one(stage):
     assert stage.pending == 0
 
 
-def test_usage_that_never_gets_a_price_is_set_aside_and_can_be_put_back(stage):
+def test_usage_that_never_gets_a_price_is_dead_lettered_and_can_be_replayed(stage):
     stage.bill(stage.event("tn_unpriced"))
     for _ in range(stage.settings.billing_unpriced_attempts_max - 1):
         stage.retry_pending()
@@ -125,14 +125,14 @@ def test_usage_that_never_gets_a_price_is_set_aside_and_can_be_put_back(stage):
     assert stage.reconcile().unprocessed_events == 1
 
 
-def test_full_dead_letters_leave_poison_pending_rather_than_lose_it(stage):
+def test_poison_stays_pending_when_the_dead_letters_are_full(stage):
     stage.meter = Meter(stage.engine, stage.stream, BillingSettings(billing_attempts_max=1, billing_dead_letters_max=1))
     stage.bill(b"first", b"second")
     assert len(stage.dead_letters()) == 1
     assert stage.pending == 1
 
 
-def test_two_workers_that_give_up_on_the_same_event_set_it_aside_once(stage):
+def test_two_workers_dead_letter_the_same_event_once(stage):
     stage.publish(b"poison")
     (entry,) = stage.stream.read(count=1, block_ms=None)
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_two_consumers_with_the_same_entries_bill_them_once(stage):
     assert stage.value("SELECT count(*) FROM usage_records") == 50
 
 
-def test_the_stream_keeps_what_is_not_acknowledged_and_drops_the_rest(stage):
+def test_the_stream_keeps_unacknowledged_entries_and_drops_the_rest(stage):
     tenant = stage.tenant()
     stage.bill(*(stage.event(tenant) for _ in range(10)))
     (poison,) = stage.publish(b"poison")
@@ -194,7 +194,7 @@ def test_entries_that_vanish_while_pending_are_reported(stage):
     assert stage.retry_pending().lost == [poison]
 
 
-def test_the_backlog_is_counted_even_where_redis_lost_track_of_it(stage):
+def test_the_backlog_is_counted_even_if_redis_lost_its_lag(stage):
     ids = stage.publish(*(b"%d" % number for number in range(7)))
     stage.stream.read(count=2, block_ms=None)
     stage.redis.xdel(redis_keys.USAGE_STREAM, ids[4])

@@ -11,7 +11,7 @@ from tests.conftest import alembic_config, create_database
 FUNCTIONS = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'billing_%'"
 
 
-def test_the_tables_and_their_guards_come_and_go(postgres_server):
+def test_the_migration_creates_and_drops_the_tables_and_their_guards(postgres_server):
     settings = create_database(postgres_server, f"migration_{secrets.token_hex(6)}")
     config = alembic_config(settings)
     engine = db.connect(settings)

@@ -21,7 +21,7 @@ def drift(stage) -> QuotaDrift:
     return QuotaDrift(stage.engine, stage.redis, every_s=0, tenants_max=1)
 
 
-def test_what_is_right_does_not_differ_whatever_billing_has_recorded(stage, platform):
+def test_correct_counts_show_no_drift_whatever_billing_has_recorded(stage, platform):
     first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
     platform.publish()
     platform.serve(first, second, second, cached_tokens=30)
@@ -31,7 +31,7 @@ def test_what_is_right_does_not_differ_whatever_billing_has_recorded(stage, plat
     assert quota_rebuild.drift(stage.engine, stage.redis, [first, second, "tn_nobody"]) == {}
 
 
-def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platform, drift):
+def test_drift_is_shown_and_corrected_a_few_tenants_at_a_time(stage, platform, drift):
     above, below, quiet = [platform.tenant() for _ in range(3)]
     platform.publish()
     platform.serve(*[above, below, quiet] * 3)
@@ -54,7 +54,7 @@ def test_what_differs_is_shown_and_mended_a_few_tenants_at_a_time(stage, platfor
     assert found == before
 
 
-def test_money_that_differs_is_mended_too_but_for_what_rounding_leaves(stage, platform, drift):
+def test_drift_in_money_is_corrected_except_for_rounding(stage, platform, drift):
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(tenant_id)
@@ -67,7 +67,7 @@ def test_money_that_differs_is_mended_too_but_for_what_rounding_leaves(stage, pl
     assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [tokens, month_nanos + 999, nanos]
 
 
-def test_a_tenant_who_cannot_be_mended_keeps_nobody_else_from_it(stage, platform):
+def test_a_tenant_that_cannot_be_corrected_does_not_block_others(stage, platform):
     broken, other = platform.tenant(), platform.tenant()
     platform.publish()
     platform.serve(broken, other)
@@ -85,9 +85,7 @@ def test_a_tenant_who_cannot_be_mended_keeps_nobody_else_from_it(stage, platform
     assert stage.redis.hget(redis_keys.tenant_quota(broken), "month_used") == b"120"
 
 
-def test_a_stream_that_is_too_long_to_read_at_each_look_is_not_read_though_billing_has_it_all(
-    stage, platform, drift, monkeypatch
-):
+def test_a_stream_too_long_to_read_each_round_is_skipped_even_if_fully_recorded(stage, platform, drift, monkeypatch):
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(*[tenant_id] * 3)
@@ -102,7 +100,7 @@ def test_a_stream_that_is_too_long_to_read_at_each_look_is_not_read_though_billi
     assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"360"
 
 
-def test_a_month_that_was_counted_twice_is_mended_by_the_worker(
+def test_the_worker_corrects_a_month_that_was_counted_twice(
     stage, platform, postgres_settings, redis_settings, tmp_path
 ):
     tenant_id = platform.tenant()
@@ -116,7 +114,7 @@ def test_a_month_that_was_counted_twice_is_mended_by_the_worker(
         )
 
 
-def test_a_redis_that_came_back_from_an_old_copy_is_rebuilt_though_its_mark_is_there(
+def test_a_redis_restored_from_an_old_copy_is_rebuilt_although_its_mark_is_there(
     stage, platform, postgres_settings, redis_settings, tmp_path
 ):
     tenant_id = platform.tenant()

@@ -86,7 +86,7 @@ def platform(stage) -> Platform:
     return Platform(stage)
 
 
-def test_what_is_rebuilt_is_what_was_counted(stage, platform):
+def test_a_rebuild_restores_the_counted_usage(stage, platform):
     """With a part recorded and trimmed, a part recorded and still in the stream, and a part that waits."""
     first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
     platform.publish()
@@ -106,7 +106,7 @@ def test_what_is_rebuilt_is_what_was_counted(stage, platform):
     assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
 
 
-def test_what_was_set_aside_is_counted_too(stage, platform):
+def test_dead_lettered_usage_is_counted(stage, platform):
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(tenant_id)
@@ -119,7 +119,7 @@ def test_what_was_set_aside_is_counted_too(stage, platform):
     assert platform.counts() == before
 
 
-def test_use_of_earlier_months_was_spent_but_is_not_this_months(stage, platform):
+def test_usage_of_earlier_months_counts_as_spending_but_not_for_this_month(stage, platform):
     tenant_id = platform.tenant()
     platform.publish()
     stage.bill(stage.event(tenant_id, settled_at_ms=stage.ago_ms(days=40)))
@@ -129,7 +129,7 @@ def test_use_of_earlier_months_was_spent_but_is_not_this_months(stage, platform)
     assert nanos == stage.value("SELECT sum(amount_nanos) FROM usage_records") > 0
 
 
-def test_it_is_right_while_gateways_settle_and_billing_records(stage, platform):
+def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, platform):
     """A request settles, and billing would record it, between the looks at Redis and at Postgres."""
     tenant_id = platform.tenant()
     platform.publish()
@@ -166,7 +166,7 @@ def test_it_is_right_while_gateways_settle_and_billing_records(stage, platform):
     assert recorded[0]["t"] == 5 * 120 + 107
 
 
-def test_two_who_rebuild_at_once_add_what_is_missing_once(stage, platform):
+def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
     """Both would look before either of them had added anything."""
     tenant_id = platform.tenant()
     platform.publish()
@@ -200,7 +200,7 @@ def test_two_who_rebuild_at_once_add_what_is_missing_once(stage, platform):
     assert platform.counts() == before
 
 
-def test_without_a_snapshot_or_for_a_stranger_nothing_is_changed(stage, platform):
+def test_without_a_snapshot_or_for_an_unknown_tenant_nothing_is_changed(stage, platform):
     with pytest.raises(Unavailable, match="control_plane publish"):
         quota_rebuild.rebuild(stage.engine, stage.redis)
     platform.tenant()
@@ -222,7 +222,7 @@ def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgr
         wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
 
 
-def test_a_worker_that_was_not_there_when_redis_lost_everything_repairs_it(
+def test_a_worker_started_after_redis_lost_everything_repairs_it(
     stage, platform, postgres_settings, redis_settings, tmp_path
 ):
     tenant_id = platform.tenant()
@@ -239,12 +239,12 @@ def test_a_worker_that_was_not_there_when_redis_lost_everything_repairs_it(
         wait_until(lambda: stage.redis.exists(redis_keys.QUOTAS_REBUILT), what="the mark")
 
 
-def test_where_nothing_was_recorded_there_is_nothing_to_rebuild(stage):
+def test_an_empty_ledger_leaves_nothing_to_rebuild(stage):
     assert not quota_rebuild.is_due(stage.engine, stage.redis)
     assert stage.redis.exists(redis_keys.QUOTAS_REBUILT)
 
 
-def test_the_command_says_what_it_did(stage, platform, redis_settings, postgres_settings):
+def test_the_command_reports_its_result(stage, platform, redis_settings, postgres_settings):
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(tenant_id)

@@ -241,7 +241,7 @@ class RebuildMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_quotas_that_were_rebuilt_are_what_was_charged_and_everything_is_charged_once(stage, redis_settings):
+def test_rebuilt_quotas_equal_the_charges_and_each_request_is_charged_once(stage, redis_settings):
     RebuildMachine.stage, RebuildMachine.url = stage, redis_settings.redis_url
     run_state_machine_as_test(
         RebuildMachine,
@@ -271,7 +271,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
 @pytest.mark.parametrize("order", list(ORDERS.values()), ids=list(ORDERS))
-def test_orders_that_chance_finds_seldom(stage, redis_settings, order, late):
+def test_rare_orders_of_events(stage, redis_settings, order, late):
     RebuildMachine.stage, RebuildMachine.url = stage, redis_settings.redis_url
     machine = RebuildMachine()
     machine.begin()

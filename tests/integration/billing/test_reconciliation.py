@@ -65,7 +65,7 @@ def test_the_end_of_a_report_is_exclusive(stage, noon):
     assert bucket.requests == 1
 
 
-def test_a_revision_is_judged_by_how_it_served(stage, noon):
+def test_a_revisions_report_shows_how_it_served(stage, noon):
     tenant = stage.tenant()
 
     def served(revision: str, **more):
@@ -174,7 +174,7 @@ def test_engines_ledger_and_invoices_count_the_same_tokens(stage):
     assert stage.reconcile().invoiced_tokens == found.ledger_tokens
 
 
-def test_the_audit_of_an_empty_house_is_all_zero(stage):
+def test_an_audit_without_usage_is_all_zero(stage):
     stage.redis.flushall()
     found = stage.reconcile()
     assert (found.engine_tokens, found.ledger_tokens, found.drift_tokens, found.unprocessed_events) == (0, 0, 0, 0)
@@ -187,7 +187,7 @@ def test_tokens_the_ledger_missed_show_as_drift(stage):
     assert stage.reconcile().drift_tokens == 1
 
 
-def test_events_nobody_has_read_show_as_unprocessed(stage):
+def test_unread_events_show_as_unprocessed(stage):
     stage.publish(*(stage.event(stage.tenant()) for _ in range(3)))
     assert stage.reconcile().unprocessed_events == 3
     with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
@@ -211,7 +211,7 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
         reconciliation.reconcile(session, nobody)
 
 
-def test_prices_change_forwards_only(stage):
+def test_prices_change_only_for_the_future(stage):
     with unit_of_work(stage.engine) as session:
         first = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
         assert first.effective_from == EPOCH
@@ -261,7 +261,7 @@ price = st.integers(0, 5_000_000)
 
 @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(usage, min_size=1, max_size=25), st.lists(price, min_size=4, max_size=4), st.integers(0, 24))
-def test_whatever_is_used_ledger_records_and_invoices_agree(stage, uses, prices, close_after):
+def test_ledger_records_and_invoices_agree_for_any_usage(stage, uses, prices, close_after):
     """For any usage at any prices, repeated or not, closed at any moment: sums are the same, and so is re-rating."""
     rates = Prices(**dict(zip(Prices.__struct_fields__, prices, strict=True)))
     tenant = stage.tenant(rates)

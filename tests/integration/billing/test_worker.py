@@ -68,7 +68,7 @@ def records(stage) -> int:
     return stage.value("SELECT count(*) FROM usage_records")
 
 
-def test_the_worker_meters_and_leaves_cleanly_when_told_to(stage, env, tmp_path):
+def test_the_worker_meters_and_stops_cleanly_when_asked(stage, env, tmp_path):
     tenant = stage.tenant()
     with worker(env, tmp_path / "log") as process:
         stage.publish(*(stage.event(tenant) for _ in range(50)), b"poison")
@@ -136,7 +136,7 @@ def test_the_worker_survives_a_stream_that_vanishes(stage, env, tmp_path):
         wait_until(lambda: records(stage) == 2, what="the record after the flush")
 
 
-def test_the_worker_outlives_postgres_and_redis(tmp_path, stage_on):
+def test_the_worker_survives_restarts_of_postgres_and_redis(tmp_path, stage_on):
     postgres = embedded_servers.postgres(tmp_path / "pg", tmp_path, port=free_port(), password="test")
     valkey = embedded_servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="test")
     running = {server.program.name: server.program.start() for server in (postgres, valkey)}
@@ -194,7 +194,7 @@ def stage_on(stage):
     return build
 
 
-def test_dead_letters_are_put_back_by_a_command(stage, env):
+def test_a_command_replays_dead_letters(stage, env):
     stage.bill(b"poison")
     for _ in range(2):
         stage.retry_pending()

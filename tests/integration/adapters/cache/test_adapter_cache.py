@@ -116,7 +116,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_others(stored, open_cache,
     assert counting.weights_downloaded() == 1
 
 
-async def test_a_slow_download_delays_no_other(stored, open_cache, counting):
+async def test_a_slow_download_delays_no_other_download(stored, open_cache, counting):
     slow, quick, cache = stored(0), stored(1), open_cache(cache_downloads_max=2)
     counting.held_back = revision_prefix(slow)
     waiting = asyncio.create_task(cache.fetch(slow))
@@ -128,7 +128,7 @@ async def test_a_slow_download_delays_no_other(stored, open_cache, counting):
     assert_whole(await waiting)
 
 
-async def test_the_least_recently_used_adapter_of_a_former_process_goes_first(stored, open_cache, cache_settings):
+async def test_a_former_processs_least_recently_used_adapter_is_evicted_first(stored, open_cache, cache_settings):
     digests = [stored(seed) for seed in range(4)]
     former = open_cache()
     for digest in digests[:3]:
@@ -142,7 +142,7 @@ async def test_the_least_recently_used_adapter_of_a_former_process_goes_first(st
     assert adapters_in(cache_settings.cache_dir) == {digests[0], digests[2], digests[3]}
 
 
-async def test_what_was_handed_out_is_kept_beyond_the_budget_until_released(stored, open_cache, cache_settings):
+async def test_leased_adapters_stay_beyond_the_budget_until_released(stored, open_cache, cache_settings):
     digests, cache = [stored(seed) for seed in range(3)], open_cache(cache_bytes=1)
     paths = [await cache.fetch(digest) for digest in digests]
     for path in paths:
@@ -152,7 +152,7 @@ async def test_what_was_handed_out_is_kept_beyond_the_budget_until_released(stor
     assert adapters_in(cache_settings.cache_dir) == {digests[0], digests[2], stored(3)}
 
 
-async def test_another_process_evicts_nothing_that_this_one_handed_out(stored, open_cache, cache_settings):
+async def test_another_process_evicts_no_adapter_leased_here(stored, open_cache, cache_settings):
     mine, other = open_cache(), open_cache(cache_bytes=1)
     first, second = stored(0), stored(1)
     await mine.fetch(first)
@@ -177,7 +177,7 @@ async def test_a_disk_that_is_nearly_full_refuses_new_adapters_and_keeps_the_old
 
 @pytest.mark.parametrize("file", [WEIGHTS, "adapter_config.json", MANIFEST_FILE])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-async def test_damage_found_by_the_next_process_is_mended_by_one_download(stored, open_cache, counting, file, damage):
+async def test_damage_found_by_the_next_process_is_repaired_by_one_download(stored, open_cache, counting, file, damage):
     digest, former = stored(), open_cache()
     path = await former.fetch(digest)
     content = (path / file).read_bytes()
@@ -190,7 +190,7 @@ async def test_damage_found_by_the_next_process_is_mended_by_one_download(stored
     assert counting.weights_downloaded() == 2
 
 
-async def test_mending_never_takes_the_folder_from_an_engine_that_reads_it(stored, open_cache):
+async def test_a_repair_never_removes_a_folder_that_an_engine_reads(stored, open_cache):
     digest, engine = stored(), open_cache()
     path = await engine.fetch(digest)
     folder = os.open(path, os.O_RDONLY)
@@ -200,7 +200,7 @@ async def test_mending_never_takes_the_folder_from_an_engine_that_reads_it(store
     os.close(folder)
 
 
-async def test_damaged_objects_in_the_store_are_never_handed_out(stored, open_cache, counting, cache_settings):
+async def test_damaged_objects_in_the_store_are_never_served(stored, open_cache, counting, cache_settings):
     digest, cache = stored(), open_cache()
     key = revision_prefix(digest) + WEIGHTS
     counting.download(key, cache_settings.cache_dir / "copy", bytes_max=1_000_000)
@@ -226,7 +226,7 @@ async def test_another_adapters_manifest_under_the_digest_is_refused(stored, ope
         await open_cache().fetch(first)
 
 
-async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_tried_again(stored, open_cache, counting):
+async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_retried(stored, open_cache, counting):
     cache = open_cache()
     with pytest.raises(ObjectMissing):
         await cache.fetch("0" * 64)
@@ -238,7 +238,7 @@ async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_tried_again
     assert_whole(await cache.fetch(digest))
 
 
-async def test_a_download_that_takes_too_long_ends_and_frees_its_place(stored, open_cache, counting):
+async def test_a_download_that_takes_too_long_ends_and_frees_its_slot(stored, open_cache, counting):
     digest, cache = stored(), open_cache(cache_download_timeout_s=2, cache_downloads_max=1)
     counting.held_back = revision_prefix(digest) + "adapter_config.json"
     waiting = asyncio.create_task(cache.fetch(digest))
@@ -251,7 +251,7 @@ async def test_a_download_that_takes_too_long_ends_and_frees_its_place(stored, o
     assert_whole(await cache.fetch(digest))
 
 
-async def test_what_a_crashed_download_left_is_swept_by_the_next(stored, open_cache, cache_settings):
+async def test_leftovers_of_a_crashed_download_are_removed_by_the_next_process(stored, open_cache, cache_settings):
     digest, cache = stored(), open_cache()
     (cache_settings.cache_dir / ".incoming" / digest).mkdir()
     (cache_settings.cache_dir / ".incoming" / digest / WEIGHTS).write_bytes(b"half")

@@ -77,7 +77,7 @@ def fill(disk, leave_bytes=0):
     return filler
 
 
-async def test_a_disk_that_fills_up_in_the_middle_refuses_that_adapter_and_serves_the_others(
+async def test_a_disk_that_fills_up_during_a_download_refuses_that_adapter_and_serves_the_others(
     open_cache, faulty, small_disk
 ):
     cache = open_cache(small_disk / "cache")
@@ -96,7 +96,7 @@ async def test_a_disk_that_fills_up_in_the_middle_refuses_that_adapter_and_serve
     assert_whole(await cache.fetch(DIGESTS[1]))
 
 
-async def test_a_full_disk_evicts_what_nobody_holds_and_keeps_what_is_held(open_cache, small_disk):
+async def test_a_full_disk_evicts_unleased_adapters_and_keeps_leased_ones(open_cache, small_disk):
     cache = open_cache(small_disk / "cache")
     for digest in DIGESTS[:3]:
         await cache.fetch(digest)
@@ -107,7 +107,7 @@ async def test_a_full_disk_evicts_what_nobody_holds_and_keeps_what_is_held(open_
     assert await cache.digests() == {DIGESTS[0], DIGESTS[2], DIGESTS[3]}
 
 
-async def test_a_start_on_a_full_disk_serves_what_lies_there(open_cache, small_disk):
+async def test_a_process_started_on_a_full_disk_serves_the_cached_adapters(open_cache, small_disk):
     former = open_cache(small_disk / "cache")
     for digest in DIGESTS[:3]:
         await former.fetch(digest)
@@ -120,7 +120,7 @@ async def test_a_start_on_a_full_disk_serves_what_lies_there(open_cache, small_d
         assert_whole(await cache.fetch(digest))
 
 
-async def test_many_at_once_on_a_disk_too_small_for_all_fail_one_by_one(open_cache, small_disk):
+async def test_concurrent_fetches_on_a_disk_too_small_fail_one_by_one(open_cache, small_disk):
     cache = open_cache(small_disk / "cache", cache_tenant_downloads_max=6)
     results = await asyncio.gather(*(cache.fetch(digest) for digest in DIGESTS), return_exceptions=True)
     served = [result for result in results if not isinstance(result, BaseException)]
@@ -169,7 +169,7 @@ DAMAGES = [cut, flip, garble_manifest, remove_weights, shutil.rmtree, remove_cac
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_done_behind_a_living_process_is_found_and_healed(open_cache, damage):
+async def test_damage_during_the_life_of_a_process_is_found_and_repaired(open_cache, damage):
     cache, other = open_cache(), open_cache()
     path = await cache.fetch(DIGESTS[0])
     damage(path)
@@ -182,7 +182,9 @@ async def test_damage_done_behind_a_living_process_is_found_and_healed(open_cach
 
 
 @pytest.mark.parametrize("damage", [cut, remove_weights, shutil.rmtree, remove_cache])
-async def test_what_is_damaged_while_s3_is_down_is_refused_with_a_code_and_healed_later(open_cache, faulty, damage):
+async def test_an_adapter_damaged_while_s3_is_down_is_refused_with_a_code_and_repaired_later(
+    open_cache, faulty, damage
+):
     cache = open_cache(cache_circuit_open_s=0.1)
     path = await cache.fetch(DIGESTS[0])
     await cache.fetch(DIGESTS[1])
@@ -213,7 +215,7 @@ async def test_a_cache_whose_folder_became_a_file_fails_with_a_code_and_recovers
     assert_whole(await cache.fetch(DIGESTS[0]))
 
 
-async def test_removals_while_many_fetch_never_hand_out_what_is_broken(open_cache, tmp_path):
+async def test_removals_during_fetches_never_serve_a_damaged_adapter(open_cache, tmp_path):
     cache, done = open_cache(), threading.Event()
 
     def remove():
@@ -237,7 +239,7 @@ async def test_removals_while_many_fetch_never_hand_out_what_is_broken(open_cach
     assert_whole(await cache.fetch(DIGESTS[0]))
 
 
-async def test_a_shared_digest_stays_for_the_other_name_and_comes_back_after_it_went(open_cache):
+async def test_a_shared_digest_stays_for_the_other_name_and_is_downloaded_again_after_removal(open_cache):
     cache = open_cache()
     await cache.fetch(DIGESTS[0], holder="ad_1")
     path = await cache.fetch(DIGESTS[0], holder="ad_2")

@@ -93,7 +93,7 @@ async def test_stalled_adapters_of_many_tenants_lend_their_slots(open_cache, fau
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(cut_after=10), Fault(garble=True)])
-async def test_one_broken_object_fails_alone(open_cache, faulty, fault):
+async def test_a_broken_object_fails_no_other_download(open_cache, faulty, fault):
     cache = open_cache()
     stall(faulty, DIGESTS[:1], fault)
     for _ in range(4):
@@ -108,7 +108,7 @@ async def test_one_broken_object_fails_alone(open_cache, faulty, fault):
         await cache.evict(DIGESTS[1])
 
 
-async def test_tenants_take_turns(open_cache, faulty):
+async def test_downloads_alternate_between_tenants(open_cache, faulty):
     cache = open_cache(cache_downloads_max=1, cache_tenant_downloads_max=1)
     order: list[str] = []
 
@@ -124,7 +124,7 @@ async def test_tenants_take_turns(open_cache, faulty):
     assert len(order) - order[::-1].index("b") <= 5, "each of b's waited for one or two of a's"
 
 
-async def test_after_its_deadline_a_caller_hears_when_to_ask_again_and_then_finds_it(open_cache, faulty):
+async def test_a_caller_past_its_deadline_gets_a_retry_time_and_then_the_adapter(open_cache, faulty):
     cache = open_cache()
     await cache.fetch(DIGESTS[1])
     stall(faulty, DIGESTS[:1], Fault(bytes_per_s=300_000))
@@ -140,7 +140,7 @@ async def test_after_its_deadline_a_caller_hears_when_to_ask_again_and_then_find
     assert sum(key.endswith(WEIGHTS_FILE) and DIGESTS[0] in key for key, *_ in faulty.requests) == 1
 
 
-async def test_what_nobody_waits_for_any_more_is_kept_but_not_held(open_cache, faulty, tmp_path):
+async def test_a_download_without_waiting_callers_is_kept_but_not_leased(open_cache, faulty, tmp_path):
     cache = open_cache()
     stall(faulty, DIGESTS[:1], Fault(bytes_per_s=300_000))
     with pytest.raises(AdapterStillLoading):
@@ -150,7 +150,7 @@ async def test_what_nobody_waits_for_any_more_is_kept_but_not_held(open_cache, f
     assert await cache.digests() == {DIGESTS[0]}
 
 
-async def test_too_many_waiting_are_refused_at_once_and_only_those_of_that_tenant(open_cache, faulty):
+async def test_callers_above_a_tenants_limit_are_refused_at_once_and_no_other_tenants(open_cache, faulty):
     cache = open_cache(cache_tenant_downloads_max=1, cache_tenant_waiting_max=3)
     stall(faulty, DIGESTS[:10])
     async with waiting(cache, DIGESTS[:4], "a"):
@@ -161,7 +161,7 @@ async def test_too_many_waiting_are_refused_at_once_and_only_those_of_that_tenan
         await seconds_for(cache, DIGESTS[50:51], "b")
 
 
-async def test_another_tenant_who_wants_the_same_adapter_does_not_wait_in_the_firsts_line(open_cache, faulty):
+async def test_another_tenant_that_wants_the_same_adapter_does_not_wait_in_the_first_tenants_queue(open_cache, faulty):
     cache = open_cache(cache_tenant_downloads_max=1)
     stall(faulty, DIGESTS[:5])
     async with waiting(cache, [*DIGESTS[:5], DIGESTS[10]], "a"):
@@ -169,7 +169,7 @@ async def test_another_tenant_who_wants_the_same_adapter_does_not_wait_in_the_fi
         await seconds_for(cache, [DIGESTS[10]], "b")
 
 
-async def test_an_s3_that_is_down_leaves_the_disk_serving_and_is_not_asked_by_everyone(open_cache, faulty, tmp_path):
+async def test_while_s3_is_down_the_disk_serves_and_few_requests_reach_s3(open_cache, faulty, tmp_path):
     await open_cache().fetch(DIGESTS[0])
     down = faulty.settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     settings = CacheSettings(cache_dir=tmp_path / "cache", cache_free_bytes_min=0, cache_circuit_open_s=30)
@@ -191,7 +191,7 @@ async def test_an_s3_that_is_down_leaves_the_disk_serving_and_is_not_asked_by_ev
         cache.close()
 
 
-async def test_an_s3_that_comes_back_is_found_by_itself(open_cache, faulty):
+async def test_recovery_of_s3_is_detected_automatically(open_cache, faulty):
     cache = open_cache(cache_circuit_open_s=0.2)
     stall(faulty, DIGESTS[:20], Fault(status=500))
     for number, digest in enumerate(DIGESTS[:6]):
@@ -209,7 +209,7 @@ async def test_an_s3_that_comes_back_is_found_by_itself(open_cache, faulty):
     await cache.fetch(DIGESTS[1], tenant="b")
 
 
-async def test_a_forgotten_adapters_download_is_stopped(open_cache, faulty):
+async def test_the_download_of_a_forgotten_adapter_is_stopped(open_cache, faulty):
     cache = open_cache(cache_tenant_downloads_max=1)
     stall(faulty, DIGESTS[:2], Fault(bytes_per_s=1000))
     async with waiting(cache, DIGESTS[:2], "a") as tasks:
@@ -233,7 +233,7 @@ async def test_closing_does_not_wait_for_a_stalled_download(open_cache, faulty):
         assert time.monotonic() - started < 10
 
 
-async def test_a_damaged_object_says_nothing_of_the_service(open_cache, faulty):
+async def test_a_damaged_object_does_not_count_as_a_failure_of_s3(open_cache, faulty):
     cache = open_cache()
     stall(faulty, DIGESTS[:6], Fault(garble=True))
     for number, digest in enumerate(DIGESTS[:6]):

@@ -66,7 +66,7 @@ def said(body: bytes, name: str) -> list[str]:
     return [each.text for each in ET.fromstring(body).iter() if each.tag.rpartition("}")[2] == name]
 
 
-def test_the_bucket_lets_exactly_these_origins_put_with_a_checksum(bucket, rules):
+def test_the_bucket_allows_uploads_with_a_checksum_from_exactly_these_origins(bucket, rules):
     bucket.ensure(cors_origins=ORIGINS)
     (body,) = rules.bodies
     assert said(body, "AllowedOrigin") == list(ORIGINS)
@@ -79,7 +79,7 @@ def test_without_origins_the_buckets_rules_are_not_touched(bucket, rules):
     assert rules.bodies == []
 
 
-def test_a_server_without_such_rules_is_no_failure_and_one_that_forbids_them_is(bucket, rules, capfd):
+def test_a_server_without_cors_rules_is_accepted_and_one_that_forbids_them_is_an_error(bucket, rules, capfd):
     rules.refusal = (501, "NotImplemented")
     bucket.ensure(cors_origins=ORIGINS)
     assert "has no CORS rules" in capfd.readouterr().out

@@ -30,7 +30,7 @@ def send(uploads, upload_id, part, *, body=None, expires_s=60) -> int:
     return httpx.request(signed.method, signed.url, headers=signed.headers, content=content).status_code
 
 
-def test_parts_in_any_order_become_one_object(uploads, store, tmp_path):
+def test_parts_sent_in_any_order_become_one_object(uploads, store, tmp_path):
     upload_id = uploads.open_multipart(KEY)
     assert uploads.list_parts(KEY, upload_id) == {}
     for part in reversed(PARTS):
@@ -43,7 +43,7 @@ def test_parts_in_any_order_become_one_object(uploads, store, tmp_path):
     assert (tmp_path / "x").read_bytes() == BODY
 
 
-def test_what_is_missing_can_be_told_and_sent_later(uploads):
+def test_missing_parts_are_listed_and_can_be_sent_later(uploads):
     upload_id = uploads.open_multipart(KEY)
     for part in (PARTS[0], PARTS[2]):
         send(uploads, upload_id, part)
@@ -55,7 +55,7 @@ def test_what_is_missing_can_be_told_and_sent_later(uploads):
     assert uploads.head(KEY) == len(BODY)
 
 
-def test_completing_twice_is_one_and_the_urls_are_dead_afterwards(uploads):
+def test_completing_is_idempotent_and_invalidates_the_urls(uploads):
     upload_id = uploads.open_multipart(KEY)
     assert [send(uploads, upload_id, part) for part in PARTS] == [200, 200, 200]
     for _ in range(2):
@@ -65,7 +65,7 @@ def test_completing_twice_is_one_and_the_urls_are_dead_afterwards(uploads):
     assert uploads.head(KEY) == len(BODY)
 
 
-def test_a_part_takes_nothing_but_its_own_bytes_number_and_key(uploads):
+def test_a_parts_url_accepts_only_its_own_bytes_number_and_key(uploads):
     upload_id = uploads.open_multipart(KEY)
     assert send(uploads, upload_id, PARTS[2], body=bytes(1001)) == 403, "more bytes"
     assert send(uploads, upload_id, PARTS[2], body=bytes(999)) == 403, "fewer bytes"
@@ -75,7 +75,7 @@ def test_a_part_takes_nothing_but_its_own_bytes_number_and_key(uploads):
     assert uploads.list_parts(KEY, upload_id) == {}
 
 
-def test_an_upload_that_was_given_up_is_not_open_and_giving_it_up_again_is_no_error(uploads):
+def test_an_aborted_upload_is_closed_and_aborting_again_is_no_error(uploads):
     upload_id = uploads.open_multipart(KEY)
     send(uploads, upload_id, PARTS[2])
     for _ in range(2):
@@ -84,19 +84,19 @@ def test_an_upload_that_was_given_up_is_not_open_and_giving_it_up_again_is_no_er
     assert send(uploads, upload_id, PARTS[2]) == 404
 
 
-def test_removing_a_revision_ends_its_open_uploads_and_nobody_elses(uploads):
+def test_removing_a_revision_aborts_its_open_uploads_only(uploads):
     mine, theirs = uploads.open_multipart(KEY), uploads.open_multipart("uploads/rev_10/file")
     assert uploads.remove("rev_1") == 0
     assert uploads.list_parts(KEY, mine) is None
     assert uploads.list_parts("uploads/rev_10/file", theirs) == {}
 
 
-def test_a_bucket_that_never_had_an_upload_in_parts_has_none_to_give_up(uploads):
+def test_a_bucket_without_multipart_uploads_has_none_to_abort(uploads):
     assert uploads.abort_abandoned(clock.now(), limit=10) == 0
     assert uploads.remove("rev_1") == 0
 
 
-def test_only_uploads_that_are_old_enough_are_given_up_and_so_many_at_a_time(uploads):
+def test_only_old_uploads_are_aborted_in_bounded_batches(uploads):
     ids = [uploads.open_multipart(f"uploads/rev_{number}/file") for number in range(3)]
     now = clock.now()
     assert uploads.abort_abandoned(now - timedelta(hours=1), limit=10) == 0
@@ -105,7 +105,7 @@ def test_only_uploads_that_are_old_enough_are_given_up_and_so_many_at_a_time(upl
     assert [uploads.list_parts(f"uploads/rev_{number}/file", each) for number, each in enumerate(ids)] == [None] * 3
 
 
-def test_urls_carry_the_public_endpoint_and_calls_go_to_the_other(bucket_settings, store):
+def test_urls_carry_the_public_endpoint_and_calls_use_the_internal_one(bucket_settings, store):
     public = bucket_settings.model_copy(update={"s3_public_endpoint": "https://uploads.example.com"})
     uploads = UploadStore(Bucket(public, StoreSettings()))
     upload_id = uploads.open_multipart(KEY)

@@ -63,7 +63,7 @@ def ranges_asked(faulty) -> list[tuple[int, int]]:
     return sorted((first, end) for key, first, end in faulty.requests if key == "large")
 
 
-def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(faulty, fetch, patient):
+def test_a_large_object_is_read_in_parallel_ranges_and_a_small_one_at_once(faulty, fetch, patient):
     download = Download("large").begin()
     faulty.faults["large"] = [Fault(bytes_per_s=500_000)]
     fetch(download=download, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
@@ -76,7 +76,7 @@ def test_a_large_object_comes_in_ranges_side_by_side_and_a_small_one_at_once(fau
 
 @pytest.mark.parametrize("key", ["large", "small"])
 @pytest.mark.parametrize("fault", [{"stall_after": 600}, {"cut_after": 600}, {"stall_after": -1}, {"stall_after": 0}])
-def test_what_broke_off_is_resumed_at_its_byte(faulty, fetch, patient, key, fault):
+def test_an_interrupted_range_resumes_at_its_byte(faulty, fetch, patient, key, fault):
     faulty.faults[key] = [Fault(**fault, times=2)]
     content = faulty.objects[key]
     # A machine that stands still for half a second must not look like a server that does.
@@ -86,13 +86,13 @@ def test_what_broke_off_is_resumed_at_its_byte(faulty, fetch, patient, key, faul
         assert faulty.bytes_sent == len(content), "no byte came twice"
 
 
-def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(faulty, fetch):
+def test_a_briefly_overloaded_server_is_retried(faulty, fetch):
     faulty.faults["large"] = [Fault(status=503, times=2)]
     fetch()
 
 
 @pytest.mark.parametrize(("fault", "kind"), [({"status": 503}, "failing"), ({"cut_after": 10}, "silent")])
-def test_a_server_that_goes_on_failing_is_given_up(faulty, fetch, fault, kind):
+def test_attempts_at_a_server_that_keeps_failing_are_bounded(faulty, fetch, fault, kind):
     faulty.faults["large"] = [Fault(**fault, from_position=5 * PART)]
     with pytest.raises(StoreUnavailable) as failed:
         fetch()
@@ -100,26 +100,26 @@ def test_a_server_that_goes_on_failing_is_given_up(faulty, fetch, fault, kind):
     assert len(faulty.requests) <= 5 + 3 * 6, "attempts are bounded"
 
 
-def test_bytes_garbled_on_their_way_come_right_the_second_time(faulty, fetch):
+def test_bytes_garbled_in_transit_are_read_again(faulty, fetch):
     faulty.faults["large"] = [Fault(garble=True, times=1, from_position=3 * PART)]
     fetch()
 
 
-def test_an_object_that_is_garbled_is_damaged(faulty, fetch):
+def test_a_garbled_object_is_reported_as_damaged(faulty, fetch):
     faulty.faults["large"] = [Fault(garble=True, from_position=3 * PART)]
     with pytest.raises(ObjectDamaged, match="SHA-256"):
         fetch()
 
 
 @pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT + b"x", CONTENT[: 2 * PART], b"x"])
-def test_an_object_of_another_size_is_damaged(faulty, fetch, other):
+def test_an_object_of_another_size_is_reported_as_damaged(faulty, fetch, other):
     faulty.objects["large"] = other
     with pytest.raises((ObjectDamaged, StoreUnavailable)) as failed:
         fetch()
     assert isinstance(failed.value, ObjectDamaged)
 
 
-def test_an_absent_object_is_missing(fetch):
+def test_an_absent_object_is_reported_as_missing(fetch):
     with pytest.raises(ObjectMissing):
         fetch("none")
 
@@ -131,7 +131,7 @@ def test_a_server_that_ignores_ranges_is_read_in_one_piece(faulty, fetch):
     assert download.done_bytes == len(CONTENT)
 
 
-def test_a_server_that_ignores_ranges_and_breaks_off_begins_anew(faulty, fetch):
+def test_an_interrupted_download_from_a_server_that_ignores_ranges_restarts(faulty, fetch):
     download = Download("small").begin()
     faulty.faults["small"] = [Fault(cut_after=600, times=1), Fault(ignore_range=True)]
     fetch("small", CONTENT[:1000], download=download)
@@ -139,7 +139,7 @@ def test_a_server_that_ignores_ranges_and_breaks_off_begins_anew(faulty, fetch):
     assert download.done_bytes == 1000
 
 
-def test_a_part_much_slower_than_its_fellows_is_asked_for_again(faulty, fetch):
+def test_a_part_much_slower_than_the_others_is_requested_again(faulty, fetch):
     faulty.faults["large"] = [Fault(bytes_per_s=2_000, times=1, from_position=4 * PART)]
     started = time.monotonic()
     fetch()
@@ -148,7 +148,7 @@ def test_a_part_much_slower_than_its_fellows_is_asked_for_again(faulty, fetch):
 
 
 @pytest.mark.parametrize("fault", [Fault(bytes_per_s=2_000), Fault(stall_after=10)])
-def test_a_transfer_ends_when_its_time_is_up(faulty, fetch, fault):
+def test_a_transfer_ends_at_its_deadline(faulty, fetch, fault):
     faulty.faults["large"] = [fault]
     started = time.monotonic()
     with pytest.raises(Unavailable) as failed:
@@ -158,7 +158,7 @@ def test_a_transfer_ends_when_its_time_is_up(faulty, fetch, fault):
 
 
 @pytest.mark.parametrize("key", ["large", "small"])
-def test_a_transfer_ends_when_it_is_stopped_even_when_bytes_only_trickle(faulty, fetch, key):
+def test_a_stopped_transfer_ends_even_if_bytes_arrive_slowly(faulty, fetch, key):
     faulty.faults[key] = [Fault(bytes_per_s=20)]
     download = Download(key).begin(60)
     threading.Timer(0.3, download.stop.set).start()
@@ -168,7 +168,7 @@ def test_a_transfer_ends_when_it_is_stopped_even_when_bytes_only_trickle(faulty,
     assert time.monotonic() - started < 10
 
 
-def test_nobody_listening_is_unreachable(faulty, tmp_path):
+def test_a_refused_connection_is_unreachable(faulty, tmp_path):
     settings = faulty.settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     reader = ObjectReader(Bucket(settings, StoreSettings()))
     with pytest.raises(StoreUnavailable) as failed:

@@ -13,7 +13,7 @@ BODY = b"hello, tenants"
 SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
-def test_a_bucket_is_made_once_and_found_again(bucket_settings):
+def test_a_bucket_is_created_once_and_found_again(bucket_settings):
     for _ in range(2):
         Bucket(bucket_settings, StoreSettings()).ensure()
 
@@ -33,7 +33,7 @@ def test_downloads_are_bounded_in_size_content_and_time(store, tmp_path):
         store.download("uploads/rev_1/none", path, bytes_max=100)
 
 
-def test_a_server_that_is_not_there_is_unavailable(s3_settings, tmp_path):
+def test_an_unreachable_server_is_unavailable(s3_settings, tmp_path):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     store = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     with pytest.raises(Unavailable) as failed:

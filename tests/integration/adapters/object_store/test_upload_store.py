@@ -37,7 +37,7 @@ def test_a_presigned_upload_arrives_under_its_key(uploads, store, tmp_path):
     assert (tmp_path / "x").read_bytes() == BODY
 
 
-def test_a_presigned_upload_takes_nothing_else(uploads):
+def test_a_presigned_upload_accepts_nothing_else(uploads):
     upload = presigned(uploads)
     other_checksum = {"x-amz-checksum-sha256": base64.b64encode(bytes(32)).decode()}
     assert put(upload, BODY + b"!") == 403, "more bytes"

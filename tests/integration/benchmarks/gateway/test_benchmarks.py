@@ -17,7 +17,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_the_gateway_is_measured_beside_a_bare_relay(tmp_path):
+def test_the_gateway_is_measured_against_a_bare_relay(tmp_path):
     out = tmp_path / "gateway.json"
     done = run("benchmarks.gateway", "--quick", "--json", str(out))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -50,7 +50,7 @@ def rest(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("piece", [b"y" * 65_536, b"y\r\nx: " * 10_000], ids=["one", "many"])
 @pytest.mark.parametrize("keyed", [False, True])
-def test_trailers_are_cut(stack, tenant, piece, keyed):
+def test_requests_with_trailers_are_disconnected(stack, tenant, piece, keyed):
     tenant.sdk()
     head = head_of(tenant) if keyed else b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
     body = json.dumps(CHAT).encode()
@@ -64,7 +64,7 @@ def test_trailers_are_cut(stack, tenant, piece, keyed):
     assert tenant.events() == []
 
 
-def test_a_body_that_nobody_reads_ends_the_connection(stack):
+def test_an_unread_body_ends_the_connection(stack):
     with connect(stack.gateway) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
         assert b"connection: close" in rest(connection)
@@ -74,7 +74,7 @@ def test_a_body_that_nobody_reads_ends_the_connection(stack):
             assert b"connection: close" not in connection.recv(65536)
 
 
-def test_a_second_request_does_not_hide_that_the_caller_of_the_first_has_gone(stack, tenant, promised_s):
+def test_a_pipelined_request_does_not_hide_that_the_caller_disconnected(stack, tenant, promised_s):
     slowly(stack)
     tenant.sdk()
     body = json.dumps({**CHAT, "stream": True, "max_tokens": 400}).encode()
@@ -90,7 +90,7 @@ def test_a_second_request_does_not_hide_that_the_caller_of_the_first_has_gone(st
     assert event.output_tokens < 100
 
 
-def test_what_is_no_http_is_told_so_in_the_shape_of_any_error(stack):
+def test_invalid_http_gets_an_error_in_the_usual_format(stack):
     with connect(stack.gateway) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         head, _, body = rest(connection).partition(b"\r\n\r\n")
@@ -100,7 +100,7 @@ def test_what_is_no_http_is_told_so_in_the_shape_of_any_error(stack):
     assert json.loads(body)["error"]["code"] == "malformed_http"
 
 
-def test_callers_beyond_the_connections_are_told_to_come_back(narrow):
+def test_callers_above_the_connection_limit_are_asked_to_retry(narrow):
     with contextlib.ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(connect(narrow))
@@ -132,7 +132,7 @@ def test_a_replica_is_not_blamed_when_no_connection_is_left(stack, tenant, narro
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_answer_too_large_to_pass_on_is_billed_and_not_tried_again(stack, tenant, narrow, n):
+def test_an_answer_too_large_to_pass_on_is_billed_and_not_retried(stack, tenant, narrow, n):
     slowly(stack, token_interval_s=0)
     client = tenant.sdk(narrow.url)
     before = len(stack.witness.received())
@@ -146,7 +146,7 @@ def test_an_answer_too_large_to_pass_on_is_billed_and_not_tried_again(stack, ten
     assert chat(client, max_tokens=5).choices
 
 
-def test_what_was_delivered_before_a_defect_is_billed(stack, tenant, narrow):
+def test_tokens_delivered_before_a_defect_are_billed(stack, tenant, narrow):
     """An event that the translation to Anthropic's cannot take, and that nobody foresaw."""
     slowly(stack, error_after=5, error='{"choices":[{"index":0,"delta":7,"finish_reason":null}]}')
     tenant.sdk(narrow.url)

@@ -12,7 +12,7 @@ from tests.fixtures import processes
 from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
 
 
-def test_sigterm_lets_running_streams_end(stack, tenant):
+def test_sigterm_lets_running_streams_finish(stack, tenant):
     slowly(stack, output_tokens=50)
     with processes.gateway(stack.folder, stack.redis_url, "leaving", **BRISK) as leaving:
         streams = [chat(tenant.sdk(leaving.url), stream=True) for _ in range(5)]
@@ -30,7 +30,7 @@ def test_sigterm_lets_running_streams_end(stack, tenant):
     assert tenant.holds_nothing()
 
 
-def test_sigterm_settles_what_does_not_end_in_time(stack, tenant):
+def test_sigterm_settles_requests_that_do_not_end_in_time(stack, tenant):
     slowly(stack, output_tokens=1000)
     with processes.gateway(stack.folder, stack.redis_url, "hurried", **{**BRISK, "gateway_drain_s": 1}) as hurried:
         chunks = iter(chat(tenant.sdk(hurried.url), stream=True))
@@ -72,7 +72,7 @@ def _served(client: openai.OpenAI) -> bool:
         return False
 
 
-def test_leases_outlive_a_request_that_is_longer_than_they_are(stack, tenant):
+def test_a_request_longer_than_its_lease_keeps_it(stack, tenant):
     slowly(stack, output_tokens=300)  # six seconds, with leases of two
     stream = chat(tenant.sdk(), stream=True)
     chunks = iter(stream)

@@ -51,7 +51,7 @@ def snapshot_of(line: Redis) -> Snapshot:
     return Snapshot(line, block_ms=50, batch_max=100)
 
 
-async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, redis, publisher):
+async def test_a_gateway_serves_only_between_its_first_and_last_heartbeat(line, redis, publisher):
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
@@ -67,7 +67,7 @@ async def test_nothing_is_served_before_the_first_beat_and_after_the_last(line, 
     assert (redis.exists(redis_keys.gateway("gw_1")), redis.zcard(redis_keys.GATEWAYS)) == (0, 0)
 
 
-async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
+async def test_a_heartbeat_reads_the_redis_time(line, redis, publisher):
     snapshot = snapshot_of(line)
     await snapshot.load()
     clock = RedisClock()
@@ -80,7 +80,7 @@ async def test_a_beat_hears_what_time_it_is(line, redis, publisher):
     assert abs(status(redis).heartbeat_ms - seconds * 1000) < 5000
 
 
-async def test_one_that_was_without_a_status_serves_again_only_with_all_that_was_published(line, redis, publisher):
+async def test_a_gateway_without_a_status_serves_again_only_with_the_latest_snapshot(line, redis, publisher):
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
@@ -93,7 +93,7 @@ async def test_one_that_was_without_a_status_serves_again_only_with_all_that_was
     heartbeat.require_current()
 
 
-async def test_one_that_has_a_status_serves_on_while_it_catches_up(line, redis, publisher):
+async def test_a_gateway_with_a_status_keeps_serving_while_it_catches_up(line, redis, publisher):
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
@@ -104,7 +104,7 @@ async def test_one_that_has_a_status_serves_on_while_it_catches_up(line, redis, 
     assert status(redis).generation == publisher.generation - 1
 
 
-async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, publisher):
+async def test_serving_ends_no_later_than_the_status_expires(line, redis, publisher):
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot, lease_s=0.3)
     await snapshot.load()
@@ -113,7 +113,7 @@ async def test_what_may_be_served_ends_no_later_than_the_status(line, redis, pub
     assert not heartbeat.current
 
 
-async def test_a_beat_that_lasts_beyond_the_lease_is_one_after_a_lapse(line, redis, publisher):
+async def test_a_heartbeat_longer_than_the_lease_counts_as_a_lapse(line, redis, publisher):
     """The old status expires while Redis stalls, so nobody waits for this process, which does not have the change."""
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot, lease_s=4)
@@ -131,7 +131,7 @@ async def test_a_beat_that_lasts_beyond_the_lease_is_one_after_a_lapse(line, red
     heartbeat.require_current()
 
 
-async def test_a_change_is_said_at_once(line, redis, publisher):
+async def test_an_applied_change_is_published_at_once(line, redis, publisher):
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot, lease_s=60, period_s=60)
     await snapshot.load()

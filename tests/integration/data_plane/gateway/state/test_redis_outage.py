@@ -33,7 +33,7 @@ def status_of(client: openai.OpenAI) -> int:
     return 200
 
 
-def test_while_redis_is_away_nobody_is_admitted_and_what_ran_is_settled_after(own, promised_s):
+def test_during_a_redis_outage_no_request_is_admitted_and_running_ones_are_settled_afterwards(own, promised_s):
     stack, valkey, program = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -70,7 +70,7 @@ def _events(tenant):
     return []
 
 
-def test_a_redis_that_hangs_is_given_up_in_time(own, promised_s):
+def test_calls_to_a_hanging_redis_time_out(own, promised_s):
     stack, valkey, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -112,7 +112,7 @@ def test_a_revoked_key_is_refused_within_two_seconds(own, promised_s):
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_seconds(own, promised_s):
+def test_a_change_without_its_stream_entry_is_noticed_within_two_seconds(own, promised_s):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -124,7 +124,7 @@ def test_a_change_that_came_without_its_stream_entry_is_noticed_within_two_secon
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own, promised_s):
+def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(own, promised_s):
     stack, _, _ = own
     tenant = stack.tenant()
     client = tenant.sdk()
@@ -137,7 +137,7 @@ def test_a_rebuilt_snapshot_is_taken_whole_within_two_seconds(own, promised_s):
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_gateway_with_nothing_published_is_not_ready_and_says_so(tmp_path):
+def test_a_gateway_without_a_published_snapshot_is_not_ready_and_says_so(tmp_path):
     with processes.valkey(tmp_path) as valkey:
         publishing = threading.Timer(1.5, lambda: Publisher(valkey.client, processes.PEPPER).base_model())
         publishing.start()

@@ -81,7 +81,7 @@ def refusals_of(client: openai.OpenAI, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", ["rep_one", "rep_two"])
-def test_of_fifty_first_calls_at_once_of_what_a_replica_cannot_load_at_most_one_fails(pair, broken):
+def test_at_most_one_of_fifty_concurrent_first_calls_of_an_unloadable_adapter_fails(pair, broken):
     tenant = pair.stack.tenant()
     client = tenant.sdk()
     pair.witnesses[broken].faults(**CANNOT)
@@ -101,7 +101,7 @@ def test_of_fifty_first_calls_at_once_of_what_a_replica_cannot_load_at_most_one_
     wait_until(tenant.holds_nothing)
 
 
-def test_where_no_replica_can_load_an_adapter_the_budget_bounds_second_attempts(pair):
+def test_the_retry_budget_bounds_retries_of_an_adapter_that_no_replica_can_load(pair):
     """The first call finds out; after that each is tried once, since none has a better place."""
     stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0, "adapter_failure_backoff_s": 60}
     for witness in pair.witnesses.values():
@@ -121,7 +121,7 @@ def test_where_no_replica_can_load_an_adapter_the_budget_bounds_second_attempts(
     wait_until(tenant.holds_nothing)
 
 
-def test_a_replica_that_fails_altogether_is_no_free_second_attempt(pair):
+def test_a_replica_that_fails_altogether_uses_the_retry_budget(pair):
     stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0}
     for witness in pair.witnesses.values():
         witness.faults(status=500, adapters_only=True)

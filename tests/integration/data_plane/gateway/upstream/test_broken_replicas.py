@@ -16,7 +16,7 @@ from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
 
 
-def test_a_deaf_engine_is_cut_off_and_billed_by_its_last_running_count(stack, tenant):
+def test_an_engine_that_ignores_an_abort_is_cut_off_and_billed_by_its_last_running_count(stack, tenant):
     slowly(stack, deaf=True, token_interval_s=0.2)
     stream = chat(tenant.sdk(), stream=True, max_tokens=400)
     next(iter(stream))
@@ -28,7 +28,7 @@ def test_a_deaf_engine_is_cut_off_and_billed_by_its_last_running_count(stack, te
     wait_until(tenant.holds_nothing)
 
 
-def test_a_replica_that_breaks_off_is_told_to_the_caller_and_billed_so_far(stack, tenant):
+def test_a_stream_that_a_replica_breaks_off_is_reported_to_the_caller_and_billed_so_far(stack, tenant):
     slowly(stack, cut_after=6)
     text = ""
     try:
@@ -59,7 +59,7 @@ def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenan
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}])
 @pytest.mark.parametrize("odd", ['{"choices":[1]}', '{"choices":[],"usage":7}', '{"choices":' + "[" * 100_000])
-def test_an_event_that_no_engine_sends_breaks_the_stream_and_not_the_bill(stack, tenant, odd, usage):
+def test_an_invalid_event_breaks_the_stream_and_not_the_bill(stack, tenant, odd, usage):
     slowly(stack, error_after=5, error=odd)
     with pytest.raises(openai.APIError):
         list(chat(tenant.sdk(), stream=True, **usage))
@@ -67,7 +67,7 @@ def test_an_event_that_no_engine_sends_breaks_the_stream_and_not_the_bill(stack,
     assert event.output_tokens == 5
 
 
-def test_a_stream_without_its_final_count_is_billed_by_the_running_one(stack, tenant):
+def test_a_stream_without_its_final_count_is_billed_by_the_running_count(stack, tenant):
     slowly(stack, final_usage=False, output_tokens=5)
     with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
         list(chat(tenant.sdk(), stream=True))
@@ -75,7 +75,7 @@ def test_a_stream_without_its_final_count_is_billed_by_the_running_one(stack, te
     assert event.output_tokens == 5
 
 
-def test_a_stream_that_stands_still_ends_in_time(stack, tenant, promised_s):
+def test_a_stalled_stream_ends_in_time(stack, tenant, promised_s):
     slowly(stack, held=True)
     began = time.monotonic()
     with pytest.raises(openai.APIError):
@@ -90,7 +90,7 @@ def test_a_stream_that_stands_still_ends_in_time(stack, tenant, promised_s):
 
 
 @pytest.mark.parametrize("hung", [{"held": True}, {"hang": True}], ids=["in mid-stream", "before a token"])
-def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_too(stack, tenant, hung):
+def test_a_hung_replicas_circuit_opens_before_its_abort_has_failed(stack, tenant, hung):
     slowly(stack, deaf=True, output_tokens=4, **hung)
     once = {**BRISK, "first_byte_s": 1, "inter_token_s": 1, "abort_s": 15, "breaker_failures": 1}
     with processes.gateway(stack.folder, stack.redis_url, "hasty", **once) as hasty:
@@ -113,7 +113,7 @@ def test_a_hung_replica_is_left_alone_at_once_and_not_when_its_abort_has_failed_
     wait_until(tenant.holds_nothing)
 
 
-def test_a_replica_that_never_begins_is_given_up(stack, tenant):
+def test_a_replica_that_never_starts_an_answer_times_out(stack, tenant):
     slowly(stack, hang=True)
     with pytest.raises(openai.InternalServerError) as caught:
         list(chat(tenant.sdk(), stream=True))

@@ -16,7 +16,9 @@ def gateway_settings():
     return {"client_tcp_timeout_s": SILENT_S}
 
 
-def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(stack, tenant, promised_s):
+def test_a_caller_that_acknowledges_nothing_counts_as_disconnected_and_pays_for_the_produced_tokens(
+    stack, tenant, promised_s
+):
     stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
     tenant.sdk()
     asked = callers.request(tenant.key, stream=True, max_tokens=1000)
@@ -36,7 +38,7 @@ def test_a_caller_who_acknowledges_nothing_is_gone_and_billed_what_was_produced(
     assert tenant.holds_nothing()
 
 
-def test_who_waits_for_a_whole_answer_is_asked_whether_it_is_there(stack, tenant):
+def test_a_caller_that_waits_for_a_whole_answer_is_probed(stack, tenant):
     stack.witness.faults(token_interval_s=0.05, output_tokens=1000)
     tenant.sdk()
     with callers.callers(stack.gateway.url, 2, callers.request(tenant.key, max_tokens=120)) as calls:
