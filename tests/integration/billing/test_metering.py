@@ -113,7 +113,7 @@ def test_usage_without_a_price_waits_and_is_billed_once_there_is_one(stage):
     assert stage.pending == 0
 
 
-def test_usage_that_never_gets_a_price_is_dead_lettered_and_can_be_replayed(stage):
+def test_usage_that_never_gets_a_price_is_dead_lettered_and_can_be_redriven(stage):
     stage.bill(stage.event("tn_unpriced"))
     for _ in range(stage.settings.billing_unpriced_attempts_max - 1):
         stage.retry_pending()

@@ -194,7 +194,7 @@ def stage_on(stage):
     return build
 
 
-def test_a_command_replays_dead_letters(stage, env):
+def test_the_redrive_command_moves_dead_letters_back(stage, env):
     stage.bill(b"poison")
     for _ in range(2):
         stage.retry_pending()

@@ -74,7 +74,7 @@ def test_a_wrong_field_is_named(shared_api, body, param):
         (b'"text"', "invalid_value"),
     ],
 )
-def test_a_body_that_is_not_the_json_we_want_is_refused(shared_api, content, code):
+def test_an_unexpected_json_body_is_refused(shared_api, content, code):
     headers = {"content-type": "application/json"}
     response = shared_api.admin.post("/api/v1/admin/plans", content=content, headers=headers)
     assert (response.status_code, response.json()["code"]) == (400, code), response.text
@@ -95,7 +95,7 @@ def test_a_body_that_is_too_large_is_refused(shared_api):
     assert shared_api.register(spec).status_code == 201
 
 
-def test_a_body_without_a_length_is_bounded_too(shared_api):
+def test_a_body_without_a_length_is_bounded(shared_api):
     response = shared_api.admin.post("/api/v1/admin/plans", content=(b" " * 65536 for _ in range(1000)))
     assert (response.status_code, response.headers["connection"]) == (413, "close")
 
@@ -139,13 +139,13 @@ def test_a_strange_path_is_not_found(shared_api, path):
     assert (response.status_code, response.json()["status"]) == (404, 404)
 
 
-def test_a_wrong_method_is_told(shared_api):
+def test_a_wrong_method_is_405(shared_api):
     response = shared_api.admin.put("/api/v1/admin/plans", json={})
     assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
     assert response.headers["x-request-id"]
 
 
-def test_the_schema_describes_the_api_and_how_to_sign_in(shared_api):
+def test_the_schema_describes_the_api_and_its_authentication(shared_api):
     schema = shared_api.anyone.get("/schema").raise_for_status().json()
     assert schema["info"]["title"] == "Tenora control plane"
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
@@ -165,7 +165,7 @@ def test_the_schema_describes_the_api_and_how_to_sign_in(shared_api):
         ("tiny-instruct", "invalid_name"), ("🙂", "invalid_name"),
     ],
 )  # fmt: skip
-def test_an_adapters_name_is_plain_and_no_base_models(shared_api, name, code):
+def test_an_adapters_name_is_plain_and_not_a_base_models(shared_api, name, code):
     base = tiny_base()
     assert shared_api.register(base).status_code == 201
     tenant = shared_api.tenant()

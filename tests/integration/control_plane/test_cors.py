@@ -87,7 +87,7 @@ def test_a_page_of_the_console_uploads_an_adapter(api, base, tmp_path):
         assert (done.status_code, done.headers["access-control-allow-origin"]) == (202, CONSOLE)
 
 
-def test_every_configured_origin_is_answered_with_itself_and_caches_are_told(api):
+def test_every_configured_origin_gets_itself_and_a_vary_header(api):
     for origin in api.settings.cors.control_cors_origins:
         answer = preflight(f"{api.url}/api/v1/me", "GET", ["authorization"], origin)
         assert allows(answer, "GET", ["authorization"], origin)
@@ -99,26 +99,26 @@ def test_every_configured_origin_is_answered_with_itself_and_caches_are_told(api
 
 
 @pytest.mark.parametrize("origin", OTHERS)
-def test_pages_of_other_sites_are_not_let_in(api, origin):
+def test_pages_of_other_origins_are_refused(api, origin):
     for method in ("GET", "POST"):
         assert not allows(preflight(f"{api.url}/api/v1/me", method, ["authorization"], origin), method, [], origin)
     assert "access-control-allow-origin" not in api.anyone.get("/healthz", headers={"origin": origin}).headers
 
 
-def test_refusals_can_be_read_by_the_page_too(api):
+def test_pages_can_read_refusals(api):
     refused = api.anyone.get("/api/v1/me", headers={"origin": CONSOLE})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, CONSOLE)
     absent = api.anyone.get("/nowhere", headers={"origin": CONSOLE})
     assert (absent.status_code, absent.headers["access-control-allow-origin"]) == (404, CONSOLE)
 
 
-def test_without_configured_origins_nobody_is_let_in(shared_api, s3_settings):
+def test_without_configured_origins_every_origin_is_refused(shared_api, s3_settings):
     answer = preflight(f"{shared_api.url}/api/v1/me", "GET", ["authorization"])
     assert not any(name.startswith("access-control-") for name in answer.headers)
     assert not allows(preflight(f"{s3_settings.s3_endpoint}/tenora/uploads/x", "PUT", []), "PUT", [])
 
 
-def test_preparing_the_bucket_makes_it_and_gets_by_with_a_server_without_rules(settings, capfd):
+def test_preparing_the_bucket_creates_it_and_accepts_a_server_without_cors_rules(settings, capfd):
     from dataclasses import replace
 
     new = replace(settings, s3=settings.s3.model_copy(update={"s3_bucket": f"new-{secrets.token_hex(4)}"}))
@@ -136,6 +136,6 @@ def test_only_exact_origins_can_be_configured(bad):
         CorsSettings(control_cors_origins=(CONSOLE, bad))
 
 
-def test_origins_come_from_the_environment_by_commas(monkeypatch):
+def test_origins_in_the_environment_are_separated_by_commas(monkeypatch):
     monkeypatch.setenv("TENORA_CONTROL_CORS_ORIGINS", f"{CONSOLE}, http://127.0.0.1:3000,http://[::1]:3000")
     assert CorsSettings().control_cors_origins == (CONSOLE, "http://127.0.0.1:3000", "http://[::1]:3000")

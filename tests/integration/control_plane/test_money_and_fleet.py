@@ -53,7 +53,7 @@ def meter(engine, redis):
     return run
 
 
-def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_wish(api, redis):
+def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(api, redis):
     publish(redis, replica("rep_a"))
     publish(redis, replica("rep_b", "starting"))
     redis.zadd(redis_keys.REPLICAS, {"rep_gone": 1})
@@ -86,7 +86,7 @@ def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
     assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute that holds 600"
 
 
-def test_usage_is_billed_and_reconciled_to_the_token(api, base, meter, redis):
+def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
     tenant, other = api.tenant(), api.tenant()
     adapter = tenant.adapter("router", base)
     meter(used(tenant.id, adapter_id=adapter["id"]), used(tenant.id), used(other.id, output_tokens=1))
@@ -129,12 +129,12 @@ def test_usage_is_billed_and_reconciled_to_the_token(api, base, meter, redis):
 
 
 @pytest.mark.parametrize("until", ["yesterday", "2026-01-01", "2026-01-01T00:00:00", "", "NOW"])
-def test_an_instant_that_is_none_closes_nothing(shared_api, until):
+def test_an_invalid_instant_closes_no_period(shared_api, until):
     response = shared_api.admin.post("/api/v1/admin/billing/close", json={"until": until})
     assert (response.status_code, response.json()["param"]) == (400, "until")
 
 
-def test_the_future_cannot_be_closed(shared_api):
+def test_a_period_cannot_be_closed_in_the_future(shared_api):
     until = (clock.now() + timedelta(days=1)).isoformat()
     response = shared_api.admin.post("/api/v1/admin/billing/close", json={"until": until})
     assert response.status_code == 400, response.text

@@ -112,7 +112,7 @@ def test_a_web_process_serves_and_stops_when_asked(settings):
     assert ready.headers["x-request-id"].encode() in out
 
 
-def test_a_process_without_what_it_needs_lives_and_says_that_it_is_not_ready(settings):
+def test_a_process_without_its_dependencies_runs_and_reports_not_ready(settings):
     from core.settings import PostgresSettings, RedisSettings
 
     nowhere = control_settings(
@@ -131,7 +131,7 @@ def test_a_process_without_what_it_needs_lives_and_says_that_it_is_not_ready(set
         assert "127.0.0.1" not in refused.text
 
 
-def test_without_postgres_a_key_cannot_be_looked_up_and_nothing_leaks(settings, engine):
+def test_without_postgres_a_key_lookup_fails_without_leaking_details(settings, engine):
     with running_api(settings) as api:
         tenant = api.tenant()
         name = engine.url.database

@@ -74,7 +74,7 @@ def test_a_bad_adapter_is_rejected_with_a_report_and_never_routed(api, base, set
     assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
 
 
-def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redis, promised_s):
+def test_a_revoked_key_is_removed_from_redis_within_two_seconds(api, settings, redis, promised_s):
     tenant = api.tenant()
     with running_worker(settings):
         seconds = []
@@ -89,7 +89,7 @@ def test_a_revoked_key_is_gone_from_redis_within_two_seconds(api, settings, redi
     assert max(seconds) < promised_s(2), seconds
 
 
-def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, tmp_path, promised_s):
+def test_a_validation_does_not_delay_a_revocation(api, base, settings, redis, tmp_path, promised_s):
     """Two loops of one worker are independent: changes are published while S3 does not answer."""
     tenant = api.tenant()
     tenant.adapter("router", base)
@@ -107,7 +107,7 @@ def test_a_validation_does_not_hold_up_a_revocation(api, base, settings, redis, 
         assert decided(tenant, path)["status"] == "ready"
 
 
-def test_a_killed_workers_job_is_done_by_the_next_one(api, base, settings, tmp_path):
+def test_the_next_worker_does_a_killed_workers_job(api, base, settings, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
@@ -122,7 +122,7 @@ def test_a_killed_workers_job_is_done_by_the_next_one(api, base, settings, tmp_p
     assert _attempts(settings, path) == 2
 
 
-def test_an_upload_that_costs_three_workers_is_rejected(api, base, engine, tmp_path):
+def test_an_upload_that_kills_three_workers_is_rejected(api, base, engine, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
@@ -139,7 +139,7 @@ def test_an_upload_that_costs_three_workers_is_rejected(api, base, engine, tmp_p
     assert (revision["status"], revision["report"]["problems"][0]["code"]) == ("rejected", "validation_failed")
 
 
-def test_tenants_take_turns_at_validation(api, base, engine, tmp_path):
+def test_validations_alternate_between_tenants(api, base, engine, tmp_path):
     flood, single = api.tenant(), api.tenant()
     folder = write_adapter(tmp_path / "a", base)
     for tenant in (flood, single):
@@ -177,7 +177,7 @@ def test_a_worker_that_lost_its_lease_cannot_record(api, base, engine, tmp_path)
     assert tenant.http.get(path).json()["status"] == "rejected"
 
 
-def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base, engine, uploads, tmp_path):
+def test_uploads_that_were_never_completed_expire_and_their_objects_are_removed(api, base, engine, uploads, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     folder = write_adapter(tmp_path / "a", base)
@@ -200,7 +200,7 @@ def test_uploads_that_were_never_completed_expire_and_their_objects_go(api, base
     assert (late.status_code, late.json()["status"]) == (202, "rejected")
 
 
-def test_the_worker_outlives_a_redis_that_goes_away(api, settings, redis):
+def test_the_worker_survives_a_redis_outage(api, settings, redis):
     tenant = api.tenant()
     with running_worker(settings) as worker:
         wait_until(lambda: redis.hexists(redis_keys.snapshot("tenants"), tenant.id), what="tenant")

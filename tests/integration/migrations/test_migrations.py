@@ -48,7 +48,7 @@ def test_every_migration_goes_up_and_down_and_up_again(empty):
     command.upgrade(config, "head")
 
 
-def test_the_tables_in_the_code_are_those_of_the_migrations(postgres_settings):
+def test_the_tables_in_the_code_equal_those_of_the_migrations(postgres_settings):
     command.check(alembic_config(postgres_settings))
 
 
@@ -77,7 +77,7 @@ def test_rows_that_are_final_cannot_be_changed(engine, table, statement):
         "INSERT INTO tenants VALUES ('tn_1', 'n', 'pl_1', 'gone', '{}', now())",
     ],
 )
-def test_what_must_not_be_is_refused_by_the_database_too(engine, statement):
+def test_the_database_refuses_invalid_rows(engine, statement):
     with engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO plans VALUES ('pl_1', 'p', now())")
     with pytest.raises(DBAPIError), engine.begin() as connection:

@@ -198,7 +198,7 @@ def test_torch_for_the_cpu_comes_from_its_own_index_where_no_source_has_it(check
     checkout.python("import tiny, torch")
 
 
-def test_torch_for_the_cpu_that_no_source_has_is_said(checkout):
+def test_a_missing_source_of_torch_for_the_cpu_is_reported(checkout):
     checkout.add_python("python3.11")
     checkout.lock(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
     done = checkout.setup()
@@ -270,7 +270,7 @@ def test_a_python_with_neither_venv_nor_pip_names_the_fix(unprepared):
     assert "apt install python3-venv" in refused.stderr.splitlines()[-1]
 
 
-def test_a_uv_on_the_path_serves_where_none_can_be_installed(unprepared, uv):
+def test_a_uv_on_the_path_is_used_if_none_can_be_installed(unprepared, uv):
     unprepared.add_python("python3.11", NO_PIP)
     (unprepared.bin / "uv").symlink_to(uv)
     done = unprepared.setup()

@@ -55,7 +55,7 @@ def test_every_layout_of_a_checkpoint_gives_the_same_spec(tmp_path, layout):
     assert found == base
 
 
-def test_a_module_tells_its_kind_and_layer():
+def test_a_modules_name_gives_its_kind_and_layer():
     assert kind_of("model.layers.11.self_attn.q_proj") == "q_proj"
     assert layer_of("model.layers.11.self_attn.q_proj") == 11
 

@@ -16,7 +16,7 @@ MANIFEST = AdapterManifest(
 )
 
 
-def test_the_digest_is_fixed_for_all_time():
+def test_the_digest_of_a_manifest_never_changes():
     assert MANIFEST.to_json() == (
         b'{"alpha":8,"base_model":"tiny","files":[{"path":"adapter_config.json","sha256":"'
         + b"a" * 64
@@ -28,7 +28,7 @@ def test_the_digest_is_fixed_for_all_time():
     assert MANIFEST.size_bytes == 5
 
 
-def test_other_bytes_than_the_digests_are_refused():
+def test_bytes_of_another_digest_are_refused():
     assert read_manifest(MANIFEST.to_json(), MANIFEST.digest) == MANIFEST
     with pytest.raises(ManifestDamaged):
         read_manifest(MANIFEST.to_json() + b" ", MANIFEST.digest)
@@ -37,7 +37,7 @@ def test_other_bytes_than_the_digests_are_refused():
 @pytest.mark.parametrize(
     "files", [FILES[:1], FILES[::-1], (FILES[0], ManifestFile(path="../x", size_bytes=1, sha256=""))]
 )
-def test_a_manifest_of_other_files_is_refused_though_its_digest_is_right(files):
+def test_a_manifest_of_other_files_is_refused_even_with_the_right_digest(files):
     manifest = msgspec.structs.replace(MANIFEST, files=files)
     with pytest.raises(ManifestDamaged, match="other files"):
         read_manifest(manifest.to_json(), manifest.digest)

@@ -24,7 +24,7 @@ def entry(begin, end, shape, dtype="F32"):
 
 @given(st.dictionaries(NAMES, SHAPES, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_the_library_writes_is_read_with_the_same_meaning(tmp_path, shapes):
+def test_headers_written_by_the_library_are_read_with_the_same_meaning(tmp_path, shapes):
     random = np.random.default_rng(1)
     tensors = {name: random.random(shape, dtype=np.float32) for name, shape in shapes.items()}
     path = tmp_path / "x.safetensors"

@@ -79,7 +79,7 @@ def test_lines_lose_no_token_and_no_nanodollar(groups):
             assert 0 <= exact_thousandths - line.amount_nanos * 1000 <= 999 * line.request_count
 
 
-def test_what_was_not_used_makes_no_line():
+def test_unused_quantities_make_no_line():
     at = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
     (line,) = lines_of([total_of([event(0, 7, 0, 0)], at)])
     assert (line.kind, line.quantity, line.adapter_id) == ("input_tokens", 7, "ad_1")

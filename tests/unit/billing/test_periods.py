@@ -32,14 +32,14 @@ def test_the_first_period_begins_with_the_first_usage_and_the_next_where_the_las
     )
 
 
-def test_a_period_without_length_is_none():
+def test_a_period_without_length_is_refused():
     assert next_period(previous_end=NOV, first_usage=NOV - timedelta(days=1), until=NOV) is None
     assert next_period(previous_end=NOV, first_usage=NOV - timedelta(days=1), until=NOV - timedelta(hours=1)) is None
     assert next_period(previous_end=None, first_usage=NOV, until=NOV) is None
 
 
 @given(st.lists(st.tuples(instants, instants), max_size=20))
-def test_however_usage_comes_and_closes_come_periods_touch_and_have_length(steps):
+def test_periods_touch_and_have_length_in_any_order_of_usage_and_closes(steps):
     previous_end, periods = None, []
     for first_usage, until in steps:
         period = next_period(previous_end=previous_end, first_usage=first_usage, until=until)
@@ -59,13 +59,13 @@ def test_a_month_is_a_utc_calendar_month():
 @pytest.mark.parametrize(
     "name", ["2026-13", "2026-00", "2026-1", "2026", "0000-01", "9999-12", "2026-11-01", "", "²026-11"]
 )
-def test_what_is_no_month_is_refused(name):
+def test_an_invalid_month_is_refused(name):
     with pytest.raises(InvalidRequest, match="YYYY-MM"):
         month(name)
 
 
 @given(instants, buckets)
-def test_every_instant_lies_in_its_bucket(instant, bucket):
+def test_every_instant_is_in_its_bucket(instant, bucket):
     start = bucket_start(instant, bucket)
     assert start <= instant < start + BUCKET_LENGTH[bucket]
     assert bucket_start(start, bucket) == start

@@ -35,7 +35,7 @@ def assignment(plan_id: str, hours: int) -> PlanAssignment:
     st.dictionaries(st.sampled_from(["a", "b"]), st.sets(HOURS, max_size=6)),
     HOURS,
 )
-def test_the_price_in_force_is_what_a_slow_look_finds(assigned, priced, hours):
+def test_the_price_in_force_equals_a_slow_reference(assigned, priced, hours):
     book = PriceBook(
         {"tn": [assignment(plan_id, since) for since, plan_id in sorted(assigned.items())]},
         {plan_id: [version(plan_id, since) for since in sorted(begins)] for plan_id, begins in priced.items()},
@@ -50,14 +50,14 @@ def test_an_unknown_tenant_has_no_price():
     assert PriceBook({}, {}).in_force("tn", EPOCH) is None
 
 
-def test_a_price_begins_at_its_very_instant():
+def test_a_price_is_in_force_from_its_exact_instant():
     book = PriceBook({"tn": [assignment("a", 0)]}, {"a": [version("a", 1), version("a", 2)]})
     assert book.in_force("tn", at(2) - timedelta(microseconds=1)).id == "a@1"
     assert book.in_force("tn", at(2)).id == "a@2"
     assert book.in_force("tn", at(0)) is None
 
 
-def test_a_request_is_charged_by_the_version_it_was_admitted_by_if_that_is_its_tenants():
+def test_a_request_is_charged_by_its_admissions_price_version_if_its_tenant_had_it():
     book = PriceBook(
         {"tn": [assignment("a", 0), assignment("b", 3)], "other": [assignment("c", 0)]},
         {name: [version(name, 0), version(name, 5)] for name in "abc"},

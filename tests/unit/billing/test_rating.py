@@ -66,7 +66,7 @@ def test_the_charge_is_the_exact_price_less_than_one_nanodollar_below(used, pric
 
 
 @given(some_usage, some_prices)
-def test_what_the_limits_allow_fits_the_column(used, prices):
+def test_the_largest_allowed_charge_fits_the_column(used, prices):
     assert rate(used, prices).amount_nanos < 2**63
 
 

@@ -26,7 +26,7 @@ EVENT = UsageEvent(
 )
 
 
-def test_an_event_survives_the_trip_and_unknown_fields_are_ignored():
+def test_an_event_round_trips_and_unknown_fields_are_ignored():
     assert decode_event(msgspec.json.encode(EVENT)) == EVENT
     fields = msgspec.to_builtins(EVENT) | {"from_a_newer_gateway": 1}
     assert decode_event(msgspec.json.encode(fields)) == EVENT
@@ -55,7 +55,7 @@ def test_any_bytes_give_an_event_or_a_refusal(payload):
         ({"input_tokens": 1.5}, "input_tokens"),
     ],
 )
-def test_what_cannot_be_true_is_refused_by_name(changes, named):
+def test_impossible_values_are_refused_by_name(changes, named):
     refusal = decode_event(msgspec.json.encode(msgspec.to_builtins(EVENT) | changes))
     assert isinstance(refusal, Refusal)
     assert named in refusal.reason

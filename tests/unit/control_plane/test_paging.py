@@ -9,17 +9,17 @@ from core.errors import InvalidRequest
 from core.ids import new_id
 
 
-def test_a_cursor_comes_back_as_the_id_it_was_made_of():
+def test_a_cursor_decodes_to_its_id():
     for last in (new_id("tn"), new_id("rev"), "smollm2-135m-instruct", "a.b_c"):
         assert decode_cursor(encode_cursor(last)) == last
 
 
-def test_no_cursor_is_the_beginning():
+def test_an_absent_cursor_is_the_first_page():
     assert decode_cursor(None) is None
 
 
 @given(st.text(max_size=80))
-def test_whatever_else_is_sent_is_refused_by_name(text):
+def test_any_other_cursor_is_refused_by_name(text):
     with pytest.raises(InvalidRequest) as refused:
         decode_cursor(text)
     assert (refused.value.code, refused.value.param) == ("invalid_cursor", "cursor")

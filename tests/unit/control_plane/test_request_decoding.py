@@ -33,6 +33,6 @@ def test_the_field_is_named(text, kind, param, code):
     assert "`$" not in refused.message
 
 
-def test_null_takes_an_override_back_and_a_field_left_out_is_left():
+def test_null_removes_an_override_and_an_absent_field_keeps_it():
     patch = msgspec.json.decode(b'{"limits":{"adapters":null,"kv_pages":5}}', type=TenantPatch)
     assert msgspec.to_builtins(patch) == {"limits": {"adapters": None, "kv_pages": 5}}

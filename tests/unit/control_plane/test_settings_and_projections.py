@@ -10,7 +10,7 @@ from control_plane.tenants.schemas import LimitsPatch
 from core.contracts.grants import Limits, Prices
 
 
-def test_what_comes_in_for_limits_and_prices_has_the_contracts_fields():
+def test_limits_and_prices_in_requests_have_the_contracts_fields():
     assert LimitsBody.__struct_fields__ == Limits.__struct_fields__ == LimitsPatch.__struct_fields__
     assert PricesBody.__struct_fields__ == Prices.__struct_fields__
 
@@ -25,7 +25,7 @@ def test_a_limit_of_a_plan_and_its_override_have_the_same_bounds():
         assert all(each in single[name].types for each in allowed), name
 
 
-def test_every_kind_of_snapshot_can_be_read():
+def test_every_kind_of_snapshot_has_a_reader():
     assert set(projections()) == set(KINDS)
 
 

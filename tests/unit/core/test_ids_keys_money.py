@@ -36,7 +36,7 @@ def test_any_single_wrong_character_is_refused_without_a_lookup(audience, data):
 
 
 @pytest.mark.parametrize("text", ["", "Bearer", "tnr_live_", "' OR 1=1 --", "tnr_live_" + "x" * 10_000, "tnr_live_\0"])
-def test_what_is_not_a_key_is_refused(text):
+def test_an_invalid_key_is_refused(text):
     assert not is_well_formed(text)
 
 

@@ -15,7 +15,7 @@ def level(**fields: bytes):
     return read_level([fields.get(name) for name in FIELDS], now_us=NOW_US)
 
 
-def test_last_months_use_is_not_this_months_but_was_spent():
+def test_last_months_usage_counts_as_spending_but_not_for_this_month():
     old = level(month=b"2026-02", month_used=b"99", month_spent_nanos=b"7", spent_nanos=b"7")
     assert (old.tokens_this_month, old.spent_this_month_nanos, old.spent_nanos) == (0, 0, 7)
     now = level(month=b"2026-03", month_used=b"99", month_spent_nanos=b"7", spent_nanos=b"7")
@@ -23,7 +23,7 @@ def test_last_months_use_is_not_this_months_but_was_spent():
 
 
 @given(st.integers(0, LIMIT))
-def test_requests_just_made_are_requests_used(made):
+def test_recent_requests_count_as_used(made):
     ahead = -(-made * MINUTE_US // LIMIT)
     used = level(requests_tat_us=str(NOW_US + ahead).encode()).used_of("requests", LIMIT)
     assert made <= used <= made + 1
@@ -36,7 +36,7 @@ def test_used_is_never_negative_and_never_above_the_limit(ahead):
     assert 0 <= seen.resets_ms("tokens") <= 60_000
 
 
-def test_what_ran_out_is_held_no_more_although_nobody_gave_it_back():
+def test_an_expired_hold_does_not_count_even_if_it_was_not_released():
     seen = level(concurrent=b"3", kv_pages=b"10", month_held=b"100", spend_held_nanos=b"50")
     seen = without_expired(seen, [[b"4", b"30", b"20", b"5"], [None, None, None, None]])
     assert (seen.concurrent_requests, seen.kv_pages, seen.tokens_held, seen.spend_held_nanos) == (2, 6, 50, 45)

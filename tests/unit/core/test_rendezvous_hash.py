@@ -22,7 +22,7 @@ def chosen(weights: dict[str, int], scope: str = "ad_1:prod") -> dict[str, str]:
 
 @given(weights=weights, scope=scopes)
 @examples(25)
-def test_sessions_are_shared_out_by_weight(weights, scope):
+def test_sessions_are_distributed_by_weight(weights, scope):
     counted = list(chosen(weights, scope).values())
     for revision, weight in weights.items():
         share = weight / sum(weights.values())
@@ -32,7 +32,7 @@ def test_sessions_are_shared_out_by_weight(weights, scope):
 
 
 @given(weights=weights, scope=scopes, session=st.text(max_size=50))
-def test_a_session_stays_whatever_order_the_weights_come_in(weights, scope, session):
+def test_a_session_stays_for_any_order_of_the_weights(weights, scope, session):
     backwards = dict(reversed(weights.items()))
     assert weighted_winner(f"{scope}\0{session}", weights) == weighted_winner(f"{scope}\0{session}", backwards)
     assert weighted_winner(f"{scope}\0{session}", weights) in weights
@@ -40,7 +40,7 @@ def test_a_session_stays_whatever_order_the_weights_come_in(weights, scope, sess
 
 @given(weights=weights, factor=st.integers(2, 9))
 @examples(10)
-def test_only_proportions_count(weights, factor):
+def test_only_the_proportions_of_weights_count(weights, factor):
     assert chosen({name: weight * factor for name, weight in weights.items()}) == chosen(weights)
 
 
@@ -68,7 +68,7 @@ def test_ninety_to_ten_becoming_eighty_to_twenty_moves_a_tenth():
     assert {after[session] for session in moved} == {"rev_b"}
 
 
-def test_another_alias_and_another_adapter_draw_for_themselves():
+def test_aliases_and_adapters_draw_independently():
     half = {"rev_a": 1, "rev_b": 1}
     base = chosen(half)
     for scope in ("ad_1:canary", "ad_2:prod"):
@@ -76,7 +76,7 @@ def test_another_alias_and_another_adapter_draw_for_themselves():
         assert 0.4 < sum(base[session] == other[session] for session in SESSIONS) / len(SESSIONS) < 0.6
 
 
-def test_every_process_chooses_alike():
+def test_every_process_makes_the_same_choice():
     code = (
         "from core.rendezvous_hash import weighted_winner\n"
         "print(*(weighted_winner(f'ad_1:prod session-{n}', {'rev_a': 3, 'rev_b': 2}) for n in range(50)))"

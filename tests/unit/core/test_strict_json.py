@@ -17,7 +17,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_json_writes_is_read_back(value):
+def test_written_json_is_read_back(value):
     assert parse(json.dumps(value).encode(), depth_max=64) == value
 
 
@@ -38,7 +38,7 @@ def test_what_json_writes_is_read_back(value):
         (b"[[[1]]]", "nested more than 2 deep"),
     ],
 )
-def test_what_is_not_strict_is_refused_with_the_reason(text, why):
+def test_non_strict_json_is_refused_with_the_reason(text, why):
     with pytest.raises(JsonRefused, match=why):
         parse(text, depth_max=2)
 

@@ -30,7 +30,7 @@ thread.join()
     assert [(line["event"], line["process"]) for line in lines] == [("from a thread", "worker")]
 
 
-def test_what_a_request_binds_is_on_its_lines_beside_the_process():
+def test_fields_bound_by_a_request_are_on_its_log_lines_with_the_processs_fields():
     within, after = lines_of("""
 with structlog.contextvars.bound_contextvars(request_id="req_1"):
     structlog.get_logger().warning("within")

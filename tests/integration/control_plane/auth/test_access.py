@@ -27,7 +27,7 @@ def filled(path: str, **values: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "none"), path)
 
 
-def test_every_route_asks_for_a_key(api):
+def test_every_route_requires_a_key(api):
     found = routes(api)
     assert len(found) >= 30
     for method, path in found:
@@ -51,7 +51,7 @@ def test_admin_keys_and_tenant_keys_do_not_mix(api):
     "header",
     ["", "Bearer", "Bearer x y", "Basic dXNlcjpwYXNz", "Bearer ' OR 1=1 --", "Bearer " + "x" * 10_000, "Bearer sk-123"],
 )
-def test_what_is_no_key_is_refused(api, header):
+def test_an_invalid_key_is_refused(api, header):
     response = api.anyone.get("/api/v1/me", headers={"authorization": header})
     assert response.status_code == 401
 
@@ -74,7 +74,7 @@ def test_a_wrong_checksum_is_refused_without_a_lookup_and_an_unknown_key_with_on
     assert len(asked) == 1
 
 
-def test_no_route_shows_or_changes_another_tenants_things(api, base, tmp_path):
+def test_no_route_shows_or_changes_another_tenants_data(api, base, tmp_path):
     ours, theirs = api.tenant(), api.tenant()
     theirs.adapter("secret-plans", base)
     files = declared_files(write_adapter(tmp_path / "a", base))
@@ -110,6 +110,6 @@ def test_no_route_shows_or_changes_another_tenants_things(api, base, tmp_path):
     assert {path: theirs.http.get(path).json() for path in before} == before
 
 
-def test_a_route_that_does_not_exist_needs_no_key_to_say_so(api):
+def test_an_unknown_route_is_a_404_without_a_key(api):
     response = api.anyone.get("/api/v1/nothing")
     assert (response.status_code, response.json()["code"]) == (404, "route_not_found")

@@ -15,7 +15,7 @@ def post(api, path, body, key):
     return api.admin.post(path, json=body, headers={"idempotency-key": key})
 
 
-def test_the_same_request_again_gets_the_same_response_and_no_second_effect(api):
+def test_a_repeated_request_gets_the_same_response_and_no_second_effect(api):
     body = {"name": "Acme", "plan": api.plan()["id"]}
     first = post(api, "/api/v1/admin/tenants", body, "k1")
     again = post(api, "/api/v1/admin/tenants", body, "k1")
@@ -64,12 +64,12 @@ def test_the_replay_of_a_new_key_never_shows_the_secret_and_none_is_stored(api, 
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "with space", "t\tab"])
-def test_a_key_that_is_no_key_is_refused(shared_api, key):
+def test_an_invalid_idempotency_key_is_refused(shared_api, key):
     response = post(shared_api, "/api/v1/admin/tenants", {"name": "Acme", "plan": "x"}, key)
     assert (response.status_code, response.json()["param"]) == (400, "idempotency-key")
 
 
-def test_fifty_at_once_have_one_effect(api):
+def test_fifty_concurrent_requests_have_one_effect(api):
     tenant = api.tenant()
     client = tenant.http
 
@@ -84,7 +84,7 @@ def test_fifty_at_once_have_one_effect(api):
     assert len([key for key in client.get("/api/v1/api-keys").json()["data"] if key["name"] == "burst"]) == 1
 
 
-def test_a_request_whose_first_is_still_in_work_is_told_so(engine, settings):
+def test_a_repeat_during_the_first_request_is_refused_as_in_progress(engine, settings):
     impatient = db.connect(settings.postgres)
     once = {"caller": "tn_1", "key": "slow", "request_sha256": "0" * 64}
 
@@ -100,7 +100,7 @@ def test_a_request_whose_first_is_still_in_work_is_told_so(engine, settings):
     impatient.dispose()
 
 
-def test_what_dies_between_effect_and_response_has_had_no_effect(engine):
+def test_a_request_that_dies_before_its_response_has_no_effect(engine):
     once = {"caller": "tn_1", "key": "dies", "request_sha256": "0" * 64}
 
     def effect(session: Session) -> str:
@@ -114,7 +114,7 @@ def test_what_dies_between_effect_and_response_has_had_no_effect(engine):
     assert IdempotentRequest(engine, **once).run(lambda _: "now").content == "now"
 
 
-def test_old_responses_are_forgotten(engine):
+def test_old_responses_are_deleted(engine):
     IdempotentRequest(engine, caller="tn_1", key="old", request_sha256="0" * 64).run(lambda _: "x")
     with db.unit_of_work(engine) as session:
         assert remove_expired(session, 60) == 0

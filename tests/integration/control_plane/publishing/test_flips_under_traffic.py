@@ -193,7 +193,7 @@ def _billed(redis, platform) -> int:
     return len(events)
 
 
-def test_a_gateway_that_died_is_waited_for_only_as_long_as_it_may_still_be_taken_for_alive(platform):
+def test_a_dead_gateway_is_awaited_only_until_its_status_expires(platform):
     ids = list(platform.revisions)
     assert platform.flip(revision=ids[0])["gateways"] == 2
     dead = platform.gateways[1].process

@@ -51,7 +51,7 @@ async def test_a_change_that_is_not_published_is_not_acknowledged(engine, redis,
     assert (said.acknowledged, said.gateways) == (True, 1)
 
 
-async def test_every_status_that_stands_is_awaited_and_none_that_has_expired(engine, redis, relay, published):
+async def test_valid_statuses_are_awaited_and_expired_ones_are_not(engine, redis, relay, published):
     waiting = change(engine)
     relay.run_once()
     beat(redis, "gw_1")
@@ -65,14 +65,14 @@ async def test_every_status_that_stands_is_awaited_and_none_that_has_expired(eng
     assert said.waited_ms < 10_000
 
 
-async def test_with_no_gateway_alive_there_is_nobody_to_wait_for(engine, redis, relay, published):
+async def test_without_a_live_gateway_there_is_nothing_to_wait_for(engine, redis, relay, published):
     waiting = change(engine)
     relay.run_once()
     said = await acknowledged(engine, redis, waiting)
     assert (said.acknowledged, said.gateways) == (True, 0)
 
 
-async def test_a_redis_that_has_lost_its_data_tells_nothing_of_gateways(engine, redis, relay, published):
+async def test_a_redis_that_lost_its_data_proves_nothing_about_gateways(engine, redis, relay, published):
     """Gateways that were alive may serve until their lease ends, although their heartbeats are lost."""
     waiting = change(engine)
     relay.run_once()
@@ -88,7 +88,9 @@ async def test_a_redis_that_has_lost_its_data_tells_nothing_of_gateways(engine, 
     assert (said.acknowledged, said.gateways) == (True, 0)
 
 
-async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_all(engine, redis, relay, published):
+async def test_a_gateway_of_an_older_epoch_has_no_change_and_one_of_a_newer_epoch_has_all(
+    engine, redis, relay, published
+):
     beat(redis, "gw_old")
     waiting = change(engine)
     relay.rebuild("test")
@@ -99,7 +101,7 @@ async def test_a_gateway_of_an_older_epoch_has_nothing_and_one_of_a_newer_has_al
     assert (await acknowledged(engine, redis, waiting)).acknowledged
 
 
-async def test_a_rebuild_in_the_middle_is_no_gap(engine, redis, relay, published):
+async def test_a_rebuild_during_the_wait_is_no_gap(engine, redis, relay, published):
     """The change was published in one epoch; a gateway that is behind in it continues directly with the next epoch."""
     waiting = change(engine)
     relay.run_once()
@@ -114,7 +116,7 @@ async def test_a_rebuild_in_the_middle_is_no_gap(engine, redis, relay, published
     assert (said.acknowledged, said.gateways) == (True, 1)
 
 
-async def test_redis_away_is_no_acknowledgement_and_no_error(engine, redis, relay, published):
+async def test_an_unreachable_redis_is_no_acknowledgement_and_no_error(engine, redis, relay, published):
     waiting = change(engine)
     relay.run_once()
     nobody = open_redis("redis://127.0.0.1:1/0")
@@ -122,7 +124,7 @@ async def test_redis_away_is_no_acknowledgement_and_no_error(engine, redis, rela
     assert (said.acknowledged, said.gateways) == (False, 0)
 
 
-def test_what_others_publish_meanwhile_does_not_move_the_goal(engine, redis, relay, published):
+def test_changes_published_meanwhile_are_not_awaited(engine, redis, relay, published):
     waiting = change(engine)
     relay.run_once()
     beat(redis, "gw_1", behind=1)

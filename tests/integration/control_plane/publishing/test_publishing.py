@@ -60,7 +60,7 @@ def followed(redis: Redis) -> dict:
     return held
 
 
-def test_what_the_api_commits_reaches_the_snapshot(api, base, relay, redis):
+def test_changes_committed_by_the_api_reach_the_snapshot(api, base, relay, redis):
     drain(relay)
     tenant = api.tenant()
     drain(relay)
@@ -98,7 +98,7 @@ def test_a_new_plan_version_reaches_every_tenant_on_the_plan(api, relay, redis):
         assert grant.limits.kv_pages == 7
 
 
-def test_following_the_stream_gives_what_a_rebuild_gives(api, base, relay, redis):
+def test_following_the_stream_gives_the_same_snapshot_as_a_rebuild(api, base, relay, redis):
     drain(relay)
     for _ in range(3):
         tenant = api.tenant()
@@ -122,7 +122,9 @@ def test_following_the_stream_gives_what_a_rebuild_gives(api, base, relay, redis
     assert all(redis.ttl(redis_keys.snapshot(kind)) == -1 for kind in KINDS if redis.exists(redis_keys.snapshot(kind)))
 
 
-def test_a_relay_that_dies_after_publishing_publishes_again_to_the_same_end(api, relay, redis, engine, monkeypatch):
+def test_a_relay_that_dies_after_publishing_publishes_again_with_the_same_result(
+    api, relay, redis, engine, monkeypatch
+):
     drain(relay)
     tenant = api.tenant()
 
@@ -145,7 +147,7 @@ def test_a_relay_that_dies_after_publishing_publishes_again_to_the_same_end(api,
         assert session.exec(select(OutboxChange)).all() == []
 
 
-def test_a_change_that_commits_late_is_not_passed_over(api, relay, redis, engine):
+def test_a_change_that_commits_late_is_not_skipped(api, relay, redis, engine):
     first, second = api.tenant(), api.tenant()
     drain(relay)
     with Session(engine) as slow:
@@ -204,7 +206,7 @@ def test_a_stale_relay_cannot_overwrite_a_newer_change(redis):
     assert generation(redis) == 6
 
 
-def test_a_redis_that_lost_everything_or_the_last_second_is_made_whole(api, relay, redis):
+def test_a_redis_that_lost_everything_or_the_last_second_is_rebuilt(api, relay, redis):
     tenant = api.tenant()
     drain(relay)
     whole = content(redis)
@@ -254,7 +256,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
     assert not redis.keys("tenora:snapshot:tenants:*"), "nothing staged is left"
 
 
-def test_a_rebuild_waits_for_a_relay_at_work_and_then_gives_up(engine, redis):
+def test_a_rebuild_waits_for_a_running_relay_until_a_timeout(engine, redis):
     from core.errors import Unavailable
 
     relay = OutboxRelay(engine, redis, _projections())

@@ -15,7 +15,7 @@ CONFIG = {"path": "adapter_config.json", "size_bytes": 500, "sha256": SHA}
 WEIGHTS = {"path": "adapter_model.safetensors", "size_bytes": 5000, "sha256": SHA}
 
 
-def test_the_same_base_model_again_changes_nothing_and_another_one_is_refused(api):
+def test_registering_the_same_base_model_changes_nothing_and_a_different_one_is_refused(api):
     spec = tiny_base()
     assert [api.register(spec).status_code for _ in range(2)] == [201, 201]
     other = api.register(msgspec.structs.replace(spec, vocab_size=99))
@@ -26,7 +26,7 @@ def test_the_same_base_model_again_changes_nothing_and_another_one_is_refused(ap
     assert [(each["id"], each["context_tokens"]) for each in listed] == [(spec.id, spec.context_tokens)]
 
 
-def test_what_replicas_serve_of_a_base_model_may_change(api):
+def test_a_base_models_serving_settings_may_change(api):
     spec = tiny_base()
     api.register(spec)
     changed = api.register(msgspec.structs.replace(spec, context_tokens=99, rank_max=8))
@@ -136,7 +136,7 @@ def test_the_number_of_open_uploads_is_bounded(api, base):
     assert (refused.status_code, refused.json()["code"]) == (409, "too_many_open_uploads")
 
 
-def test_files_go_to_presigned_urls_and_are_missed_by_name(api, base, tmp_path):
+def test_files_go_to_presigned_urls_and_missing_ones_are_named(api, base, tmp_path):
     tenant = api.tenant()
     tenant.adapter("router", base)
     folder = write_adapter(tmp_path / "a", base)
@@ -169,7 +169,7 @@ def test_an_object_of_another_size_is_not_complete(api, base, uploads, tmp_path)
     assert (response.status_code, response.json()["code"]) == (409, "artifact_size_mismatch")
 
 
-def test_announcing_again_with_the_same_key_signs_anew_and_no_url_is_stored(api, base, engine):
+def test_announcing_again_with_the_same_key_signs_new_urls_and_none_is_stored(api, base, engine):
     tenant = api.tenant()
     tenant.adapter("router", base)
     first, again = (
@@ -249,7 +249,7 @@ def test_the_replay_for_an_adapter_that_is_gone_gives_no_url(api, base):
     assert (refused.value.response.status_code, refused.value.response.json()["code"]) == (404, "revision_not_found")
 
 
-def test_many_at_once_never_make_more_adapters_than_the_plan_allows(api, base):
+def test_concurrent_creations_never_make_more_adapters_than_the_plan_allows(api, base):
     tenant = api.tenant(adapters=3)
 
     def create(number: int) -> int:

@@ -85,7 +85,7 @@ def test_late_usage_of_an_earlier_month_raises_the_ceiling_when_it_is_counted_ag
     assert not relay.run_once()
 
 
-def test_a_key_has_limits_of_its_own_for_good(api, relay, redis, engine):
+def test_a_key_created_with_limits_keeps_and_publishes_them(api, relay, redis, engine):
     tenant = api.tenant()
     limits = {"requests_per_minute": 5, "spend_nanos_per_month": 1_000_000}
     made = tenant.http.post("/api/v1/api-keys", json={"name": "ci", "limits": limits}).raise_for_status().json()
@@ -99,7 +99,7 @@ def test_a_key_has_limits_of_its_own_for_good(api, relay, redis, engine):
     assert {each.key_id: each.limits for each in grants} == {tenant.key_id: None, made["id"]: KeyLimits(**limits)}
 
 
-def test_a_limited_key_cannot_make_itself_a_free_one(api):
+def test_a_limited_key_cannot_create_an_unlimited_one(api):
     tenant = api.tenant()
     limited = tenant.http.post("/api/v1/api-keys", json={"limits": {"tokens_per_month": 10}}).json()
     client = api.client(limited["key"])
@@ -117,7 +117,7 @@ def test_a_key_limit_out_of_bounds_is_refused_by_name(api, wrong):
     assert next(iter(wrong)) in refused.text
 
 
-def test_what_ran_out_is_shown_as_held_by_nobody(api, redis):
+def test_an_expired_hold_is_not_shown_as_held(api, redis):
     tenant = api.tenant()
     redis.hset(redis_keys.tenant_quota(tenant.id), mapping={"concurrent": 2, "kv_pages": 9, "month_held": 50})
     redis.zadd(redis_keys.tenant_leases(tenant.id), {"req_dead": 1, "req_alive": 10**14})
@@ -129,7 +129,7 @@ def test_what_ran_out_is_shown_as_held_by_nobody(api, redis):
     assert shown["limits"] == LIMITS
 
 
-def test_prices_are_published_with_their_version_by_which_running_requests_are_charged(api, relay, redis, engine):
+def test_prices_are_published_with_the_version_that_running_requests_are_charged_at(api, relay, redis, engine):
     """A price that rises during a request does not exceed its reservation: the request is charged the reserved
     price.
     """

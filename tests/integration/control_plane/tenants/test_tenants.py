@@ -3,7 +3,7 @@
 from tests.fixtures.control_plane.api import LIMITS, PRICES
 
 
-def test_a_plan_carries_limits_and_prices_and_its_newest_version_holds(api):
+def test_a_plan_has_limits_and_prices_and_its_newest_version_is_in_force(api):
     plan = api.plan("starter")
     assert (plan["version"], plan["limits"], plan["prices"]) == (1, LIMITS, PRICES)
     tenant = api.tenant("starter")
@@ -16,7 +16,7 @@ def test_a_plan_carries_limits_and_prices_and_its_newest_version_holds(api):
     assert tenant.http.get("/api/v1/me").json()["tenant"]["limits"]["adapters"] == 9
 
 
-def test_a_plan_name_is_given_once(api):
+def test_a_plan_name_is_unique(api):
     api.plan("starter")
     again = api.admin.post("/api/v1/admin/plans", json={"name": "starter", "limits": LIMITS, "prices": PRICES})
     assert (again.status_code, again.json()["code"], again.json()["param"]) == (409, "plan_exists", "name")
@@ -31,7 +31,7 @@ def test_a_tenant_is_put_on_a_plan_by_name_or_id(api):
     assert (wrong.status_code, wrong.json()["code"], wrong.json()["param"]) == (400, "plan_not_found", "plan")
 
 
-def test_an_admin_overrides_single_limits_and_takes_them_back(api):
+def test_an_admin_overrides_single_limits_and_removes_the_overrides(api):
     tenant = api.tenant()
     path = f"/api/v1/admin/tenants/{tenant.id}"
     changed = api.admin.patch(path, json={"limits": {"adapters": 1, "kv_pages": 64}}).json()
@@ -47,7 +47,7 @@ def test_a_tenant_moves_to_another_plan(api):
     assert (moved["plan"], moved["name"], moved["limits"]["adapters"]) == ("pro", "Acme II", 50)
 
 
-def test_a_suspended_tenant_may_look_but_not_act(api):
+def test_a_suspended_tenant_may_read_but_not_write(api):
     tenant = api.tenant()
     api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"}).raise_for_status()
     for path in ("me", "quota", "usage", "invoices"):
@@ -69,7 +69,7 @@ def test_a_key_is_shown_once_and_then_only_redacted(api):
     assert made["key"] not in tenant.http.get(f"/api/v1/api-keys/{made['id']}").text
 
 
-def test_a_key_does_only_what_its_scopes_say_and_gives_no_more_than_it_has(api):
+def test_a_key_is_limited_to_its_scopes_and_cannot_grant_others(api):
     tenant = api.tenant()
     scopes = ["keys:write", "usage:read"]
     narrow = api.client(tenant.http.post("/api/v1/api-keys", json={"scopes": scopes}).json()["key"])
@@ -92,7 +92,7 @@ def test_a_revoked_key_is_refused_and_stays_on_record(api):
     assert tenant.http.get(f"/api/v1/api-keys/{made['id']}").json()["revoked_at"]
 
 
-def test_lists_come_in_pages_that_join_up(api):
+def test_pages_of_a_list_are_complete_and_do_not_overlap(api):
     tenant = api.tenant()
     made = [tenant.http.post("/api/v1/api-keys", json={"name": f"k{n}"}).json()["id"] for n in range(5)]
     seen, cursor = [], None
@@ -107,7 +107,7 @@ def test_lists_come_in_pages_that_join_up(api):
     assert seen == [*reversed(made), tenant.key_id]
 
 
-def test_every_act_leaves_its_row_in_the_audit_trail(api, engine):
+def test_every_change_leaves_a_row_in_the_audit_trail(api, engine):
     tenant = api.tenant()
     api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
     with engine.connect() as connection:

@@ -19,7 +19,7 @@ adapters = st.lists(
 
 
 @given(adapters, st.integers(0, 200), st.integers(0, 500), st.data())
-def test_the_least_recently_used_go_until_it_fits_and_never_a_protected_one(found, needed, budget, data):
+def test_the_least_recently_used_are_evicted_until_it_fits_and_never_a_protected_one(found, needed, budget, data):
     protected = frozenset(data.draw(st.sets(st.sampled_from(found).map(lambda a: a.digest)))) if found else frozenset()
     victims, excess = choose_evictions(found, needed_bytes=needed, budget_bytes=budget, protected=protected)
     assert protected.isdisjoint(victims)

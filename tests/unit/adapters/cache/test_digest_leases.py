@@ -23,7 +23,7 @@ def open_leases(tmp_path):
         leases.close()
 
 
-def test_what_another_living_process_holds_is_protected_and_what_a_dead_one_held_is_not(tmp_path, open_leases):
+def test_leases_of_a_living_process_protect_and_those_of_a_dead_one_do_not(tmp_path, open_leases):
     code = (
         "import sys; from pathlib import Path; from adapters.cache.digest_leases import DigestLeases; "
         "leases = DigestLeases(Path(sys.argv[1])); leases.acquire('a' * 64); leases.acquire('b' * 64); "

@@ -44,7 +44,7 @@ def hashed(monkeypatch):
     return paths
 
 
-def test_what_was_verified_is_not_read_again_until_it_changes(open_tier, tmp_path, hashed):
+def test_verified_files_are_not_read_again_until_they_change(open_tier, tmp_path, hashed):
     tier = open_tier()
     receive(tier, *FIRST)
     for _ in range(3):
@@ -79,7 +79,7 @@ def swap_for_folder(path, _):
 
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, MANIFEST_FILE])
 @pytest.mark.parametrize("swap", [swap_for_link, swap_for_pipe, swap_for_folder])
-def test_what_is_no_regular_file_is_not_read_and_is_mended(open_tier, tmp_path, name, swap):
+def test_a_path_that_is_not_a_regular_file_is_not_read_and_is_repaired(open_tier, tmp_path, name, swap):
     tier = open_tier()
     receive(tier, *FIRST)
     swap(tmp_path / DIGEST / name, tmp_path)
@@ -98,7 +98,7 @@ def test_a_file_in_the_place_of_an_adapter_is_replaced(open_tier, tmp_path):
     assert tier.acquire(DIGEST, "")
 
 
-def test_a_revoked_adapter_goes_unless_another_name_or_process_holds_it(open_tier, tmp_path):
+def test_a_revoked_adapter_is_removed_unless_another_name_or_process_leases_it(open_tier, tmp_path):
     mine, theirs = open_tier(), open_tier()
     receive(mine, *FIRST, "ad_1")
     assert mine.acquire(DIGEST, "ad_2")
@@ -116,7 +116,7 @@ def test_a_revoked_adapter_goes_unless_another_name_or_process_holds_it(open_tie
     assert not mine.acquire(DIGEST, "ad_1")
 
 
-def test_what_is_forgotten_is_gone_at_once_and_what_cannot_be_removed_is_no_success(open_tier, tmp_path, monkeypatch):
+def test_a_removal_takes_effect_at_once_and_a_failed_one_is_reported(open_tier, tmp_path, monkeypatch):
     tier = open_tier()
     receive(tier, *FIRST)
     tier.leases.release(DIGEST)
@@ -129,7 +129,7 @@ def test_what_is_forgotten_is_gone_at_once_and_what_cannot_be_removed_is_no_succ
     assert not list(tmp_path.rglob(WEIGHTS_FILE))
 
 
-def test_a_start_drops_what_was_unused_for_too_long_but_not_what_another_process_holds(open_tier, tmp_path):
+def test_a_start_removes_adapters_unused_for_too_long_and_keeps_those_another_process_leases(open_tier, tmp_path):
     tier = open_tier()
     for revision in (FIRST, SECOND):
         receive(tier, *revision)
@@ -141,7 +141,7 @@ def test_a_start_drops_what_was_unused_for_too_long_but_not_what_another_process
     assert open_tier().digests() == {OTHER}
 
 
-def test_a_start_removes_downloads_and_trash_of_the_dead_and_not_of_the_living(open_tier, tmp_path):
+def test_a_start_removes_downloads_and_trash_of_dead_processes_only(open_tier, tmp_path):
     open_tier()
     for name in (".incoming", ".trash"):
         for digest in (DIGEST, OTHER):
@@ -170,7 +170,7 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
     assert not any((tmp_path / ".incoming").iterdir())
 
 
-def test_a_disk_without_room_refuses_and_evicts_nothing_for_it(open_tier):
+def test_a_fetch_onto_a_full_disk_is_refused_and_evicts_nothing(open_tier):
     tier = open_tier()
     receive(tier, *FIRST)
     tier.leases.release(DIGEST)
@@ -180,7 +180,7 @@ def test_a_disk_without_room_refuses_and_evicts_nothing_for_it(open_tier):
     assert full.digests() == {DIGEST}
 
 
-def test_another_process_that_downloads_for_too_long_is_not_waited_for(open_tier):
+def test_a_download_of_another_process_is_awaited_only_for_a_bounded_time(open_tier):
     tier = open_tier()
     theirs = try_lock(tier.folder.lock(DIGEST))
     with pytest.raises(Unavailable) as failed, tier.download_folder(DIGEST, Download("x"), timeout_s=0.1):

@@ -30,7 +30,7 @@ async def settle():
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=24), st.integers(1, 4), st.integers(1, 3))
-def test_everyone_gets_a_turn_and_no_bound_is_ever_exceeded(owners, running, per_owner):
+def test_every_owner_gets_a_turn_and_no_limit_is_exceeded(owners, running, per_owner):
     async def play():
         queue, order = make_queue(running=running, running_per_owner=per_owner), []
         now, most, most_of_one = Counter(), 0, 0
@@ -56,7 +56,7 @@ def test_everyone_gets_a_turn_and_no_bound_is_ever_exceeded(owners, running, per
 
 
 @given(st.integers(1, 30), st.integers(1, 4))
-def test_one_who_comes_late_waits_for_one_round_of_the_others_and_not_for_their_lines(flood, others):
+def test_a_late_owner_waits_for_one_round_and_not_for_the_others_queues(flood, others):
     async def play():
         queue, seen, tasks = make_queue(running=1, waiting=200), [], []
         release = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_stalled_downloads_lend_their_slots_up_to_a_bound():
     await asyncio.gather(*tasks)
 
 
-async def test_beyond_the_bounds_nobody_waits():
+async def test_requests_above_the_limits_do_not_wait():
     queue, release = make_queue(running=1, waiting=3, waiting_per_owner=1), asyncio.Event()
     tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "abcd"]
     await settle()
@@ -99,7 +99,7 @@ async def test_beyond_the_bounds_nobody_waits():
     await asyncio.gather(*tasks)
 
 
-async def test_the_longest_line_gives_way_to_who_has_none():
+async def test_the_longest_queue_makes_room_for_an_owner_without_one():
     queue, seen, release = make_queue(running=1, waiting=4), [], asyncio.Event()
     tasks = [asyncio.create_task(hold(queue, owner, seen, release)) for owner in "aaaab"]
     await settle()
@@ -112,7 +112,7 @@ async def test_the_longest_line_gives_way_to_who_has_none():
     assert seen == ["a", "a", "b", "c", "a"]
 
 
-async def test_who_is_cancelled_while_waiting_or_running_leaves_no_trace():
+async def test_a_download_cancelled_while_waiting_or_running_leaves_no_trace():
     queue, seen, release = make_queue(running=1), [], asyncio.Event()
     tasks = [asyncio.create_task(hold(queue, owner, seen, release)) for owner in "abc"]
     await settle()
@@ -127,7 +127,7 @@ async def test_who_is_cancelled_while_waiting_or_running_leaves_no_trace():
     assert not queue._of_owner
 
 
-async def test_a_download_that_is_withdrawn_waits_no_more():
+async def test_a_withdrawn_download_does_not_wait():
     queue, release = make_queue(running=1), asyncio.Event()
     first = asyncio.create_task(hold(queue, "a", [], release))
     await settle()
@@ -148,7 +148,7 @@ async def test_a_download_that_is_withdrawn_waits_no_more():
     await first
 
 
-async def test_what_is_ahead_counts_the_owners_line_and_the_others_turns():
+async def test_the_count_ahead_includes_the_owners_queue_and_the_others_turns():
     queue, release = make_queue(running=2, running_per_owner=1), asyncio.Event()
     tasks = [asyncio.create_task(hold(queue, owner, [], release)) for owner in "ab"]
     await settle()

@@ -40,7 +40,7 @@ def test_waiting_for_a_lock_ends(tmp_path, promised_s):
     os.close(descriptor)
 
 
-def test_waiting_ends_when_it_is_told_to(tmp_path):
+def test_waiting_for_a_lock_ends_when_stopped(tmp_path):
     descriptor, stop = try_lock(tmp_path / "lock"), threading.Event()
     threading.Timer(0.1, stop.set).start()
     with pytest.raises(LockTimeout), locked(tmp_path / "lock", timeout_s=60, stop=stop):
@@ -48,7 +48,7 @@ def test_waiting_ends_when_it_is_told_to(tmp_path):
     os.close(descriptor)
 
 
-def test_a_lock_whose_folder_was_removed_is_another_and_removes_not_that_of_others(tmp_path):
+def test_a_lock_in_a_removed_folder_does_not_remove_the_new_lock(tmp_path):
     lock = tmp_path / "locks" / "one"
     with locked(lock, timeout_s=1):
         shutil.rmtree(lock.parent)

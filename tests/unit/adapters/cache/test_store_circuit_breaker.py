@@ -33,7 +33,7 @@ def is_refused(circuit) -> bool:
     return False
 
 
-def test_nobody_listening_opens_it_after_three_in_a_row(circuit):
+def test_three_refused_connections_in_a_row_open_the_circuit(circuit):
     for _ in range(2):
         circuit.failed("a", unreachable=True)
     circuit.succeeded()
@@ -47,7 +47,7 @@ def test_nobody_listening_opens_it_after_three_in_a_row(circuit):
     assert refused.value.retry_after_s == 1
 
 
-def test_one_owners_failures_never_open_it_and_two_owners_do(circuit):
+def test_failures_of_one_owner_never_open_the_circuit_and_those_of_two_do(circuit):
     for _ in range(50):
         circuit.failed("a", unreachable=False)
     assert not is_refused(circuit)
@@ -55,7 +55,7 @@ def test_one_owners_failures_never_open_it_and_two_owners_do(circuit):
     assert is_refused(circuit)
 
 
-def test_after_the_pause_one_probe_goes_and_its_success_lets_all_through(circuit, clock):
+def test_after_the_pause_one_successful_probe_closes_the_circuit(circuit, clock):
     for _ in range(3):
         circuit.failed("a", unreachable=True)
     clock.now = 1.1
@@ -66,7 +66,7 @@ def test_after_the_pause_one_probe_goes_and_its_success_lets_all_through(circuit
     assert not circuit.is_open
 
 
-def test_failed_probes_double_the_pause_up_to_its_bound(circuit, clock):
+def test_failed_probes_double_the_pause_up_to_its_maximum(circuit, clock):
     for _ in range(3):
         circuit.failed("a", unreachable=True)
     pauses = []
@@ -89,7 +89,7 @@ def test_a_probe_that_never_reports_is_followed_by_another(circuit, clock):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["fail", "succeed", "ask"]), st.booleans(), st.floats(0, 5))))
-def test_it_never_stays_shut_for_longer_than_its_bound(steps):
+def test_the_circuit_never_stays_open_longer_than_its_maximum(steps):
     clock = Clock()
     circuit = StoreCircuitBreaker(open_s=1, open_max_s=8, clock=clock)
     for what, unreachable, passed_s in steps:

@@ -24,7 +24,7 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_it_ends_in_time_and_when_told_to(clock):
+def test_a_download_ends_at_its_deadline_and_when_stopped(clock):
     download = Download("x")
     download.check()
     download.begin(5)
@@ -40,7 +40,7 @@ def test_it_ends_in_time_and_when_told_to(clock):
         download.pause(60)
 
 
-def test_it_has_stalled_when_no_byte_came_for_long_and_only_once_it_runs(clock):
+def test_only_a_started_download_without_bytes_counts_as_stalled(clock):
     download = Download("x")
     clock.now += 50
     assert not download.is_stalled(1)
@@ -71,7 +71,7 @@ def test_the_estimate_uses_its_own_rate_then_that_of_others_then_a_guess(clock):
     st.integers(0, 1 << 40),
     st.floats(0, 1e6),
 )
-def test_estimates_are_never_negative_or_endless_and_callers_are_never_told_to_wait_long(learned, total, done, rounds):
+def test_estimates_and_retry_times_are_bounded(learned, total, done, rounds):
     estimates, download = DownloadEstimates(), Download("x").begin()
     for size, seconds in learned:
         estimates.record(size, seconds)

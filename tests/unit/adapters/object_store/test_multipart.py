@@ -30,11 +30,11 @@ def test_parts_cover_a_file_without_gap_or_overlap_and_within_the_limits_of_s3(s
     assert chosen >= part_bytes
 
 
-def test_small_files_go_in_one_piece():
+def test_small_files_are_sent_in_one_part():
     assert part_bytes_for(16 * MIB, part_bytes=16 * MIB, parts_max=1000) is None
     assert part_bytes_for(16 * MIB + 1, part_bytes=16 * MIB, parts_max=1000) == 16 * MIB
 
 
-def test_parts_grow_where_there_would_be_too_many():
+def test_parts_grow_if_there_would_be_too_many():
     assert part_bytes_for(100 * MIB, part_bytes=5 * MIB, parts_max=10) == 10 * MIB
     assert part_bytes_for(100 * MIB + 1, part_bytes=5 * MIB, parts_max=10) == 11 * MIB

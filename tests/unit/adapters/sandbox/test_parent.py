@@ -56,14 +56,14 @@ def validate_folder(tmp_path, *, settings=None, **options):
     return validate_confined(tmp_path, request, settings or UploadSettings())
 
 
-def test_a_good_upload_comes_out_re_serialised(tmp_path):
+def test_a_good_upload_is_reserialized(tmp_path):
     verdict = validate_folder(tmp_path)
     assert verdict.accepted
     assert verdict.digest == verdict.manifest.digest
     assert {path.name for path in (tmp_path / REVISION_FOLDER).iterdir()} == set(REVISION_FILES)
 
 
-def test_a_bad_upload_comes_out_with_its_problems_and_nothing_written(tmp_path):
+def test_a_bad_upload_gets_a_report_and_writes_nothing(tmp_path):
     verdict = validate_folder(tmp_path, r=128)
     assert [problem.code for problem in verdict.problems] == ["rank_too_large"]
     assert verdict.digest is None
@@ -83,7 +83,7 @@ def test_a_validation_that_crashes_is_refused_not_accepted(tmp_path, starved):
     assert not verdict.accepted
 
 
-def test_the_child_has_no_powers_no_secrets_and_may_not_grow(monkeypatch):
+def test_the_child_has_no_privileges_no_secrets_and_bounded_memory(monkeypatch):
     monkeypatch.setenv("TENORA_KEY_PEPPER", "a secret of the worker")
     code = """
 import os, resource
@@ -122,11 +122,11 @@ def test_waiting_ends_at_the_wall_limit_and_leaves_no_process(tmp_path, promised
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_closing_the_output_and_going_on_is_a_timeout():
+def test_a_child_that_closes_its_output_and_keeps_running_times_out():
     assert failure("import os, time; os.close(1); time.sleep(60)", upload_validation_timeout_s=1).reason == "timeout"
 
 
-def test_answering_without_end_is_stopped():
+def test_endless_output_is_stopped():
     assert failure("while True: print('x' * 1000)", upload_answer_bytes_max=65_536).reason == "too_long"
 
 
@@ -147,7 +147,7 @@ def test_answering_without_end_is_stopped():
         "import os; os.setuid(0)",
     ],
 )
-def test_sockets_processes_signals_and_powers_are_out_of_reach(code):
+def test_sockets_processes_signals_and_privileges_are_out_of_reach(code):
     assert failure(code).reason == "crashed"
 
 
@@ -190,7 +190,7 @@ def test_only_the_given_folders_can_be_read_or_written(tmp_path):
     assert (tmp_path / "output" / "new").read_text() == "x"
 
 
-def test_a_warning_names_exactly_the_protections_that_this_kernel_does_not_give():
+def test_a_warning_names_exactly_the_protections_missing_in_this_kernel():
     held = failure("1 / 0").detail.partition("sandbox: ")[2].splitlines()[0]
     with structlog.testing.capture_logs() as lines:
         assert run("print('fine')") == "fine"
@@ -223,7 +223,7 @@ print([answer, [(line["log_level"], line["missing"]) for line in lines], counted
 """
 
 
-def test_a_kernel_without_landlock_or_network_namespaces_is_warned_of_and_counted():
+def test_a_kernel_without_landlock_or_network_namespaces_is_logged_and_counted():
     told = subprocess.run(
         [sys.executable, "-c", WITHOUT_OPTIONAL_PROTECTIONS], capture_output=True, text=True, check=False, timeout=60
     )
@@ -262,7 +262,7 @@ REFUSING = {
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its child another user")
 @pytest.mark.parametrize("refused", REFUSING)
-def test_roots_child_has_a_user_of_its_own_where_that_one_can_reach_the_code(refused):
+def test_a_child_of_root_runs_as_its_own_user_if_that_user_can_read_the_code(refused):
     """With the system's Python, since this one may lie in root's home; the folders are in no home either."""
     system = Path("/usr/bin/python3")
     if not system.exists():

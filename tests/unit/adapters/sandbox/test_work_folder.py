@@ -44,7 +44,7 @@ def test_a_folder_is_gone_after_the_block_however_it_ends(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path, holder):
+def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(tmp_path, holder):
     with work_folder(tmp_path) as mine:
         assert remove_abandoned(tmp_path) == 0
         assert len(list(tmp_path.iterdir())) == 2
@@ -67,7 +67,7 @@ def test_nothing_else_is_touched(tmp_path):
     assert (outside / "deep").exists()
 
 
-def test_a_sweeper_never_takes_a_folder_that_is_being_made(tmp_path):
+def test_a_sweep_never_removes_a_folder_that_is_being_created(tmp_path):
     stop = threading.Event()
 
     def sweep():
@@ -87,5 +87,5 @@ def test_a_sweeper_never_takes_a_folder_that_is_being_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_does_not_exist_holds_nothing(tmp_path):
+def test_a_missing_root_folder_is_empty(tmp_path):
     assert remove_abandoned(tmp_path / "nowhere") == 0

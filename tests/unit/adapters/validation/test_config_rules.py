@@ -30,7 +30,7 @@ def changed(**changes):
     return judge(adapter_config(BASE, **changes))
 
 
-def test_what_peft_writes_is_accepted_whatever_plain_lora_it_describes():
+def test_every_plain_lora_config_written_by_peft_is_accepted():
     for options in (
         {},
         {"task_type": "CAUSAL_LM", "lora_dropout": 0.05, "use_rslora": True},
@@ -52,7 +52,7 @@ def test_what_peft_writes_is_accepted_whatever_plain_lora_it_describes():
         assert found.rank == found.alpha == 8
 
 
-def test_the_class_that_peft_notes_without_a_task_type_is_accepted_and_code_elsewhere_is_not():
+def test_the_class_that_peft_writes_without_a_task_type_is_accepted_and_other_code_is_not():
     library = "transformers.models.llama.modeling_llama"
     assert changed(auto_mapping={"base_model_class": "LlamaForCausalLM", "parent_library": library})[0]
     for mapping in ({"base_model_class": "X", "parent_library": "os"}, {"parent_library": library, "x": 1}, "x", {}):
@@ -83,7 +83,7 @@ def test_a_regular_expression_is_refused_at_once():
 
 
 @pytest.mark.parametrize("name", [BASE.id, BASE.hub_name, BASE.hub_name.upper()])
-def test_the_base_may_be_named_either_way(name):
+def test_the_base_model_may_be_named_by_id_or_hub_name(name):
     found, verdict = changed(base_model_name_or_path=name)
     assert found is not None
     assert verdict.notes == ()
@@ -98,7 +98,7 @@ def test_a_path_on_the_trainers_disk_is_accepted_with_a_note(name):
     assert len(verdict.notes) == 1
 
 
-def test_targets_mean_what_they_mean_to_peft():
+def test_targets_have_the_meaning_they_have_in_peft():
     everything = changed(target_modules=list(ALL_KINDS))[0].modules
     assert everything == set(BASE.modules)
     assert changed(target_modules=["layers.1.self_attn.q_proj"])[0].modules == {"model.layers.1.self_attn.q_proj"}

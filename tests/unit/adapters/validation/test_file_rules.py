@@ -20,7 +20,7 @@ def judge(*extra: str):
         "training_loss.png", "training_args.yaml", "events.out.tfevents.1719922014.host.1.0",
     ],
 )  # fmt: skip
-def test_what_training_leaves_behind_is_passed_over_with_a_note(name):
+def test_files_left_by_training_are_skipped_with_a_note(name):
     verdict = judge(name)
     assert verdict.problems == ()
     assert verdict.notes == (f"{name} was passed over: it is no part of an adapter",)
@@ -74,7 +74,7 @@ def test_both_files_are_required_and_each_once():
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin"])
-def test_what_a_trainer_pickles_is_refused_by_name_with_the_advice_to_leave_it_out(name):
+def test_pickled_trainer_files_are_refused_by_name_with_advice_to_leave_them_out(name):
     (problem,) = judge(name).problems
     assert problem.file == name
     assert "leave it out" in problem.message

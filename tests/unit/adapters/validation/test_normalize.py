@@ -51,7 +51,7 @@ def test_ties_go_to_the_even_neighbour_and_the_largest_floats_to_infinity():
     assert [hex(bits) for bits in to_bfloat16(values)] == ["0x3f80", "0x3f82", "0x3f81", "0x7f80"]
 
 
-def test_the_same_meaning_gives_the_same_bytes_whatever_the_tenant_wrote(tmp_path):
+def test_equivalent_uploads_give_the_same_bytes(tmp_path):
     plain = write_adapter(tmp_path / "plain", BASE, modules=("q_proj", "v_proj"))
     first = rewritten(plain, tmp_path / "first")
 
@@ -116,7 +116,7 @@ def test_an_adapter_of_some_layers_names_its_modules_in_full(tmp_path):
     assert manifest.target_modules == ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj")
 
 
-def test_the_config_says_only_what_a_loader_needs_and_our_own_base_id(tmp_path):
+def test_the_config_holds_only_what_a_loader_needs_and_the_platforms_base_id(tmp_path):
     rewritten(write_adapter(tmp_path / "in", BASE), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_bytes()) == {
         "base_model_name_or_path": "tiny-instruct",

@@ -74,7 +74,7 @@ def base() -> BaseModelSpec:
     ],
     ids=["attention", "everything", "all-linear", "no-task", "rslora", "one-layer", "excluded"],
 )
-def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
+def test_an_adapter_saved_by_peft_is_served_as_the_same_model(tmp_path, base, options):
     model = trained(**options)
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "ours").mkdir()
@@ -116,7 +116,7 @@ def test_what_peft_saves_is_served_as_the_same_model(tmp_path, base, options):
         ({"target_modules": ["q_proj"], "r": 128}, "rank_too_large"),
     ],
 )
-def test_what_peft_saves_beyond_plain_lora_is_refused(tmp_path, base, options, code):
+def test_peft_adapters_beyond_plain_lora_are_refused(tmp_path, base, options, code):
     trained(task_type="CAUSAL_LM", **options).save_pretrained(tmp_path)
     report = ReportBuilder()
     assert (

@@ -93,7 +93,7 @@ def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(name, tmp_path):
 
 @pytest.mark.soak  # some two hundred processes
 @pytest.mark.parametrize("name", JUDGED_BY_THE_CHILD)
-def test_a_bad_upload_is_refused_in_bounds_and_leaves_nothing(name, meter, tmp_path):
+def test_a_bad_upload_is_refused_within_the_limits_and_leaves_nothing(name, meter, tmp_path):
     item = BY_ID[name]
     measured = judge(meter, tmp_path, item.content())
     check(item, measured.verdict.problems)
@@ -105,7 +105,7 @@ def test_a_bad_upload_is_refused_in_bounds_and_leaves_nothing(name, meter, tmp_p
     assert measured.peak_bytes < PEAK_BYTES, measured
 
 
-def test_what_cannot_lie_in_a_folder_is_refused_by_its_announcement():
+def test_files_that_no_folder_can_hold_are_refused_at_their_announcement():
     announced = {name: item for name, item in BY_ID.items() if item.stage == "announce"}
     assert set(announced) > {name for name in BY_ID if name.startswith("U49")}
     for item in announced.values():
@@ -114,7 +114,7 @@ def test_what_cannot_lie_in_a_folder_is_refused_by_its_announcement():
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_upload_is_accepted_in_the_same_bounds_and_vllm_takes_it_as_it_came(name, meter, tmp_path):
+def test_a_good_upload_is_accepted_within_the_limits_and_vllm_loads_it_unchanged(name, meter, tmp_path):
     files = good_files() | GOOD[name]()
     measured = judge(meter, tmp_path, files)
     assert measured.verdict.accepted, measured.verdict
@@ -123,7 +123,7 @@ def test_a_good_upload_is_accepted_in_the_same_bounds_and_vllm_takes_it_as_it_ca
         accept_in_vllm(tmp_path / folder)
 
 
-def test_vllm_loads_every_module_of_what_is_accepted_in_full_shape(meter, tmp_path):
+def test_vllm_loads_every_module_of_an_accepted_adapter_in_full_shape(meter, tmp_path):
     """It slices its buffers by what it finds in the file, so nothing there would complain of less."""
     for number, make in enumerate(GOOD.values()):
         work = tmp_path / f"{number}"
@@ -188,7 +188,7 @@ ABSENT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=1)
 
 @given(changes=CHANGES, absent=ABSENT)
 @examples(600, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_config_vllm_refuses_is_refused_here_too(tmp_path, changes, absent):
+def test_every_config_that_vllm_refuses_is_refused_here(tmp_path, changes, absent):
     config = {name: value for name, value in (adapter_config(BASE) | changes).items() if name not in absent}
     (tmp_path / CONFIG).write_text(json.dumps(config))
     report = ReportBuilder()

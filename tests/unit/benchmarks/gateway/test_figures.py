@@ -73,7 +73,7 @@ def test_a_whole_answer_is_checked_too():
         check_whole(whole.replace(b"xxxx", b"xxx", 1), 7)
 
 
-def test_the_upstream_refuses_what_a_relay_has_changed():
+def test_the_upstream_refuses_a_request_that_a_relay_changed():
     assert understood(request_body(stream=True)).stream
     for changed in (
         request_body(stream=True).replace(b"boots", b"shoes"),
@@ -98,7 +98,7 @@ def measured(contender: str, kind: str, number: int, per_s: float, **changes: ob
     )  # fmt: skip
 
 
-def test_ratios_are_taken_within_rounds_and_what_was_not_measured_is_said():
+def test_ratios_are_taken_within_rounds_and_missing_measurements_are_named():
     rounds = Rounds(
         [measured("relay", "paced", number, 1000 * (number + 1)) for number in range(3)]
         + [measured("tenora", "paced", number, 700 * (number + 1)) for number in range(3)]
@@ -120,7 +120,7 @@ def test_ratios_are_taken_within_rounds_and_what_was_not_measured_is_said():
     assert doubts(rounds) == [f"{name}, paced: other core 95% of a core" for name in ("relay", "tenora")]
 
 
-def test_memory_a_stream_is_what_came_on_top_of_the_baseline():
+def test_memory_per_stream_is_the_growth_above_the_baseline():
     plan = Plan(streams=200, gateways=2, ticks=5, ramp_s=2, duration_s=60)
     baseline = [Usage(cpu_s=1, rss_bytes=100 << 20, files=20)] * 2
     progress = {"running": 200, "ended": 50, "errors": 0, "error_example": "", "gap_ms": [1000, 1003, 1010]}
@@ -140,14 +140,14 @@ def test_memory_a_stream_is_what_came_on_top_of_the_baseline():
     assert found["cores"] == pytest.approx([0.25, 0])
 
 
-def test_a_process_knows_what_it_uses():
+def test_a_process_reports_its_own_resource_usage():
     used = usage_of(os.getpid())
     assert used.cpu_s > 0
     assert used.rss_bytes > 10 << 20
     assert used.files > 2
 
 
-def test_every_question_is_another_and_none_is_longer():
+def test_questions_are_distinct_and_equally_long():
     bodies = {request_body(number, stream=True) for number in (0, 1, 12_345_678, 99_999_999)}
     assert len(bodies) == 4
     assert len({len(body) for body in bodies}) == 1

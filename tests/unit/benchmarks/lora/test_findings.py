@@ -25,7 +25,7 @@ SHAPE = TraceShape(
     st.sampled_from(["zipf", "power"]), st.sampled_from([0.3, 1.0]), st.sampled_from([1.0, 4.0]), st.integers(1, 1000)
 )
 @examples(30)
-def test_a_trace_stays_within_its_shape_and_repeats(popularity, skew, cv, adapters):
+def test_a_trace_has_the_requested_shape_and_repeats(popularity, skew, cv, adapters):
     shape = dataclasses.replace(SHAPE, popularity=popularity, skew=skew, cv=cv, adapters=adapters)
     trace = draw(shape)
     assert trace == draw(shape)
@@ -34,7 +34,7 @@ def test_a_trace_stays_within_its_shape_and_repeats(popularity, skew, cv, adapte
     assert all(4 <= each.output_tokens <= 9 for each in trace)
 
 
-def test_arrivals_come_at_the_rate_and_burst_as_asked():
+def test_arrivals_have_the_requested_rate_and_bursts():
     for cv in (1.0, 4.0):
         times = [each.at_s for each in draw(dataclasses.replace(SHAPE, cv=cv, duration_s=300))]
         gaps = [late - early for early, late in itertools.pairwise(times)]
@@ -42,7 +42,7 @@ def test_arrivals_come_at_the_rate_and_burst_as_asked():
         assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.1)
 
 
-def test_popularity_is_as_skewed_as_asked():
+def test_popularity_has_the_requested_skew():
     def most_popular(**changes) -> float:
         asked = [each.adapter for each in draw(dataclasses.replace(SHAPE, **changes))]
         return max(map(asked.count, set(asked))) / len(asked)
@@ -67,7 +67,7 @@ def served(adapter: int, tier: str, first_token_s: float) -> Served:
     return Served(arrival=arrival, answer=answer, tier=tier, load_ms=3, stall_ms=1, late_s=0.0)
 
 
-def test_a_summary_tells_tiers_hits_stalls_and_fairness():
+def test_a_summary_reports_tiers_hits_stalls_and_fairness():
     seen = [served(0, "store", 0.9), served(0, "slot", 0.1), served(1, "disk", 0.5), served(17, "slot", 3.0)]
     found = summary(SHAPE, seen, [2.0, 4.0], 10.0)
     assert found["hit_rate"] == {"slot": 0.5, "memory": 0, "disk": 0.25, "store": 0.25}

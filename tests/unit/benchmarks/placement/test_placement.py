@@ -33,13 +33,13 @@ def test_placement_by_cost_has_the_shortest_tail_and_swaps_least_often_where_ada
     assert ours["first_token_s"]["p99"] <= results["residency only"]["first_token_s"]["p99"]
 
 
-def test_goals_are_met_by_placement_by_cost_and_missed_by_what_is_worse(results):
+def test_placement_by_cost_meets_the_goals_and_worse_rules_miss_them(results):
     assert all(row["met"] for row in judged(results).values())
     swapped = results | {"tenora": results["least loaded"], "least loaded": results["tenora"]}
     assert not all(row["met"] for row in judged(swapped).values())
 
 
-def test_one_hot_adapter_is_spread_and_not_left_to_the_replica_that_has_it():
+def test_a_hot_adapter_spreads_beyond_the_replica_that_has_it():
     hot = draw(replace(SHAPE, adapters=1))
     ours, by_residency = (simulate(RULES[name], hot, Model(), 10) for name in ("tenora", "residency only"))
     assert ours["busiest_to_mean"] < 2

@@ -23,7 +23,7 @@ AT_ONCE = {
 }
 
 
-def test_an_adapter_is_run_served_deleted_and_gone_from_every_replica_and_the_store(
+def test_an_adapter_is_validated_served_deleted_and_removed_from_every_replica_and_the_store(
     api, base, settings, redis, store, tmp_path
 ):
     tenant = api.tenant()

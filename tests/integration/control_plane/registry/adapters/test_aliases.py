@@ -46,7 +46,7 @@ def hinted(redis) -> list[PrefetchHint]:
     return [msgspec.json.decode(fields[b"hint"], type=PrefetchHint) for _, fields in entries]
 
 
-def test_a_flip_tells_replicas_what_to_bring_ahead(tenant, ready, base, redis):
+def test_an_alias_change_hints_at_the_revision_to_prefetch(tenant, ready, base, redis):
     put(tenant, "prod", weights={ready[0]: 90, ready[2]: 10}).raise_for_status()
     assert {hint.engine_name.partition("@")[0] for hint in hinted(redis)} == {tenant.adapter_id}
     assert len({hint.engine_name for hint in hinted(redis)}) == 2
@@ -56,7 +56,7 @@ def test_a_flip_tells_replicas_what_to_bring_ahead(tenant, ready, base, redis):
     assert len(hinted(redis)) == 2
 
 
-def test_gateways_are_told_of_the_newest_revisions_and_of_those_with_an_alias(engine, tenant, ready, redis):
+def test_gateways_receive_the_newest_revisions_and_those_with_an_alias(engine, tenant, ready, redis):
     put(tenant, "old", revision=ready[0]).raise_for_status()
     relay = OutboxRelay(engine, redis, projections(PublishingSettings(revisions_published_max=1)))
 
@@ -78,7 +78,7 @@ def problem(response) -> tuple[int, str, str | None]:
     return response.status_code, body["code"], body.get("param")
 
 
-def test_a_flip_answers_with_what_takes_it_back(tenant, ready):
+def test_an_alias_change_returns_the_target_that_undoes_it(tenant, ready):
     first = put(tenant, "prod", revision=ready[0]).raise_for_status().json()
     assert (first["previous"], first["alias"]["revision"]) == (None, ready[0])
     assert first["alias"]["model"] == "bot:prod"
@@ -97,7 +97,7 @@ def test_a_flip_answers_with_what_takes_it_back(tenant, ready):
     assert problem(tenant.http.delete(f"{ALIASES}/prod")) == (404, "alias_not_found", None)
 
 
-def test_gateways_are_told_of_every_alias_and_every_ready_revision(tenant, ready, relay, redis, engine):
+def test_gateways_receive_every_alias_and_every_ready_revision(tenant, ready, relay, redis, engine):
     put(tenant, "prod", weights={ready[0]: 3, ready[2]: 1}).raise_for_status()
     put(tenant, "old", revision=ready[1]).raise_for_status()
     ready_revision(engine, tenant.adapter_id, status="rejected")
@@ -119,7 +119,7 @@ def test_gateways_are_told_of_every_alias_and_every_ready_revision(tenant, ready
     assert published().aliases == {"prod": {ready[0]: 3, ready[2]: 1}}
 
 
-def test_what_cannot_be_pointed_at_is_refused_by_name(tenant, ready, api, base, engine):
+def test_an_invalid_alias_target_is_refused_by_name(tenant, ready, api, base, engine):
     other = api.tenant()
     foreign, _ = ready_revision(engine, other.adapter("bot", base)["id"])
     waiting, _ = ready_revision(engine, tenant.adapter_id, status="validating")
@@ -152,7 +152,7 @@ def test_what_cannot_be_pointed_at_is_refused_by_name(tenant, ready, api, base, 
         assert problem(put(tenant, alias, revision=ready[0])) == (400, "invalid_name", "alias"), alias
 
 
-def test_an_alias_of_anothers_adapter_is_not_found_as_if_there_were_none(tenant, ready, api):
+def test_an_alias_of_another_tenants_adapter_is_not_found(tenant, ready, api):
     put(tenant, "prod", revision=ready[0]).raise_for_status()
     stranger = api.tenant()
     for response in (
@@ -173,7 +173,7 @@ def test_the_number_of_aliases_is_bounded(tenant, ready):
     put(tenant, "a7", revision=ready[1]).raise_for_status()
 
 
-def test_every_move_is_audited_with_what_was_before(tenant, ready, engine):
+def test_every_alias_change_is_audited_with_its_previous_target(tenant, ready, engine):
     put(tenant, "prod", revision=ready[0]).raise_for_status()
     put(tenant, "prod", weights={ready[0]: 1, ready[1]: 1}).raise_for_status()
     tenant.http.delete(f"{ALIASES}/prod").raise_for_status()
@@ -188,7 +188,7 @@ def test_every_move_is_audited_with_what_was_before(tenant, ready, engine):
     ]
 
 
-def test_moves_at_the_same_time_follow_one_another(tenant, ready):
+def test_concurrent_alias_changes_are_serialized(tenant, ready):
     """Each response names the previous target, so the chain of changes has no fork."""
     together = threading.Barrier(6)
 
@@ -204,7 +204,7 @@ def test_moves_at_the_same_time_follow_one_another(tenant, ready):
     assert sorted([*befores, last]) == sorted(["None", *(after for _, after in moves)])
 
 
-def test_a_deleted_adapters_successor_has_none_of_its_aliases(tenant, ready, base):
+def test_a_new_adapter_with_a_deleted_ones_name_has_none_of_its_aliases(tenant, ready, base):
     put(tenant, "prod", revision=ready[0]).raise_for_status()
     tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
     assert problem(tenant.http.get(ALIASES)) == (404, "adapter_not_found", None)

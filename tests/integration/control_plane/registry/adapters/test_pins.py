@@ -29,7 +29,7 @@ def pin(tenant, name: str, *, pinned: bool = True):
     return tenant.http.patch(f"/api/v1/adapters/{name}", json={"pinned": pinned})
 
 
-def test_what_a_pinned_adapters_name_serves_is_kept_in_memory(api, base, engine, pinned, relay, redis):
+def test_the_revisions_that_a_pinned_name_serves_are_kept_in_memory(api, base, engine, pinned, relay, redis):
     tenant = api.tenant(pinned_adapters=1)
     tenant.adapter("bot", base)
     old, new = (add_revision(engine, tenant, "bot") for _ in range(2))
@@ -76,7 +76,7 @@ def test_the_plan_bounds_how_many_are_pinned(api, base, engine, pinned):
 
 
 @pytest.mark.parametrize("how", ["unpin", "delete"])
-def test_what_leaves_makes_room_for_what_a_smaller_plan_had_left_out(api, base, engine, pinned, how):
+def test_an_adapter_that_leaves_makes_room_for_one_above_a_smaller_plans_limit(api, base, engine, pinned, how):
     tenant = api.tenant(pinned_adapters=2)
     for name in ("one", "two"):
         tenant.adapter(name, base)
@@ -104,7 +104,7 @@ def test_a_pin_follows_its_revision_to_another_rank_class(api, base, engine, pin
     assert msgspec.json.decode(redis.hget(redis_keys.snapshot("pins"), name), type=Pin).rank_class == 8
 
 
-def test_nothing_is_pinned_of_an_adapter_that_may_not_be_served(api, base, engine, pinned):
+def test_an_adapter_that_may_not_be_served_is_not_pinned(api, base, engine, pinned):
     tenant = api.tenant(pinned_adapters=2)
     for name in ("one", "two"):
         tenant.adapter(name, base)

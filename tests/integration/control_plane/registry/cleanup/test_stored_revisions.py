@@ -62,7 +62,7 @@ def states(tenant) -> set[str]:
     return {each["state"] for each in tenant.http.get("/api/v1/revocations").json()["data"]}
 
 
-def test_the_object_goes_after_its_quarantine_with_the_last_adapter_of_its_digest(
+def test_the_object_is_removed_after_its_quarantine_with_the_last_adapter_of_its_digest(
     api, base, engine, store, validator, removal, forget, tmp_path
 ):
     ours, theirs = api.tenant(), api.tenant()
@@ -89,7 +89,7 @@ def test_the_object_goes_after_its_quarantine_with_the_last_adapter_of_its_diges
         assert (states(theirs), lies(store, digest)) == ({"removed"}, False)
 
 
-def test_what_a_dead_worker_stored_and_no_row_knows_goes_when_it_is_old(api, base, engine, store, validator, tmp_path):
+def test_an_old_object_of_a_dead_worker_without_a_row_is_removed(api, base, engine, store, validator, tmp_path):
     tenant = api.tenant()
     kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
     orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
@@ -107,7 +107,7 @@ def sweep(orphans: OrphanSweep) -> None:
         pass
 
 
-def test_what_a_failed_canary_leaves_is_removed_too(api, base, engine, store, removal, validator, tmp_path):
+def test_objects_of_a_failed_canary_are_removed(api, base, engine, store, removal, validator, tmp_path):
     tenant = api.tenant()
     digest = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=102))
     with engine.begin() as connection:
@@ -117,9 +117,7 @@ def test_what_a_failed_canary_leaves_is_removed_too(api, base, engine, store, re
     assert not lies(store, digest)
 
 
-def test_a_verdict_that_comes_after_the_deletion_leaves_nothing_stored(
-    api, base, engine, store, validator, tmp_path, monkeypatch
-):
+def test_a_verdict_after_the_deletion_leaves_nothing_stored(api, base, engine, store, validator, tmp_path, monkeypatch):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     upload(tenant, "bot", write_adapter(tmp_path / "a", base, seed=103))
@@ -135,7 +133,7 @@ def test_a_verdict_that_comes_after_the_deletion_leaves_nothing_stored(
     assert not lies(store, digests[0])
 
 
-def test_what_is_removed_while_it_is_validated_again_is_stored_again(
+def test_an_object_removed_during_its_second_validation_is_stored_again(
     api, base, engine, store, validator, removal, forget, tmp_path
 ):
     """The old copy is removed after the new upload found it stored and before that upload is recorded."""
@@ -166,7 +164,7 @@ def test_what_is_removed_while_it_is_validated_again_is_stored_again(
     assert lies(store, digest)
 
 
-def test_a_digest_is_decided_by_one_at_a_time(engine):
+def test_decisions_about_one_digest_are_serialized(engine):
     digest, order, holding = "f" * 64, [], threading.Event()
 
     def second() -> None:
@@ -186,7 +184,7 @@ def test_a_digest_is_decided_by_one_at_a_time(engine):
     assert order == ["another digest", "first", "second"]
 
 
-def test_who_refers_to_a_digest_is_whoever_may_still_need_it(api, base, engine):
+def test_a_digest_is_referenced_by_every_revision_that_may_still_need_it(api, base, engine):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     one, two = (add_revision(engine, tenant, "bot", digest="d" * 64, ready=ready) for ready in (True, False))

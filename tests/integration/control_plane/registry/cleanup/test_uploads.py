@@ -46,7 +46,7 @@ def grow_older(engine, by: str = "2 hours") -> None:
         connection.exec_driver_sql(f"UPDATE revisions SET created_at = created_at - interval '{by}'")
 
 
-def test_an_upload_in_parts_that_nobody_goes_on_with_is_given_up(tenant, engine, uploads, cleanup):
+def test_an_abandoned_multipart_upload_is_aborted(tenant, engine, uploads, cleanup):
     revision = tenant.announce("router", FILES)
     first = revision["uploads"][1]["parts"][0]
     httpx.put(first["url"], content=bytes(first["size_bytes"])).raise_for_status()
@@ -61,7 +61,7 @@ def test_an_upload_in_parts_that_nobody_goes_on_with_is_given_up(tenant, engine,
     assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
 
 
-def test_open_parts_of_a_decided_revision_go_with_its_objects(tenant, engine, uploads, cleanup):
+def test_open_multipart_uploads_of_a_decided_revision_are_removed_with_its_objects(tenant, engine, uploads, cleanup):
     revision = tenant.announce("router", FILES)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET status = 'rejected', report = '{}'")
@@ -70,7 +70,7 @@ def test_open_parts_of_a_decided_revision_go_with_its_objects(tenant, engine, up
     assert open_uploads(uploads, upload_key(revision["id"], WEIGHTS)) == []
 
 
-def test_an_upload_that_no_row_knows_is_given_up_once_it_is_old(engine, uploads, cleanup):
+def test_an_old_upload_without_a_row_is_aborted(engine, uploads, cleanup):
     key = "uploads/rev_nobody/file"
     upload_id = uploads.open_multipart(key)
     cleanup.run_once()
@@ -81,7 +81,7 @@ def test_an_upload_that_no_row_knows_is_given_up_once_it_is_old(engine, uploads,
     assert open_uploads(uploads, key) == []
 
 
-def test_the_folder_of_a_killed_worker_is_removed_by_the_next(api, base, settings, tmp_path):
+def test_the_next_worker_removes_the_folder_of_a_killed_one(api, base, settings, tmp_path):
     from tests.fixtures.uploads.peft_adapters import write_adapter
 
     work = tmp_path / "work"

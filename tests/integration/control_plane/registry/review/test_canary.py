@@ -89,7 +89,7 @@ def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine
 
 
 @pytest.mark.parametrize("code", ["canary_failed_to_load", "canary_not_finite", "canary_no_effect"])
-def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, engine, redis, relay, exchange, code):
+def test_a_failed_run_rejects_the_revision_and_names_the_fix(base, tenant, engine, redis, relay, exchange, code):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -106,7 +106,7 @@ def test_a_run_that_went_wrong_rejects_the_revision_with_the_cure(base, tenant, 
     assert not redis.exists(redis_keys.snapshot("adapters"))
 
 
-def test_a_lost_job_is_asked_again_and_a_late_answer_is_dropped(base, tenant, engine, redis, exchange):
+def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -127,7 +127,7 @@ def test_a_lost_job_is_asked_again_and_a_late_answer_is_dropped(base, tenant, en
     assert seen(tenant, revision)["status"] == "ready", "what is decided stays so"
 
 
-def test_a_run_that_went_well_counts_though_it_was_slow(base, tenant, engine, redis, exchange):
+def test_a_slow_successful_run_counts(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -154,7 +154,7 @@ def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, e
     assert seen(tenant, revision)["status"] == "ready"
 
 
-def test_a_pool_that_never_answers_gets_the_revision_rejected(base, tenant, engine, redis, exchange):
+def test_a_revision_whose_pool_never_answers_is_rejected(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for attempt in (1, 2, 3):
@@ -171,7 +171,7 @@ def take(redis, job: CanaryJob, replica) -> None:
     redis.set(redis_keys.canary_running(job.revision_id), msgspec.json.encode(running))
 
 
-def test_a_job_that_waits_or_runs_is_no_attempt_however_long_it_takes(base, tenant, engine, redis, exchange):
+def test_a_job_that_waits_or_runs_is_no_attempt(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     replica = beat(redis, base.id)
     for _ in range(5):
@@ -190,7 +190,9 @@ def test_a_job_that_waits_or_runs_is_no_attempt_however_long_it_takes(base, tena
     assert seen(tenant, revision)["status"] == "ready"
 
 
-def test_a_run_without_a_verdict_is_no_attempt_and_is_asked_again_after_its_time(base, tenant, engine, redis, exchange):
+def test_a_run_without_a_verdict_is_no_attempt_and_is_sent_again_after_its_timeout(
+    base, tenant, engine, redis, exchange
+):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for _ in range(5):
@@ -209,7 +211,7 @@ def test_a_run_without_a_verdict_is_no_attempt_and_is_asked_again_after_its_time
     assert seen(tenant, revision)["status"] == "ready"
 
 
-def test_a_revision_that_costs_three_replicas_is_rejected_though_each_was_the_last(
+def test_a_revision_that_kills_three_replicas_is_rejected_even_if_each_was_the_last(
     base, tenant, engine, redis, exchange
 ):
     revision = add_revision(engine, tenant, "bot", ready=False)
@@ -229,9 +231,7 @@ def test_a_revision_that_costs_three_replicas_is_rejected_though_each_was_the_la
     assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
 
 
-def test_a_good_answer_that_lies_there_is_read_before_the_last_attempt_is_given_up(
-    base, tenant, engine, redis, exchange
-):
+def test_a_waiting_successful_result_is_read_before_the_last_attempt_fails(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for _ in range(3):
@@ -243,7 +243,7 @@ def test_a_good_answer_that_lies_there_is_read_before_the_last_attempt_is_given_
     assert seen(tenant, revision)["status"] == "ready"
 
 
-def test_without_a_fitting_replica_a_revision_waits_and_says_so(base, tenant, engine, redis, exchange):
+def test_a_revision_without_a_fitting_replica_waits_and_says_so(base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False, rank=12)
     beat(redis, base.id, rank_max=8)
     beat(redis, base.id, state="starting")
@@ -274,7 +274,7 @@ def test_jobs_lost_with_their_pool_do_not_count(base, tenant, engine, redis, exc
     assert seen(tenant, revision)["status"] == "validating"
 
 
-def test_a_pool_is_asked_no_more_than_it_can_take_in_turns_between_tenants(api, base, tenant, engine, redis, exchange):
+def test_a_pools_queued_jobs_are_bounded_and_alternate_between_tenants(api, base, tenant, engine, redis, exchange):
     other = api.tenant()
     other.adapter("bot", base)
     flood = [add_revision(engine, tenant, "bot", ready=False)["id"] for _ in range(6)]
@@ -290,7 +290,7 @@ def test_a_pool_is_asked_no_more_than_it_can_take_in_turns_between_tenants(api, 
     assert [job.revision_id for job in jobs(redis, base)] == [flood[1]]
 
 
-def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engine, redis):
+def test_one_replicas_runs_alternate_between_tenants(api, base, tenant, engine, redis):
     one_at_a_time = CanaryWorker(engine, redis, impatient(canary_jobs_per_replica=1))
     other = api.tenant()
     other.adapter("bot", base)
@@ -311,7 +311,7 @@ def test_one_replica_is_shared_in_turns_between_tenants(api, base, tenant, engin
     assert order == [flood[0], single, flood[1]]
 
 
-def test_a_suspended_tenants_revision_is_neither_asked_nor_judged(api, base, tenant, engine, redis, exchange):
+def test_a_suspended_tenants_revision_is_neither_run_nor_decided(api, base, tenant, engine, redis, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()

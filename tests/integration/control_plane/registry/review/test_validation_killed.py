@@ -83,7 +83,7 @@ def never_ready(engine: sa.Engine, redis) -> None:
     assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
 
 
-def test_a_killed_child_is_a_rejected_revision(path, settings, engine, redis):
+def test_a_killed_child_rejects_the_revision(path, settings, engine, redis):
     tenant, path = path
     with held_back_worker(settings) as (worker, s3):
         os.kill(child_of(worker, s3).pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_a_killed_child_is_a_rejected_revision(path, settings, engine, redis):
     never_ready(engine, redis)
 
 
-def test_a_child_that_hangs_is_a_rejected_revision(path, settings, engine, redis):
+def test_a_hanging_child_rejects_the_revision(path, settings, engine, redis):
     tenant, path = path
     with held_back_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as (worker, s3):
         child = child_of(worker, s3)
@@ -125,7 +125,7 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
     never_ready(engine, redis)
 
 
-def test_an_upload_whose_worker_is_killed_once_becomes_ready_all_the_same(path, settings, engine):
+def test_an_upload_whose_worker_is_killed_once_still_becomes_ready(path, settings, engine):
     tenant, path = path
     with held_back_worker(settings, TENORA_VALIDATION_LEASE_S="1") as (worker, s3):
         child = child_of(worker, s3)

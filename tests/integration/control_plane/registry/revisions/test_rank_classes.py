@@ -31,7 +31,7 @@ def test_an_admin_sees_what_each_class_costs_and_holds(api, engine, redis):
     assert (none.status_code, none.json()["code"]) == (404, "base_model_not_found")
 
 
-def test_new_classes_move_revisions_to_the_cheapest_that_fits_and_publish_them(api, base, engine, redis, relay):
+def test_new_classes_move_revisions_to_the_cheapest_fitting_class_and_publish_them(api, base, engine, redis, relay):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     small, large = add_revision(engine, tenant, "bot", rank=4), add_revision(engine, tenant, "bot", rank=12)
@@ -57,12 +57,12 @@ def test_new_classes_move_revisions_to_the_cheapest_that_fits_and_publish_them(a
         ({"rank_max": 17, "rank_classes": tuple(range(1, 18))}, "rank_classes"),
     ],
 )
-def test_classes_that_make_no_sense_are_refused(shared_api, change, param):
+def test_invalid_classes_are_refused(shared_api, change, param):
     response = shared_api.register(msgspec.structs.replace(tiny_base(), **change))
     assert (response.status_code, response.json()["param"]) == (400, param), response.text
 
 
-def test_an_admin_sees_where_adapters_lie_on_a_replica(api, redis):
+def test_an_admin_sees_the_tiers_of_adapters_on_a_replica(api, redis):
     replica = beat(redis, "tiny", rank_max=32, memory_adapters=5, residency_version=3)
     (shown,) = api.admin.get("/api/v1/admin/replicas").json()["data"]
     assert (shown["rank_max"], shown["memory_adapters"], shown["residency_version"]) == (32, 5, 3)

@@ -120,7 +120,7 @@ def read_back(tenant: Tenant, engine: sa.Engine, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", BY_WAY)
-def test_a_bad_upload_is_refused_with_its_code_and_noted(run, name):
+def test_a_bad_upload_is_refused_with_its_code_and_audited(run, name):
     item, outcome = BY_WAY[name], run.outcomes[name]
     statuses = [answer.status_code for answer in outcome.answers]
     assert max(statuses) < 500, [answer.text for answer in outcome.answers]
@@ -149,7 +149,7 @@ def test_a_bad_upload_is_refused_with_its_code_and_noted(run, name):
             assert item.code in outcome.audit[-1][1]["codes"]
 
 
-def test_what_was_refused_at_once_is_noted_with_its_reason(run):
+def test_an_immediate_refusal_is_audited_with_its_reason(run):
     with run.engine.connect() as connection:
         query = "SELECT details ->> 'param', details -> 'codes' ->> 0 FROM audit_events WHERE action = %s"
         noted = [tuple(row) for row in connection.exec_driver_sql(query, (REFUSED,))]

@@ -84,9 +84,7 @@ def test_an_object_replaced_after_the_verdict_changes_nothing_that_is_served(
     assert redis.hget(redis_keys.snapshot("adapters"), field) == route
 
 
-def test_an_object_replaced_before_it_is_looked_at_is_not_the_one_announced(
-    tenant, settings, store, folder, other_weights
-):
+def test_an_object_replaced_before_validation_is_refused(tenant, settings, store, folder, other_weights):
     revision = tenant.announce(ADAPTER, declared_files(folder))
     put_all(revision["uploads"], contents(folder))
     path = f"{REVISIONS}/{revision['id']}"
@@ -99,7 +97,7 @@ def test_an_object_replaced_before_it_is_looked_at_is_not_the_one_announced(
     assert [problem["code"] for problem in rejected["report"]["problems"]] == ["checksum_mismatch"]
 
 
-def test_completing_many_times_at_once_makes_one_revision(tenant, settings, engine, folder):
+def test_concurrent_completions_make_one_revision(tenant, settings, engine, folder):
     revision = tenant.announce(ADAPTER, declared_files(folder))
     put_all(revision["uploads"], contents(folder))
     path = f"{REVISIONS}/{revision['id']}"
@@ -115,7 +113,7 @@ def test_completing_many_times_at_once_makes_one_revision(tenant, settings, engi
     assert [each["id"] for each in tenant.http.get(REVISIONS).json()["data"]] == [revision["id"]]
 
 
-def test_another_tenants_revision_is_no_revision(api, base, tenant, folder):
+def test_another_tenants_revision_is_not_found(api, base, tenant, folder):
     theirs = api.tenant()
     theirs.adapter(ADAPTER, base)
     revision = theirs.announce(ADAPTER, declared_files(folder))
@@ -165,9 +163,7 @@ def test_a_compressed_body_is_not_unpacked(tenant):
     assert tenant.http.get(REVISIONS).json()["data"] == []
 
 
-def test_a_flood_of_refusals_fills_the_audit_trail_only_so_far(
-    postgres_settings, redis_settings, s3_settings, engine, folder
-):
+def test_audit_rows_of_a_flood_of_refusals_are_bounded(postgres_settings, redis_settings, s3_settings, engine, folder):
     web = WebSettings(control_port=0, refusals_audited_per_hour_max=3)
     with running_api(control_settings(postgres_settings, redis_settings, s3_settings, web=web)) as api:
         api.register(tiny_base()).raise_for_status()

@@ -63,7 +63,7 @@ def missing(tenant, revision) -> list[tuple[str, int | None]]:
     return [(path, number) for path, number, *_ in slices(answer["uploads"])]
 
 
-def test_a_large_file_is_sent_in_parts_side_by_side_and_becomes_one_object(tenant, uploads):
+def test_a_large_file_is_sent_in_parallel_parts_and_becomes_one_object(tenant, uploads):
     revision = tenant.announce("router", FILES)
     puts = slices(revision["uploads"])
     assert [(path, number) for path, number, *_ in puts] == [
@@ -81,7 +81,7 @@ def test_a_large_file_is_sent_in_parts_side_by_side_and_becomes_one_object(tenan
     assert (after["status"], after["uploads"]) == ("validating", [])
 
 
-def test_an_upload_goes_on_where_it_stopped(tenant):
+def test_an_upload_resumes_where_it_stopped(tenant):
     revision = tenant.announce("router", FILES)
     puts = slices(revision["uploads"])
     send([puts[0], puts[1], puts[3]])
@@ -94,7 +94,7 @@ def test_an_upload_goes_on_where_it_stopped(tenant):
     assert tenant.http.post(path_of(revision, "/complete")).status_code == 202
 
 
-def test_an_upload_that_the_store_forgot_is_begun_anew(tenant, uploads):
+def test_an_upload_lost_by_the_store_restarts(tenant, uploads):
     revision = tenant.announce("router", FILES)
     send(slices(revision["uploads"])[:3])
     key = upload_key(revision["id"], WEIGHTS)
@@ -108,7 +108,7 @@ def test_an_upload_that_the_store_forgot_is_begun_anew(tenant, uploads):
     assert tenant.http.post(path_of(revision, "/complete")).status_code == 202
 
 
-def test_a_replayed_announcement_goes_on_with_the_same_multipart_upload(tenant):
+def test_a_replayed_announcement_continues_the_same_multipart_upload(tenant):
     headers = {"idempotency-key": "k"}
     first, again = (
         tenant.http.post("/api/v1/adapters/router/revisions", json={"files": FILES}, headers=headers).json()
@@ -121,7 +121,7 @@ def test_a_replayed_announcement_goes_on_with_the_same_multipart_upload(tenant):
     assert missing(tenant, first) == []
 
 
-def test_many_who_resume_at_once_share_one_multipart_upload(tenant, uploads, engine):
+def test_concurrent_resumes_share_one_multipart_upload(tenant, uploads, engine):
     revision = tenant.announce("router", FILES)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE upload_files SET s3_upload_id = NULL")
@@ -135,7 +135,7 @@ def test_many_who_resume_at_once_share_one_multipart_upload(tenant, uploads, eng
     assert len(ids) == 1
 
 
-def test_an_announcement_that_met_a_store_that_was_down_is_finished_by_asking_again(settings, tenant):
+def test_an_announcement_made_while_the_store_was_down_is_completed_by_a_retry(settings, tenant):
     body, headers = {"files": FILES}, {"idempotency-key": "k", "authorization": f"Bearer {tenant.key}"}
     nowhere = replace(
         settings,
@@ -151,7 +151,7 @@ def test_an_announcement_that_met_a_store_that_was_down_is_finished_by_asking_ag
     assert len(tenant.http.get("/api/v1/adapters/router/revisions").json()["data"]) == 1
 
 
-def test_nobody_else_can_resume_an_upload_and_a_reading_key_cannot_either(api, base, tenant):
+def test_another_tenant_or_a_read_only_key_cannot_resume_an_upload(api, base, tenant):
     revision = tenant.announce("router", FILES)
     other = tenant_of_large_uploads(api, base)
     refused = other.http.get(path_of(revision, "/uploads"))
@@ -162,7 +162,7 @@ def test_nobody_else_can_resume_an_upload_and_a_reading_key_cannot_either(api, b
     assert reader.get(path_of(revision, "/uploads")).status_code == 403
 
 
-def test_there_are_no_urls_once_the_time_to_upload_is_over(tenant, engine):
+def test_an_expired_upload_gets_no_urls(tenant, engine):
     revision = tenant.announce("router", FILES)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET created_at = created_at - interval '2 hours'")

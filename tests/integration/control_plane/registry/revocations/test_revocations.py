@@ -39,7 +39,7 @@ def shown(tenant, revocation: dict) -> dict:
     return tenant.http.get(f"/api/v1/revocations/{revocation['id']}").raise_for_status().json()
 
 
-def test_a_deleted_adapter_loses_its_route_and_every_replica_is_told_all_its_names(api, base, engine, relay, redis):
+def test_a_deleted_adapter_loses_its_route_and_all_its_names_are_revoked(api, base, engine, relay, redis):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     ready = [add_revision(engine, tenant, "bot") for _ in range(2)]
@@ -63,7 +63,7 @@ def test_a_deleted_adapter_loses_its_route_and_every_replica_is_told_all_its_nam
     assert set(told(redis)) == {revocation["id"]}
 
 
-def test_a_revision_in_work_is_rejected_when_its_adapter_is_deleted(api, base, engine):
+def test_a_revision_in_progress_is_rejected_when_its_adapter_is_deleted(api, base, engine):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     revision = add_revision(engine, tenant, "bot", ready=False)
@@ -74,7 +74,7 @@ def test_a_revision_in_work_is_rejected_when_its_adapter_is_deleted(api, base, e
     assert row.report["notes"] == ["a note"]
 
 
-def test_an_adapter_that_no_engine_ever_heard_of_is_removed_at_once(api, base, relay, redis):
+def test_an_adapter_without_revisions_is_removed_at_once(api, base, relay, redis):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     revocation = deleted(tenant, "bot")
@@ -83,7 +83,7 @@ def test_an_adapter_that_no_engine_ever_heard_of_is_removed_at_once(api, base, r
     assert told(redis) == {}
 
 
-def test_it_is_unloaded_only_after_every_live_replica_of_the_base_has_said_so(api, base, engine, redis, collector):
+def test_an_adapter_is_unloaded_only_after_every_live_replica_of_its_base_confirms(api, base, engine, redis, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     name = add_revision(engine, tenant, "bot")["engine_name"]
@@ -106,7 +106,7 @@ def test_it_is_unloaded_only_after_every_live_replica_of_the_base_has_said_so(ap
     assert now["unloaded_at"]
 
 
-def test_a_tenant_does_not_learn_that_another_has_the_same_weights(api, base, engine, redis, collector):
+def test_a_tenant_does_not_learn_that_another_tenant_has_the_same_weights(api, base, engine, redis, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     digest = add_revision(engine, tenant, "bot")["digest"]
@@ -119,7 +119,7 @@ def test_a_tenant_does_not_learn_that_another_has_the_same_weights(api, base, en
     assert [receipt["on_disk"] for receipt in whole["receipts"]] == [[digest]]
 
 
-def test_a_replica_that_restarted_is_awaited_anew_and_one_that_is_gone_is_not(api, base, engine, redis, collector):
+def test_a_restarted_replica_is_awaited_again_and_a_removed_one_is_not(api, base, engine, redis, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
@@ -136,7 +136,7 @@ def test_a_replica_that_restarted_is_awaited_anew_and_one_that_is_gone_is_not(ap
     assert shown(tenant, revocation)["unloaded_at"]
 
 
-def test_a_redis_that_lost_its_memory_completes_nothing(api, base, engine, redis, relay):
+def test_a_redis_that_lost_its_data_completes_no_revocation(api, base, engine, redis, relay):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
@@ -155,7 +155,7 @@ def test_a_redis_that_lost_its_memory_completes_nothing(api, base, engine, redis
     assert set(told(redis)) == {revocation["id"]}, "replicas are told again"
 
 
-def test_receipts_already_collected_outlive_redis(api, base, engine, redis, collector):
+def test_collected_receipts_survive_data_loss_in_redis(api, base, engine, redis, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
@@ -171,7 +171,7 @@ def test_receipts_already_collected_outlive_redis(api, base, engine, redis, coll
     assert shown(tenant, revocation)["awaited_replicas"] == [other.id]
 
 
-def test_a_deletion_is_told_for_long_and_then_forgotten(api, base, engine, redis, relay, collector):
+def test_a_revocation_is_published_for_its_retention_and_then_removed(api, base, engine, redis, relay, collector):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
@@ -190,7 +190,7 @@ def test_a_deletion_is_told_for_long_and_then_forgotten(api, base, engine, redis
     assert shown(tenant, revocation)["state"] == "removed"
 
 
-def test_a_suspended_tenant_is_served_by_nobody_and_comes_back_whole(api, base, engine, redis, relay, collector):
+def test_a_suspended_tenant_is_not_served_and_is_restored_completely(api, base, engine, redis, relay, collector):
     tenant, other = api.tenant(), api.tenant()
     for each in (tenant, other):
         each.adapter("bot", base)
@@ -219,7 +219,7 @@ def test_a_suspended_tenant_is_served_by_nobody_and_comes_back_whole(api, base, 
     assert {each["state"] for each in ours} == {"lifted"}
 
 
-def test_what_was_deleted_stays_deleted_when_its_tenant_comes_back(api, base, engine, redis, relay):
+def test_a_deleted_adapter_stays_deleted_when_its_tenant_is_restored(api, base, engine, redis, relay):
     tenant = api.tenant()
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
@@ -230,7 +230,7 @@ def test_what_was_deleted_stays_deleted_when_its_tenant_comes_back(api, base, en
     assert (set(told(redis)), routed(redis)) == ({revocation["id"]}, set())
 
 
-def test_a_revocation_is_its_tenants_own_and_an_admins(api, base, engine):
+def test_a_revocation_is_visible_to_its_tenant_and_to_admins(api, base, engine):
     ours, theirs = api.tenant(), api.tenant()
     for tenant in (ours, theirs):
         tenant.adapter("bot", base)

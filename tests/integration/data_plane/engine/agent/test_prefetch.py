@@ -65,7 +65,7 @@ def another(harness):
     wait_for_commands(harness.client, f"ZRANGE {redis_keys.REPLICAS}")
 
 
-def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_used(harness):
+def test_a_hinted_adapter_is_in_memory_before_its_first_request_and_counts_as_useful_once_used(harness):
     name, before = engine_name(), outcomes(harness, "useful")
     harness.hint(name)
     wait_until(lambda: harness.in_memory(name), what="the hinted adapter")
@@ -78,7 +78,7 @@ def test_a_flip_is_in_memory_before_the_first_request_and_counts_as_useful_once_
     wait_until(lambda: outcomes(harness, "wasted") == wasted + 1, what="the outcome of an unused one")
 
 
-def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here(harness, another):
+def test_only_the_agreed_replica_prefetches_unless_this_one_has_another_revision(harness, another):
     adapter, theirs = new_id("ad"), engine_name()
     while winner(theirs, [REPLICA, "rep_two"]) == REPLICA:
         theirs = engine_name()
@@ -100,7 +100,7 @@ def test_only_the_replica_that_all_agree_on_acts_unless_another_revision_is_here
     wait_until(lambda: harness.in_memory(flipped), what="the flipped adapter")
 
 
-def test_hints_for_other_models_larger_ranks_and_nonsense_are_passed_over(harness):
+def test_hints_for_other_models_larger_ranks_and_invalid_hints_are_skipped(harness):
     wide = engine_name()
     harness.client.xadd(redis_keys.PREFETCH_HINTS, {"hint": b"no hint"})
     harness.client.xadd(redis_keys.PREFETCH_HINTS, {"other": b"field"})
@@ -111,7 +111,7 @@ def test_hints_for_other_models_larger_ranks_and_nonsense_are_passed_over(harnes
     assert not harness.in_memory(wide)
 
 
-def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(harness):
+def test_a_prefetch_beside_a_memory_full_of_used_adapters_goes_only_to_the_disk(harness):
     names = [engine_name() for _ in range(MEMORY)]
     for name in names:
         harness.ask(name)
@@ -131,7 +131,7 @@ def test_a_full_memory_of_adapters_in_use_lets_a_prefetch_only_to_the_disk(harne
 
 
 @pytest.mark.soak
-def test_an_adapter_with_a_rhythm_is_there_when_its_time_comes(harness):
+def test_a_periodically_used_adapter_is_prefetched_in_time(harness):
     name = engine_name()
     forecasts = harness.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}')
     next_at = time.time()
@@ -144,7 +144,7 @@ def test_an_adapter_with_a_rhythm_is_there_when_its_time_comes(harness):
     assert harness.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}') == forecasts + 1
 
 
-def test_pins_are_brought_kept_and_bounded_by_half_of_memory(harness):
+def test_pins_are_loaded_kept_and_bounded_by_half_of_memory(harness):
     pinned = sorted(engine_name() for _ in range(MEMORY))
     for name in pinned:
         harness.pin(name)

@@ -25,7 +25,7 @@ def client(redis_server):
         yield client
 
 
-def test_it_is_ready_only_once_revoked_adapters_are_known_refused_and_off_its_disk(client, redis_server, tmp_path):
+def test_a_replica_is_ready_only_after_it_refuses_and_removed_revoked_adapters(client, redis_server, tmp_path):
     name = engine_name()
     left_by_the_last_replica = tmp_path / f"{REPLICA}-cache" / name.partition("@")[2]
     left_by_the_last_replica.mkdir(parents=True)

@@ -61,7 +61,7 @@ async def until(condition, what):
     await asyncio.to_thread(wait_until, condition, what=what)
 
 
-async def test_a_hanging_store_stops_neither_what_is_resident_nor_other_tenants(make_harness, faulty, names):
+async def test_a_hanging_store_stops_neither_resident_adapters_nor_other_tenants(make_harness, faulty, names):
     harness = make_harness(adapter_loads_max=5, adapter_loads_per_tenant_max=3)
     resident, cold, greedy = names[0], names[1], names[2:]
     assert (await harness.chat(resident, x_tenora_tenant="tn_b")).status == 200

@@ -59,7 +59,7 @@ def test_a_tenant_over_the_unmetered_rate_gets_a_429_and_is_served_after_waiting
     wait_until(lambda: ask().status_code == 200, timeout_s=promised_s(3), what="the tenant to be served again")
 
 
-def test_an_exhausted_minute_is_checked_in_redis_only_a_few_times(stack):
+def test_an_exhausted_minute_is_refused_by_redis_a_few_times_and_then_locally(stack):
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
     codes, began = [], time.monotonic()

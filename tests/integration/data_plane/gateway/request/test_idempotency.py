@@ -181,7 +181,7 @@ def test_a_keyed_request_does_not_run_without_redis(post, stack, tenant):
 
 
 @pytest.mark.parametrize("name", ["a b", "a" * 256])
-def test_a_key_that_is_no_key_is_refused(post, name):
+def test_an_invalid_idempotency_key_is_refused(post, name):
     refused = post(name)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
 

@@ -62,7 +62,7 @@ def test_each_abandoned_sequence_is_counted(stack, tenant):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnect_after_a_long_chunked_body_is_noticed(stack, tenant, stream, promised_s):
+def test_a_disconnect_after_a_long_body_sent_in_pieces_is_noticed(stack, tenant, stream, promised_s):
     slowly(stack)
     tenant.sdk()
     host, port = stack.gateway.url.removeprefix("http://").split(":")

@@ -25,7 +25,7 @@ def test_a_revision_goes_to_the_cheapest_class_that_fits_it(rank, classes):
 
 
 @given(CLASSES, st.integers(1, 512))
-def test_every_rank_is_asked_of_exactly_one_pool_or_none(classes, rank):
+def test_every_rank_belongs_to_one_pool_at_most(classes, rank):
     pools = pools_of([replica(f"r{rank_max}", rank_max) for rank_max in classes])
     asked = [pool.rank_max for pool in pools if pool.rank_above < rank <= pool.rank_max]
     assert asked == [cheapest for cheapest in [class_for(rank, classes)] if cheapest is not None]
@@ -41,7 +41,7 @@ def test_only_replicas_that_are_ready_run_canaries():
     ]
 
 
-def test_a_slot_takes_the_full_rank_of_every_linear_module():
+def test_a_slot_reserves_the_full_rank_of_every_linear_module():
     base = tiny_base(layers=1, hidden=10, kv=4, intermediate=6)
     widths = (10 + 10) + (10 + 4) + (10 + 4) + (10 + 10) + (10 + 6) + (10 + 6) + (6 + 10)
     assert slot_bytes(base, 16) == widths * 16 * 2
@@ -58,6 +58,6 @@ def test_a_class_shows_what_its_live_slots_cost_in_kv_pages():
     assert high.slots_bytes <= high.kv_pages_of_slots * kv_page_bytes(base)
 
 
-def test_replicas_of_a_rank_that_nobody_registered_are_shown_as_such():
+def test_replicas_of_an_unregistered_rank_are_shown_as_such():
     views = describe(tiny_base(), [replica("a", 8)], {})
     assert [(view.rank, view.registered) for view in views] == [(8, False), (512, True)]

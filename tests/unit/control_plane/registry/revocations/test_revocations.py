@@ -43,7 +43,7 @@ def collect(answered: dict[str, bytes], known: dict | None = None) -> dict:
     return merge_receipts(known or {}, encoded, revocation_id="rvk_1", engine_names=[MINE])
 
 
-def test_a_replica_is_awaited_until_its_present_engine_says_that_nothing_is_left():
+def test_a_replica_is_awaited_until_its_current_engine_confirms_that_nothing_is_left():
     receipts = collect(
         {
             "done": receipt("done"),
@@ -65,7 +65,7 @@ def test_a_receipt_shows_no_name_but_the_revoked_ones():
     assert (shown["in_slots"], shown["in_memory"], shown["on_disk"]) == ([MINE], [], ["a" * 64])
 
 
-def test_what_is_no_receipt_of_this_revocation_by_this_replica_is_left_out():
+def test_receipts_of_other_revocations_or_replicas_are_left_out():
     foreign = msgspec.json.encode(msgspec.json.decode(receipt("r")) | {"revocation_id": "rvk_2"})
     assert collect({"r": foreign, "s": b"{", "t": receipt("u"), "v": b"\xff\x00"}) == {}
 

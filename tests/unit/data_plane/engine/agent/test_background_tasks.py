@@ -33,7 +33,7 @@ async def test_a_failing_task_is_repeated_and_harms_no_other(tasks):
     assert calls["whole"] >= 3
 
 
-async def test_closing_ends_them_also_when_a_cancellation_is_swallowed(tasks):
+async def test_closing_ends_tasks_even_if_they_swallow_the_cancellation(tasks):
     swallowed, begun = [], asyncio.Event()
 
     async def stubborn() -> None:

@@ -24,7 +24,7 @@ ids = st.lists(st.integers(0, 50).map(lambda number: f"rep_{number}"), min_size=
 
 
 @given(ids, st.lists(st.text("abc", min_size=1, max_size=4), max_size=30))
-def test_a_replica_that_goes_moves_only_its_own_names(replica_ids, names):
+def test_a_removed_replica_moves_only_its_own_names(replica_ids, names):
     gone = replica_ids[-1]
     for name in names:
         before, after = winner(name, replica_ids), winner(name, replica_ids[:-1])

@@ -47,7 +47,7 @@ def test_the_difference_is_symmetric(one, other):
 
 
 @given(answers, st.floats(0.01, 5))
-def test_a_shift_is_found_as_large_as_it_is(found, by):
+def test_a_shift_is_measured_exactly(found, by):
     assert difference(found, [shifted(answer, by) for answer in found]) == pytest.approx(by)
 
 
@@ -84,6 +84,6 @@ def test_a_number_that_is_not_finite_is_found_anywhere(value):
         (2 * DIFFERENCE_MIN, 0.0, True, False),
     ],
 )
-def test_noise_is_told_from_effect(found, noise, plain, nothing):
+def test_noise_is_distinguished_from_an_effect(found, noise, plain, nothing):
     assert is_significant(found, noise) is plain
     assert is_negligible(found) is nothing
