@@ -54,12 +54,12 @@ def test_a_setting_of_pip_means_the_same_to_uv(pip, uv):
         ({}, {"UV_INDEX_STRATEGY": "first-index"}),
     ],
 )
-def test_what_the_user_set_for_uv_stays(pip, uv):
+def test_settings_the_user_made_for_uv_stay(pip, uv):
     assert not set(uv_environment(pip_settings("", pip), {**pip, **uv})) - {"UV_INDEX_STRATEGY"} - set(pip)
     assert not set(uv_environment(pip_settings("", pip), {**pip, **uv})) & set(uv)
 
 
-def test_pips_files_are_read_and_variables_come_before_them():
+def test_pips_files_are_read_and_variables_override_them():
     listed = (
         ":env:.index-url='https://env/simple'\n"
         "global.index-url='https://global/simple'\n"

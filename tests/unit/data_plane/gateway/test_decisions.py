@@ -58,13 +58,13 @@ def with_key(built: Tables, tenant_id: str = "tn_1", scopes: tuple[str, ...] = (
     return key.encode()
 
 
-def test_a_good_key_speaks_for_its_tenant():
+def test_a_good_key_identifies_its_tenant():
     built = tables()
     headers = [(b"host", b"x"), (b"authorization", b"bearer " + with_key(built))]
     assert authenticate(headers, built, PEPPER).tenant.tenant_id == "tn_1"
 
 
-def test_whatever_is_not_exactly_one_good_key_is_refused():
+def test_anything_but_exactly_one_good_key_is_refused():
     built = tables()
     good = with_key(built)
     wrong_checksum = good[:-1] + (b"A" if good[-1:] != b"A" else b"B")
@@ -85,7 +85,7 @@ def test_whatever_is_not_exactly_one_good_key_is_refused():
         authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper")
 
 
-def test_a_suspended_tenant_and_a_key_without_the_scope_are_told_so():
+def test_a_suspended_tenant_and_a_key_without_the_scope_get_named_errors():
     built = tables(tn_1="suspended", tn_2="active")
     for key, code in (
         (with_key(built), "tenant_suspended"),
@@ -140,7 +140,7 @@ def test_only_what_can_be_called_is_listed():
 @pytest.mark.parametrize(
     "model", ["bot:", "bot:none", "bot@", "bot@rev_3", "bot@rev_1:prod", "bot:prod@rev_1", "@", ":"]
 )
-def test_an_alias_or_a_revision_that_is_not_there_is_no_model(model):
+def test_an_absent_alias_or_revision_is_not_found(model):
     built = tables(aliases={"prod": {"rev_1": 1}, "gone": {"rev_9": 1}})
     for name in (model, "bot:gone"):
         with pytest.raises(NotFound) as refusal:
@@ -149,12 +149,12 @@ def test_an_alias_or_a_revision_that_is_not_there_is_no_model(model):
         assert ("/api/v1/adapters/bot/aliases/" in refusal.value.message) is (name in ("bot@", "bot@rev_3"))
 
 
-def test_a_weighted_alias_leaves_out_a_revision_that_is_not_there():
+def test_a_weighted_alias_skips_an_absent_revision():
     built = tables(aliases={"prod": {"rev_1": 1, "rev_9": 1000}})
     assert {named(built, "tn_1", "bot", f"req_{n}") for n in range(50)} == {"ad_1@" + "c" * 64}
 
 
-def test_anothers_adapter_cannot_be_told_from_none():
+def test_another_tenants_adapter_looks_absent():
     built = tables()
     answers = []
     for name in ("bot", "nob"):
@@ -180,7 +180,7 @@ def test_anothers_adapter_cannot_be_told_from_none():
 @pytest.mark.parametrize(
     ("prompt", "asked", "ceiling"), [(10, None, 90), (10, 50, 50), (90, None, 10), (99, 1, 1), (10, 90, 90)]
 )
-def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceiling):
+def test_max_tokens_is_the_smallest_of_caller_plan_and_context(prompt, asked, ceiling):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     route = tiny_route(context_tokens=200)
     require_output_allowed(prompt, asked, limits, route)
@@ -194,7 +194,7 @@ def test_the_ceiling_is_the_least_of_caller_plan_and_context(prompt, asked, ceil
         (KeyLimits(output_tokens=10), (100, 10)), (KeyLimits(context_tokens=500, output_tokens=500), (100, 90)),
     ],
 )  # fmt: skip
-def test_a_key_narrows_what_one_request_may_ask_and_never_widens_it(own, windows):
+def test_a_keys_limits_only_lower_a_requests_max_tokens(own, windows):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     caller = Caller(
         KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=own),
@@ -208,7 +208,7 @@ def test_a_key_narrows_what_one_request_may_ask_and_never_widens_it(own, windows
     ("prompt", "asked", "code"),
     [(100, None, "context_length_exceeded"), (50, 51, "context_length_exceeded"), (1, 91, "invalid_value")],
 )
-def test_more_than_plan_or_context_allow_is_refused(prompt, asked, code):
+def test_max_tokens_above_the_plan_or_context_is_refused(prompt, asked, code):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     with pytest.raises(InvalidRequest) as refusal:
         require_output_allowed(prompt, asked, limits, tiny_route(context_tokens=200))
@@ -219,7 +219,7 @@ def test_more_than_plan_or_context_allow_is_refused(prompt, asked, code):
     ("microseconds", "text"), [(0, "0ms"), (1, "1ms"), (12_000, "12ms"), (1_500_000, "1.5s"), (60_000_000, "1m0s"),
                                (361_250_000, "6m1.25s")]
 )  # fmt: skip
-def test_durations_read_as_openai_writes_them(microseconds, text):
+def test_durations_have_openais_format(microseconds, text):
     assert duration(microseconds) == text
 
 
@@ -237,7 +237,7 @@ def test_durations_read_as_openai_writes_them(microseconds, text):
         ("kv_pages", -1, "kv_pages_exceeded", b"rate_limit_error", None),
     ],
 )
-def test_each_limit_says_which_it_is_and_whether_to_try_again(blocked_by, wait_us, code, kind, retry):
+def test_each_refusal_names_its_limit_and_whether_to_retry(blocked_by, wait_us, code, kind, retry):
     result = ReservationResult(
         blocked_by=blocked_by, level="tenant", wait_us=wait_us, limit=5, remaining=1, fits=3, max_tokens=0, pages=2,
         requests_limit=600, requests_remaining=2, requests_reset_us=3000, tokens_limit=9000, tokens_remaining=4,
@@ -294,7 +294,7 @@ def test_each_message_names_the_limit_its_value_and_the_fix(blocked_by, wait_us,
 
 
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
-def test_an_event_bills_what_the_engine_counted(prompt, cached, outputs):
+def test_an_event_bills_the_engines_counts(prompt, cached, outputs):
     request = inference_request()
     run = RequestRun(
         replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7,

@@ -22,7 +22,7 @@ def counts(judged: Flip) -> list[tuple[int, int]]:
     return [(result.calls, result.wrong) for result in judged.results()]
 
 
-def test_calls_between_a_move_and_its_acknowledgement_may_go_either_way():
+def test_calls_between_a_move_and_its_acknowledgement_may_reach_either_revision():
     assert counts(flip(*FINE)) == [(2, 0), (1, 0)]
     assert flip(*FINE).violations() == []
 
@@ -39,7 +39,7 @@ def test_a_wrong_call_counts_for_the_move_that_it_came_after_and_for_no_other():
     ]  # fmt: skip
 
 
-def test_a_move_that_nobody_called_after_is_not_shown():
+def test_a_move_without_later_calls_is_not_shown():
     judged = flip(*(call for call in FINE if call[0] < 21))
     assert counts(judged) == [(2, 0), (0, 0)]
     (violation,) = judged.violations()

@@ -28,7 +28,7 @@ def page():
     return render_settings()
 
 
-def test_every_setting_stands_in_exactly_one_table_of_settings(page):
+def test_every_setting_is_in_exactly_one_table_of_settings(page):
     listed = re.findall(
         r"^\| `TENORA_(\w+)` \| (?:required|computed|empty|the host's name|`)", page, flags=re.MULTILINE
     )

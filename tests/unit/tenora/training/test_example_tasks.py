@@ -35,7 +35,7 @@ def test_an_empty_dataset_is_refused(tmp_path):
         TICKET_ROUTER.load(tmp_path, "train")
 
 
-def test_a_label_is_right_only_alone():
+def test_a_label_is_right_only_without_other_text():
     assert TICKET_ROUTER.is_right(" cards\n", "cards")
     assert not TICKET_ROUTER.is_right("The queue is cards.", "cards")
     assert not TICKET_ROUTER.is_right("cards", "fees")

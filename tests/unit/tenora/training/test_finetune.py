@@ -29,7 +29,7 @@ def running_with(argument: str) -> list[str]:
     return found
 
 
-def test_it_reports_what_was_done_and_leaves_an_adapter(tiny_base, dataset, tmp_path):
+def test_a_training_reports_its_steps_and_leaves_an_adapter(tiny_base, dataset, tmp_path):
     seen = []
     report = finetune(
         tiny_base, dataset, tmp_path / "out", task=TICKET_ROUTER, seed=5, progress=lambda *step: seen.append(step)
@@ -49,7 +49,7 @@ def test_a_failure_carries_the_childs_own_words(tiny_base, dataset, tmp_path):
         finetune(tiny_base, dataset, tmp_path / "out", task=TICKET_ROUTER, progress=lambda *_: None)
 
 
-def test_a_caller_that_stops_listening_ends_the_child(tiny_base, dataset, tmp_path):
+def test_a_caller_that_stops_reading_ends_the_child(tiny_base, dataset, tmp_path):
     def interrupt(*_):
         assert running_with(str(tmp_path / "out"))
         raise KeyboardInterrupt
@@ -59,7 +59,7 @@ def test_a_caller_that_stops_listening_ends_the_child(tiny_base, dataset, tmp_pa
     assert not running_with(str(tmp_path / "out"))
 
 
-def test_callers_stay_free_of_torch():
+def test_callers_do_not_import_torch():
     program = (
         "import sys, tenora.training.finetune, tenora.stack.base_model; "
         "sys.exit('torch' in sys.modules or 'peft' in sys.modules)"

@@ -74,7 +74,7 @@ def test_parts_arrive_whole_with_their_length_and_headers(store, file):
         assert "transfer-encoding" not in {name.lower() for name in headers}
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again_and_the_count_stays_right(store, file, monkeypatch):
+def test_a_store_that_fails_for_a_while_is_retried_and_the_count_stays_right(store, file, monkeypatch):
     monkeypatch.setattr("tenora.upload.transport._BACKOFF_S", 0.01)
     store.answers = [503, 500]
     sent = []
@@ -96,7 +96,7 @@ def test_a_store_that_stays_away_ends_the_attempts(file, monkeypatch):
         send([part(nowhere, file)], lambda _: None)
 
 
-def test_a_file_that_shrinks_is_said_so(store, file):
+def test_a_file_that_shrinks_is_reported(store, file):
     with pytest.raises(SendFailed, match="became shorter"):
         send([part(store, file, size=len(BODY) + 1)], lambda _: None)
 

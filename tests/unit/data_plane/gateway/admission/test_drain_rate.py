@@ -5,7 +5,7 @@ import pytest
 from data_plane.gateway.admission.drain_rate import DrainRate
 
 
-def test_nothing_is_said_before_a_second_was_seen():
+def test_there_is_no_estimate_before_one_second_of_observation():
     rate = DrainRate()
     assert rate.wait_s(100, 0.0) is None
     rate.begin(0.0)
@@ -14,7 +14,7 @@ def test_nothing_is_said_before_a_second_was_seen():
     assert rate.wait_s(100, 1.5) == pytest.approx(3.0, rel=0.2)
 
 
-def test_time_in_which_nobody_waited_does_not_count():
+def test_time_without_a_waiting_request_does_not_count():
     rate = DrainRate()
     rate.begin(0.0)
     for step in range(20):
@@ -27,7 +27,7 @@ def test_time_in_which_nobody_waited_does_not_count():
     assert rate.wait_s(200, 100.0) is None, "that was another day"
 
 
-def test_it_follows_a_change_within_seconds():
+def test_the_estimate_follows_a_change_within_seconds():
     rate = DrainRate()
     rate.begin(0.0)
     for step in range(100):
@@ -37,13 +37,13 @@ def test_it_follows_a_change_within_seconds():
     assert rate.wait_s(1000, 20.0) == pytest.approx(1.0, rel=0.3)
 
 
-def test_a_queue_from_which_nothing_was_ever_taken_says_nothing():
+def test_a_queue_that_never_drained_gives_no_estimate():
     rate = DrainRate()
     rate.begin(0.0)
     assert rate.wait_s(1000, 60.0) is None
 
 
-def test_the_margin_is_that_of_chance_and_small_where_many_are_taken():
+def test_the_margin_covers_chance_and_is_small_at_a_high_rate():
     few, many = DrainRate(), DrainRate()
     for rate, requests in ((few, 10), (many, 1000)):
         rate.begin(0.0)

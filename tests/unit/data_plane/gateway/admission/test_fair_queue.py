@@ -51,7 +51,7 @@ def test_two_backlogged_tenants_get_their_weights_within_one_request(ours, their
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2)), max_size=60))
-def test_everybody_who_waits_gets_a_turn_in_order_of_tier_and_of_arrival_within_a_tenant(arrivals):
+def test_waiting_requests_get_turns_by_tier_and_by_arrival_within_a_tenant(arrivals):
     turns, tiers = queue(), {"a": 0, "b": 0, "c": 1, "d": 1}
     for number, (tenant, tokens, _) in enumerate(arrivals):
         turns.push(entry(tenant, tokens, str(number), tier=tiers[tenant]))
@@ -78,7 +78,7 @@ def test_idle_time_earns_nothing():
     assert served == {"late": 5, "busy": 5}  # not ten, for the twenty it was away
 
 
-def test_who_used_what_was_idle_is_not_made_to_pay_for_it():
+def test_a_tenant_does_not_pay_later_for_using_idle_capacity():
     turns = queue()
     fill(turns, "early", [10] * 60)
     for _ in range(50):
@@ -88,7 +88,7 @@ def test_who_used_what_was_idle_is_not_made_to_pay_for_it():
     assert served == {"late": 5, "early": 5}
 
 
-def test_what_was_charged_too_much_is_given_back_in_turns():
+def test_an_overcharge_is_returned_in_turns():
     turns = queue()
     fill(turns, "a", [10] * 10)
     fill(turns, "b", [10] * 10)
@@ -111,7 +111,7 @@ def test_a_request_that_is_put_back_keeps_its_place():
     assert [each.item for each in turns.in_order(of_tenant_max=3)] == ["a0", "a1", "a2"]
 
 
-def test_of_each_tenant_only_its_oldest_few_are_looked_at():
+def test_only_a_tenants_oldest_requests_are_scanned():
     turns = queue()
     fill(turns, "a", [10] * 5)
     fill(turns, "b", [10] * 5)
@@ -127,7 +127,7 @@ def test_one_tenant_cannot_have_more_than_its_part_of_the_queue():
     assert turns.push(entry("quiet")) is None
 
 
-def test_in_a_full_queue_the_newest_of_the_largest_makes_room_for_who_has_less():
+def test_in_a_full_queue_the_newest_request_of_the_largest_tenant_makes_room_for_a_smaller_one():
     turns = queue(requests_max=4)
     fill(turns, "flood", [10] * 4)
     pushed_out = turns.push(entry("quiet"))
@@ -141,7 +141,7 @@ def test_in_a_full_queue_the_newest_of_the_largest_makes_room_for_who_has_less()
     assert turns.requests == 4
 
 
-def test_a_better_tier_is_never_pushed_out_by_a_worse_one_and_a_worse_one_always():
+def test_a_better_tier_always_displaces_a_worse_one_and_never_the_reverse():
     turns = queue(requests_max=2)
     fill(turns, "best", [10] * 2, tier=0)
     with pytest.raises(WaitQueueFull):
@@ -161,7 +161,7 @@ def test_the_queue_is_bounded_in_tokens_as_well():
     assert turns.tokens == 100
 
 
-def test_what_is_ahead_of_a_tenant_is_its_own_and_of_others_as_much_as_their_share():
+def test_the_work_ahead_of_a_tenant_is_its_own_plus_the_others_share():
     turns = queue()
     fill(turns, "flood", [10] * 100)
     fill(turns, "few", [10] * 2)
@@ -173,11 +173,11 @@ def test_what_is_ahead_of_a_tenant_is_its_own_and_of_others_as_much_as_their_sha
     assert turns.tokens_ahead(entry("last", 10, tier=5)) == 1020
 
 
-def test_a_generated_token_counts_twice_as_much_as_one_that_is_read():
+def test_a_generated_token_counts_twice_as_much_as_a_prompt_token():
     assert service(100, 50) == 200
 
 
-def test_it_knows_whether_a_better_tier_waits():
+def test_the_queue_knows_whether_a_better_tier_waits():
     turns = queue()
     assert not turns.has_higher_tier(5)
     fill(turns, "a", [10], tier=2)
@@ -189,7 +189,7 @@ def test_it_knows_whether_a_better_tier_waits():
     assert turns.has_higher_tier(3)
 
 
-def test_whose_wishes_are_mostly_elsewhere_gets_so_much_less_here():
+def test_a_tenant_with_most_demand_elsewhere_gets_proportionally_less_here():
     turns = queue()
     fill(turns, "here", [10] * 40)
     fill(turns, "everywhere", [10] * 40)
@@ -210,7 +210,7 @@ def test_a_charge_is_taken_back_at_the_rate_at_which_it_was_made():
     assert account.counter == 0
 
 
-def test_who_was_served_more_than_others_expects_what_they_wait_with_to_go_first():
+def test_a_tenant_served_more_than_others_counts_their_waiting_requests_as_ahead():
     turns = queue()
     fill(turns, "a", [100, 100])
     fill(turns, "b", [50])

@@ -28,7 +28,7 @@ def refusal(kind="chat", **fields: object) -> InvalidRequest:
     return caught.value
 
 
-def test_fields_without_effect_and_null_ones_leave_the_request_as_it_was():
+def test_fields_without_effect_and_null_fields_do_not_change_the_request():
     null = dict.fromkeys(ACCEPTED.keys() - HI.keys() | REFUSED)
     ignored = {name: {"type": "ephemeral"} for name in IGNORED}
     assert for_engine(**{**null, **ignored, "thinking": {"type": "disabled"}}) == for_engine()
@@ -46,7 +46,7 @@ def test_fields_without_effect_and_null_ones_leave_the_request_as_it_was():
         ({"type": "tool", "name": "f"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
     ],
 )
-def test_tool_choices_have_their_counterparts(choice, sent):
+def test_every_tool_choice_is_translated(choice, sent):
     body = for_engine(tools=[TOOL], tool_choice=choice)
     assert {name: body[name] for name in sent} == sent
 
@@ -69,11 +69,11 @@ def test_tool_choices_have_their_counterparts(choice, sent):
         ({"n": 2}, "n"),
     ],
 )
-def test_what_is_wrong_is_named(fields, param):
+def test_an_invalid_field_is_named(fields, param):
     assert refusal(**fields).param == param
 
 
-def test_counting_takes_no_field_of_an_answer():
+def test_token_counting_accepts_no_field_that_shapes_an_answer():
     assert refusal("tokenize").param == "max_tokens"
 
 
@@ -91,7 +91,7 @@ def chunk(delta: dict, **more: object) -> bytes:
     stopped_by=st.none() | texts,
     cuts=st.sets(st.integers(0, 30)),
 )
-def test_the_events_of_a_stream_add_up_to_the_whole_message(pieces, calls, reason, stopped_by, cuts):
+def test_the_events_of_a_stream_form_the_whole_message(pieces, calls, reason, stopped_by, cuts):
     arguments = [json.dumps(call) for call in calls]
     chunks = [chunk({"role": "assistant", "content": ""}), *[chunk({"content": piece}) for piece in pieces]]
     for index, text in enumerate(arguments):

@@ -30,7 +30,7 @@ def test_a_bad_body_is_refused_by_name(bad, promised_s):
     assert time.perf_counter() - began < promised_s(1)
 
 
-def test_only_what_the_gateway_decided_reaches_the_engine():
+def test_only_fields_decided_by_the_gateway_reach_the_engine():
     sent = for_engine({**CHAT, "user": "me", "metadata": {"a": "b"}, "temperature": 0, "max_tokens": 5, "stream": True})
     assert sent == {
         "model": "ad_1@f00",
@@ -54,7 +54,7 @@ def test_a_completion_is_rebuilt_the_same_way():
     }
 
 
-def test_null_is_the_same_as_absent_also_for_what_is_refused():
+def test_null_equals_absent_even_for_refused_fields():
     assert for_engine(
         {**CHAT, "temperature": None, "cache_salt": None, "stream_options": None, "n": None}
     ) == for_engine(CHAT)
@@ -65,7 +65,7 @@ def test_text_parts_become_one_text():
     assert for_engine({**CHAT, "messages": [{"role": "user", "content": parts}]})["messages"][0]["content"] == "a\nb"
 
 
-def test_the_smaller_of_two_ceilings_counts():
+def test_the_smaller_of_two_token_limits_counts():
     assert parse({**CHAT, "max_tokens": 9, "max_completion_tokens": 5}).max_tokens == 5
     assert parse({**CHAT, "max_completion_tokens": 5, "max_tokens": 9}).max_tokens == 5
 
@@ -89,7 +89,7 @@ def test_tools_with_bounded_schemas_pass_through():
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_how_many_calls_at_once_is_said_to_the_engine_as_it_was_asked(parallel):
+def test_parallel_tool_calls_reaches_the_engine_as_requested(parallel):
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
     asked = {**CHAT, "tools": tools, "tool_choice": "required"}
     sent = for_engine({**asked, "parallel_tool_calls": parallel})
@@ -98,13 +98,13 @@ def test_how_many_calls_at_once_is_said_to_the_engine_as_it_was_asked(parallel):
     assert for_engine({**CHAT, "parallel_tool_calls": parallel})["parallel_tool_calls"] is parallel
 
 
-def test_how_many_calls_at_once_is_the_engines_own_where_nothing_is_said():
+def test_an_absent_parallel_tool_calls_leaves_the_engines_default():
     assert "parallel_tool_calls" not in for_engine(CHAT)
     assert for_engine({**CHAT, "parallel_tool_calls": None}) == for_engine(CHAT)
 
 
 @pytest.mark.parametrize("wrong", ["true", 1, 0, []])
-def test_how_many_calls_at_once_is_true_or_false_and_of_chats_alone(wrong):
+def test_parallel_tool_calls_is_a_boolean_and_only_for_chats(wrong):
     with pytest.raises(InvalidRequest) as refusal:
         parse({**CHAT, "parallel_tool_calls": wrong})
     assert (refusal.value.code, refusal.value.param) == ("invalid_value", "parallel_tool_calls")
@@ -114,7 +114,7 @@ def test_how_many_calls_at_once_is_true_or_false_and_of_chats_alone(wrong):
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
-def test_whether_to_think_is_told_to_the_engine_and_counted_by_tokenize(options):
+def test_enable_thinking_reaches_the_engine_and_is_counted_by_tokenize(options):
     asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": options}
     assert for_engine(asked)["chat_template_kwargs"] == options
     assert parse(asked, "tokenize").fields["chat_template_kwargs"] == options
@@ -124,14 +124,14 @@ def test_whether_to_think_is_told_to_the_engine_and_counted_by_tokenize(options)
     ("wrong", "code"),
     [(1, "invalid_value"), ({"enable_thinking": "no"}, "invalid_value"), ({"tools": []}, "unsupported_parameter")],
 )
-def test_nothing_else_of_a_template_is_anybodys_to_set(wrong, code):
+def test_no_other_template_argument_is_accepted(wrong, code):
     asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": wrong}
     with pytest.raises(InvalidRequest) as refused:
         parse(asked)
     assert refused.value.code == code
 
 
-def test_an_answer_may_be_sent_back_as_sdks_hold_it():
+def test_an_answer_may_be_sent_back_as_sdks_store_it():
     held = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
     sent = for_engine({**CHAT, "messages": [*CHAT["messages"], held, *CHAT["messages"]]})
     assert sent["messages"][1] == {"role": "assistant", "content": "a"}
@@ -141,7 +141,7 @@ def test_an_answer_may_be_sent_back_as_sdks_hold_it():
         assert refusal.value.param == f"messages[0].{name}"
 
 
-def test_several_sequences_ask_for_token_ids_to_count_them_by():
+def test_requests_for_several_sequences_ask_for_token_ids_to_count_them():
     sent = for_engine({**CHAT, "n": 3})
     assert (sent["n"], sent["return_token_ids"]) == (3, True)
 

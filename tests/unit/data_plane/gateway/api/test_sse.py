@@ -81,7 +81,7 @@ texts = st.lists(st.text(max_size=12) | hostile, min_size=1, max_size=12)
     cuts=st.lists(st.integers(1, 300), max_size=20),
     usage_shown=st.sampled_from(["none", "final", "continuous"]),
 )
-def test_every_stream_reads_as_the_slow_way_says(texts, cuts, usage_shown):
+def test_the_rewriter_agrees_with_the_slow_reference_on_every_stream(texts, cuts, usage_shown):
     stream = chunk("", 0, role=True) + b"".join(chunk(text, count) for count, text in enumerate(texts, 1))
     stream += chunk("", len(texts), reason="stop") + final(len(texts)) + b"data: [DONE]\n\n"
     one = rewriter(usage_shown)
@@ -97,7 +97,7 @@ def test_every_stream_reads_as_the_slow_way_says(texts, cuts, usage_shown):
     assert one.done
 
 
-def test_our_names_alone_are_shown():
+def test_only_public_names_are_shown():
     one = rewriter()
     out = one.feed(chunk("", 0, role=True) + chunk("a", 1) + chunk("b", 2, reason="stop") + final(2))
     for secret in (ENGINE.encode(), b"secret", b"usage"):
@@ -116,7 +116,7 @@ def test_running_counts_are_read_before_the_end():
     assert (one.counts().cached_tokens, one.counts().cached_known) == (0, True)
 
 
-def test_several_sequences_are_counted_each():
+def test_each_of_several_sequences_is_counted():
     one = rewriter("final", sequences=2)
     out = one.feed(chunk("a", 1) + chunk("c", 1, index=1) + chunk("b", 2) + final(3))
     counts = one.counts()
@@ -148,7 +148,7 @@ def test_sequences_whose_counts_do_not_add_up_break_the_stream():
     ],
 )
 @pytest.mark.parametrize("usage_shown", ["none", "final", "continuous"])
-def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken, usage_shown):
+def test_an_invalid_event_breaks_the_stream_after_the_counted_tokens(broken, usage_shown):
     one = rewriter(usage_shown, event_max_bytes=6000)
     one.feed(chunk("", 0, role=True) + chunk("a", 1))
     with pytest.raises(StreamBroken):
@@ -157,7 +157,7 @@ def test_what_no_engine_sends_breaks_the_stream_after_what_was_counted(broken, u
 
 
 @pytest.mark.parametrize("broken", [b'data: {"error":{"message":"secret"}}\n\n', event(**HEAD, choices=[1])])
-def test_what_came_at_once_with_what_breaks_the_stream_is_the_callers_as_it_is_billed(broken):
+def test_events_received_together_with_an_invalid_one_are_passed_on_as_billed(broken):
     one, other = rewriter(), rewriter()
     for each in (one, other):
         each.feed(chunk("", 0, role=True) + chunk("a", 1))
@@ -167,7 +167,7 @@ def test_what_came_at_once_with_what_breaks_the_stream_is_the_callers_as_it_is_b
     assert one.counts().output_tokens == 2
 
 
-def test_an_abort_that_was_asked_for_ends_the_stream_with_its_count():
+def test_a_requested_abort_ends_the_stream_with_its_count():
     one = rewriter()
     one.feed(chunk("a", 1))
     one.aborting = True
@@ -180,7 +180,7 @@ def test_comments_keep_a_stream_alive_and_are_not_passed_on():
     assert rewriter().feed(b": ping\n\n") == b""
 
 
-def test_the_fast_way_is_taken():
+def test_the_fast_path_is_taken():
     one = rewriter()
     one.feed(chunk("a", 1))
     assert one._head.endswith(b'"choices":')
@@ -198,7 +198,7 @@ odd = st.sampled_from(
     events=st.lists(texts.map(lambda some: chunk("".join(some), len(some))) | odd, min_size=4, max_size=12),
     usage_shown=st.sampled_from(["none", "final", "continuous"]),
 )
-def test_events_that_come_together_are_read_as_one_by_one(events, usage_shown):
+def test_events_in_one_read_are_parsed_like_single_events(events, usage_shown):
     together, singly = rewriter(usage_shown), rewriter(usage_shown)
     results = []
     for one, pieces in ((together, [b"".join(events)]), (singly, events)):
@@ -213,7 +213,7 @@ def test_events_that_come_together_are_read_as_one_by_one(events, usage_shown):
 
 
 @given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))
-def test_the_doors_word_on_an_adapter_is_read_and_not_passed_on(cut, terminator):
+def test_the_middlewares_load_report_is_read_and_not_passed_on(cut, terminator):
     word = b': tenora {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
     stream = chunk("a", 1) + b": ping\n\n" + final(1) + word + b"data: [DONE]\n\n"
     one = rewriter()
@@ -226,7 +226,7 @@ def test_the_doors_word_on_an_adapter_is_read_and_not_passed_on(cut, terminator)
 
 
 @pytest.mark.parametrize("word", [b"{}", b"nonsense", b'{"tier":"moon","load_ms":1,"stall_ms":1}', b"\xff"])
-def test_a_word_that_cannot_be_read_costs_nobody_an_answer(word):
+def test_an_unreadable_load_report_does_not_break_the_answer(word):
     one = rewriter()
     one.feed(chunk("a", 1) + b": tenora " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
     assert (one.load, one.done) == (None, True)

@@ -22,7 +22,7 @@ async def begun(threads: TenantThreadPool, tenant_id: str, count: int, work) -> 
     return tasks
 
 
-async def test_one_tenants_flood_leaves_a_thread_to_the_next(threads):
+async def test_a_flood_of_one_tenant_leaves_a_thread_for_another(threads):
     release = threading.Event()
     flood = await begun(threads, "tn_a", 8, lambda: release.wait(20))
     try:
@@ -35,7 +35,7 @@ async def test_one_tenants_flood_leaves_a_thread_to_the_next(threads):
     assert await threads.run("tn_a", sum, [1, 2]) == 3
 
 
-async def test_what_is_too_much_of_one_tenant_or_of_all_is_refused_at_once(threads):
+async def test_work_above_the_limit_of_a_tenant_or_of_all_is_refused_at_once(threads):
     release = threading.Event()
     flood = await begun(threads, "tn_a", 8, lambda: release.wait(20))
     try:
@@ -49,7 +49,7 @@ async def test_what_is_too_much_of_one_tenant_or_of_all_is_refused_at_once(threa
     await asyncio.gather(*flood)
 
 
-async def test_what_fails_in_a_thread_fails_here_and_keeps_no_place(threads):
+async def test_an_error_in_a_thread_reaches_the_caller_and_frees_its_slot(threads):
     for _ in range(20):
         with pytest.raises(ZeroDivisionError):
             await threads.run("tn_a", divmod, 1, 0)

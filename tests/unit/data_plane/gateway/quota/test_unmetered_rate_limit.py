@@ -25,7 +25,7 @@ def charged_until_refused(bucket: UnmeteredRateLimiter, tenant_id: str = "tn_1")
     raise AssertionError("never refused")
 
 
-def test_five_seconds_worth_goes_at_once_and_then_the_rate(at):
+def test_a_burst_of_five_seconds_passes_at_once_and_then_the_rate_holds(at):
     bucket = UnmeteredRateLimiter(8)
     assert charged_until_refused(bucket) == 41
     at(1)
@@ -34,7 +34,7 @@ def test_five_seconds_worth_goes_at_once_and_then_the_rate(at):
     assert charged_until_refused(bucket) == 41
 
 
-def test_who_is_refused_is_told_when_to_come_back_and_others_are_not_refused(at):
+def test_a_refused_tenant_gets_a_retry_time_and_others_are_not_refused(at):
     bucket = UnmeteredRateLimiter(2)
     charged_until_refused(bucket)
     with pytest.raises(TooManyRequests) as caught:
@@ -45,7 +45,7 @@ def test_who_is_refused_is_told_when_to_come_back_and_others_are_not_refused(at)
     bucket.check("tn_1")
 
 
-def test_so_many_tenants_are_remembered(at, monkeypatch):
+def test_the_number_of_remembered_tenants_is_bounded(at, monkeypatch):
     monkeypatch.setattr(unmetered_rate_limit, "_TENANTS_MAX", 3)
     bucket = UnmeteredRateLimiter(1)
     for number in range(5):

@@ -26,7 +26,7 @@ def call(**fields: object):
         ([(b"x-session-id", b"")], {"user": "ann"}, "ann"),
     ],
 )
-def test_a_session_is_what_the_caller_calls_it(headers, fields, expected):
+def test_a_session_is_named_by_the_caller(headers, fields, expected):
     assert session_key(headers, call(**fields)) == expected
 
 
@@ -45,7 +45,7 @@ def test_a_session_header_has_a_bound():
     assert refusal.value.param == "x-session-id"
 
 
-def test_what_shares_a_prefix_has_one_affinity_and_no_other_tenant_shares_it():
+def test_prompts_with_a_shared_prefix_have_one_affinity_within_a_tenant():
     system, chat = {"role": "system", "content": "You sell shoes. " * 50}, BodyLimits(24, 256)
 
     def turn(*messages: dict) -> str:

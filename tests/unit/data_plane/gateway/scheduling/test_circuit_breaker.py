@@ -108,7 +108,7 @@ async def test_a_restarted_engine_begins_with_a_closed_circuit(stage):
 
 
 @given(failing=st.lists(st.booleans(), max_size=400), percent=st.integers(0, 100), burst=st.integers(0, 20))
-def test_retries_never_exceed_their_share(failing, percent, burst):
+def test_retries_never_exceed_their_share_of_requests(failing, percent, burst):
     budget = RetryBudget(percent=percent, burst=burst)
     retries = 0
     for requests, fails in enumerate(failing, start=1):

@@ -41,7 +41,7 @@ def divided(reports: list[GatewayBacklog], pages: float) -> list[Division]:
 
 
 @given(reports=backlogs, pages=pools)
-def test_shares_add_up_to_the_pool_or_to_all_that_is_wanted(reports, pages):
+def test_shares_add_up_to_the_pool_or_to_the_whole_demand(reports, pages):
     views = divided(reports, pages)
     wanted = sum(demand.wanted for backlog in reports for demand in backlog.tenants.values())
     shares = [view.share for view in views]
@@ -57,7 +57,7 @@ def test_shares_add_up_to_the_pool_or_to_all_that_is_wanted(reports, pages):
 
 
 @given(reports=backlogs, pages=pools)
-def test_where_nobody_else_waits_nobody_gives_way(reports, pages):
+def test_a_gateway_without_competition_yields_nothing(reports, pages):
     here = reports[0]
     idle = [
         GatewayBacklog({name: PageDemand(c.weight, c.tier, c.held, 0) for name, c in other.tenants.items()})
@@ -70,7 +70,7 @@ def test_where_nobody_else_waits_nobody_gives_way(reports, pages):
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=2, max_size=4),
     st.integers(1, 500),
 )
-def test_equal_tenants_with_enough_to_do_are_equal_however_they_are_split(splits, pages):
+def test_equal_backlogged_tenants_get_equal_shares_however_they_are_split(splits, pages):
     reports = [of(one=(0, ours), other=(0, theirs)) for ours, theirs in splits]
     wanted = [sum(ours for ours, _ in splits), sum(theirs for _, theirs in splits)]
     if min(wanted) < pages / 2:
@@ -89,7 +89,7 @@ def test_equal_tenants_with_enough_to_do_are_equal_however_they_are_split(splits
 
 
 @given(st.lists(demands, max_size=8), pools)
-def test_levels_give_nobody_more_than_it_wants_and_leave_nothing_that_is_wanted(wishes, pages):
+def test_no_tenant_gets_more_than_its_demand_and_no_demanded_page_is_left(wishes, pages):
     level = levels(wishes, pages)
     given_out = [min(demand.wanted, level[demand.tier] * demand.weight) for demand in wishes if demand.wanted]
     assert math.isclose(sum(given_out), min(pages, sum(demand.wanted for demand in wishes)), abs_tol=1e-6)
@@ -99,12 +99,12 @@ def test_levels_give_nobody_more_than_it_wants_and_leave_nothing_that_is_wanted(
             assert level[demand.tier] == 0, "worse tiers get what better ones leave"
 
 
-def test_what_a_tenant_with_little_to_do_leaves_is_the_others_by_weight():
+def test_pages_left_by_a_tenant_with_little_demand_go_to_the_others_by_weight():
     wishes = [PageDemand(1, 1, 4, 6), PageDemand(1, 1, 0, 500), PageDemand(3, 1, 300, 200)]
     assert levels(wishes, 250) == {1: 60.0}  # ten, sixty and three times sixty
 
 
-def test_a_tenant_is_split_by_what_it_wants_at_each_gateway():
+def test_a_tenants_share_is_split_by_its_demand_at_each_gateway():
     here, other = of(one=(10, 30), two=(0, 100)), of(one=(60, 60), two=(0, 300))
     view = divide(here, [other], 100)
     assert view.share == 50 * 40 / 160 + 50 * 100 / 400
@@ -112,12 +112,12 @@ def test_a_tenant_is_split_by_what_it_wants_at_each_gateway():
     assert {name: demand.held for name, demand in view.elsewhere.items()} == {"one": 60, "two": 0}
 
 
-def test_who_is_given_all_it_wants_counts_in_full_wherever_it_asks():
+def test_a_fully_served_tenant_counts_in_full_at_every_gateway():
     here, other = of(quiet=(0, 4), flood=(60, 100)), of(quiet=(12, 0), flood=(30, 50))
     assert divide(here, [other], 100).demand_fractions == {"flood": 1 - 80 / 240}
 
 
-def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere():
+def test_a_tenants_part_is_averaged_also_over_times_without_demand_elsewhere():
     pool = PoolQueue(QueueBounds(requests_max=9, tokens_max=9, tenant_requests_max=9))
     here, there, elsewhere = of(one=(1, 9)), of(one=(400, 500), other=(0, 500)), of(other=(0, 500))
     pool.queue.push(QueueEntry(tenant_id="one", tokens=1, item=None))
@@ -134,14 +134,14 @@ def test_a_part_is_averaged_also_over_times_in_which_nothing_is_wanted_elsewhere
     assert account.demand_fraction == 1.0
 
 
-def test_of_those_who_wait_elsewhere_the_best_tier_and_the_smallest_rank_are_known():
+def test_the_best_tier_and_smallest_rank_waiting_elsewhere_are_known():
     waiting = [GatewayBacklog({"a": PageDemand(1, tier, 0, 50)}, {}, rank) for tier, rank in ((3, 16), (2, 8))]
     idle = GatewayBacklog({"b": PageDemand(1, 1, 50, 0)}, {}, 0)
     view = divide(of(c=(0, 100)), [*waiting, idle], 100)
     assert (view.tier_least, view.rank_least) == (2, 8)
 
 
-def test_beyond_the_bound_tenants_are_told_as_one_of_all_their_weights():
+def test_tenants_above_the_limit_are_published_as_one_with_their_total_weight():
     many = {f"tn_{n}": PageDemand(1, 1, n, 0) for n in range(10)} | {"tn_x": PageDemand(5, 2, 0, 1)}
     by_name, rest = named(many, 3)
     assert by_name.keys() == {"tn_9", "tn_8", "tn_7"}
@@ -151,14 +151,14 @@ def test_beyond_the_bound_tenants_are_told_as_one_of_all_their_weights():
     assert len(divide(reports[0], reports[1:], 100).elsewhere) == 5
 
 
-def test_a_backlog_travels_and_a_bad_one_does_not():
+def test_a_backlog_round_trips_and_an_invalid_one_is_rejected():
     sent = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)}, {1: PageDemand(3, 1, 2, 0)}, 16, {"rep_1": ["0123"]})
     assert msgspec.json.decode(msgspec.json.encode(sent), type=GatewayBacklog) == sent
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'[{"tn_a": [0, 1, 4, 8]}]', type=GatewayBacklog)
 
 
-def test_a_gateway_at_its_share_but_for_a_part_of_a_request_takes_that_one_while_it_owes_nothing():
+def test_a_gateway_without_debt_may_exceed_its_share_by_part_of_one_request():
     allotment = GatewayShare()
     assert allotment.allows(1000, 4)
     allotment.divide(Division(share=6.0), 4, 0.0)

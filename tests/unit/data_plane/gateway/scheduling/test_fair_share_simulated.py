@@ -26,7 +26,7 @@ SECONDS = 20.0
         ([10, 10, 10, 10], [100, 0, 30, 0]),
     ],
 )
-def test_equal_tenants_get_the_same_however_they_are_split_over_gateways(ours, theirs):
+def test_equal_tenants_get_equal_service_however_they_are_split_over_gateways(ours, theirs):
     stage = Stage(len(ours), pages=PAGES)
 
     run_in_virtual_time(stage.run(stage.always("one", ours), stage.always("other", theirs), seconds=SECONDS))
@@ -36,7 +36,7 @@ def test_equal_tenants_get_the_same_however_they_are_split_over_gateways(ours, t
 
 
 @pytest.mark.parametrize("shares", [[1, 1], [1, 0], [0, 1], pytest.param([1] * 8, marks=pytest.mark.soak)])
-def test_a_flood_behind_any_gateway_makes_a_quiet_tenant_wait_for_next_to_nothing(shares):
+def test_a_flood_behind_any_gateway_barely_delays_a_quiet_tenant(shares):
     stage = Stage(len(shares), pages=PAGES, wait_s=3)
     traffic = stage.at_a_rate("quiet", 2, [1] * len(shares)), stage.at_a_rate("flood", 64, shares)
     run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
@@ -47,7 +47,7 @@ def test_a_flood_behind_any_gateway_makes_a_quiet_tenant_wait_for_next_to_nothin
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([128], [128]), ([64, 64], [64, 64]), ([64, 0], [0, 64])])
-def test_a_better_tier_goes_first_also_where_it_waits_behind_another_gateway(ours, theirs):
+def test_a_better_tier_goes_first_even_behind_another_gateway(ours, theirs):
     stage = Stage(len(ours), pages=PAGES)
     traffic = stage.always("one", ours, tier=1), stage.always("other", theirs, tier=2)
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
@@ -55,7 +55,7 @@ def test_a_better_tier_goes_first_also_where_it_waits_behind_another_gateway(our
     assert stage.tokens("other") == 0
 
 
-def test_who_leaves_its_turn_to_tenants_behind_another_gateway_is_counted_once():
+def test_a_tenant_that_yields_to_tenants_behind_another_gateway_is_counted_once():
     stage, before = Stage(2, pages=PAGES), REGISTRY.get_sample_value(GAVE_WAY)
     traffic = stage.always("one", [90, 0]), stage.always("other", [0, 90])
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
@@ -63,14 +63,14 @@ def test_who_leaves_its_turn_to_tenants_behind_another_gateway_is_counted_once()
     assert 0 < gave_way <= len(stage.served) + 180
 
 
-def test_weights_count_also_where_tenants_are_behind_different_gateways():
+def test_weights_count_for_tenants_behind_different_gateways():
     stage = Stage(2, pages=PAGES)
     traffic = stage.always("one", [100, 0], weight=3), stage.always("other", [0, 100])
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
     assert 2.7 <= stage.tokens("one") / stage.tokens("other") <= 3.3
 
 
-def test_a_request_larger_than_what_is_left_of_a_share_is_not_passed_over_for_ever():
+def test_a_request_larger_than_the_rest_of_a_share_is_served_eventually():
     stage = Stage(2, pages=PAGES)
 
     async def scene() -> None:
@@ -87,7 +87,7 @@ def test_a_request_larger_than_what_is_left_of_a_share_is_not_passed_over_for_ev
 
 
 @pytest.mark.parametrize(("large", "small"), [([2, 0], [0, 12]), ([2, 0], [1, 11]), ([1, 1], [6, 6])])
-def test_a_request_larger_than_its_share_and_what_is_free_gets_its_turn_wherever_the_others_are(large, small):
+def test_a_request_larger_than_its_share_and_the_free_pages_gets_its_turn(large, small):
     stage = Stage(2, pages=1000)
     traffic = [stage.always(f"small_{number}", small, tokens=304) for number in range(5)]
     traffic.append(stage.always("large", large, tokens=7984, seconds=4.0))  # half of all pages, and a sixth is its
@@ -96,7 +96,7 @@ def test_a_request_larger_than_its_share_and_what_is_free_gets_its_turn_wherever
     assert sum(stage.held_s.values()) >= 0.75 * 2 * SECONDS * 950, "what is kept for it is not idle for long"
 
 
-def test_pages_that_another_gateway_keeps_are_lacked_by_adapters_as_by_base_models():
+def test_pages_kept_by_another_gateway_are_unavailable_to_adapters_and_base_models():
     held = []
     for adapters in (False, True):
         stage = Stage(2, pages=1000)
@@ -112,7 +112,7 @@ def test_pages_that_another_gateway_keeps_are_lacked_by_adapters_as_by_base_mode
 
 
 @pytest.mark.parametrize("apart", [([80], [90], [90]), ([80, 0, 0], [0, 90, 0], [0, 0, 90])])
-def test_nothing_is_kept_for_who_cannot_use_it(apart):
+def test_no_pages_are_kept_for_a_request_that_cannot_use_them(apart):
     stage = Stage(len(apart[0]), pages=PAGES // 2, replicas=4)
     stage.change("rep_3", rank_max=64)
     traffic = (
@@ -124,7 +124,7 @@ def test_nothing_is_kept_for_who_cannot_use_it(apart):
     )
 
 
-def test_large_requests_of_which_one_fits_a_replica_are_shared_as_small_ones_are():
+def test_requests_that_fill_a_replica_are_shared_like_small_ones():
     stage = Stage(2, pages=100, replicas=8)
     traffic = stage.always("one", [12, 0], tokens=940), stage.always("other", [6, 12], tokens=940)
     run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
@@ -135,7 +135,7 @@ def test_large_requests_of_which_one_fits_a_replica_are_shared_as_small_ones_are
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 4])
-def test_at_ten_times_the_capacity_all_is_served_that_fits_and_the_rest_is_refused_at_once(gateways):
+def test_at_ten_times_the_capacity_fitting_requests_are_served_and_the_rest_refused_at_once(gateways):
     stage = Stage(gateways, pages=PAGES // 4, wait_s=3)
     per_s = stage.tokens_at_most(after_s=0, until_s=1) / 64  # of each of ten tenants
     traffic = (stage.at_a_rate(f"tn_{n}", per_s, [1] * gateways) for n in range(10))
@@ -148,7 +148,7 @@ def test_at_ten_times_the_capacity_all_is_served_that_fits_and_the_rest_is_refus
     assert quantile(refused, 0.99) <= 0.05
 
 
-def test_no_adapter_is_one_too_many_for_a_replica_because_another_gateway_sent_the_others():
+def test_gateways_together_send_a_replica_no_more_adapters_than_slots():
     stage = Stage(2, pages=PAGES, slots=2)
 
     async def scene() -> None:
@@ -169,7 +169,7 @@ def test_no_adapter_is_one_too_many_for_a_replica_because_another_gateway_sent_t
 
 
 @pytest.mark.parametrize("draining", [1, 3])
-def test_what_still_runs_where_nobody_is_placed_any_more_keeps_nobody_from_the_replica_that_is_ready(draining):
+def test_requests_on_a_draining_replica_do_not_block_the_ready_replica(draining):
     stage, seen = Stage(2, pages=PAGES, replicas=draining + 1), []
 
     async def scene() -> None:

@@ -133,7 +133,7 @@ def with_sequences(wanted: PlacementQuery, sequences: int) -> PlacementQuery:
 
 
 @given(candidates=candidates_strategy, wanted=queries, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
-def test_pool_capacity_says_no_only_where_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
+def test_pool_capacity_refuses_only_if_ranking_finds_no_room(candidates, wanted, sequences, headroom_share):
     costs, wanted = replace(COSTS, headroom_share=headroom_share), with_sequences(wanted, sequences)
     capacity, ranking = PoolCapacity(candidates, costs), rank(candidates, wanted, costs)
     if capacity.lacks_pages(wanted):
@@ -142,7 +142,7 @@ def test_pool_capacity_says_no_only_where_ranking_finds_no_room(candidates, want
         assert ranking.able == ranking.crowded
 
 
-def test_pool_capacity_sees_that_pages_or_slots_are_gone():
+def test_pool_capacity_notices_exhausted_pages_or_slots():
     full = [candidate("rep_1", held=95), candidate("rep_2", held=99, adapters=dict.fromkeys(OTHERS[:4], 1))]
     assert PoolCapacity(full, COSTS).lacks_pages(query())
     assert PoolCapacity(full, COSTS).lacks_pages(query(sequence_tokens=80, headroom=False))
@@ -153,13 +153,13 @@ def test_pool_capacity_sees_that_pages_or_slots_are_gone():
 
 
 @given(candidates=candidates_strategy, wanted=queries, seed=st.randoms())
-def test_the_same_snapshot_gives_the_same_answer_in_whatever_order_it_comes(candidates, wanted, seed):
+def test_the_same_snapshot_in_any_order_gives_the_same_answer(candidates, wanted, seed):
     shuffled = list(candidates)
     seed.shuffle(shuffled)
     assert rank(candidates, wanted, COSTS) == rank(shuffled, wanted, COSTS)
 
 
-def test_the_faster_tier_wins_between_replicas_that_are_alike():
+def test_the_faster_tier_wins_between_equal_replicas():
     for better, worse in (("slot", "memory"), ("memory", "disk"), ("disk", "store")):
         pair = [candidate("rep_1", worse), candidate("rep_2", better)]
         assert first(pair, query()) == "rep_2"
@@ -180,7 +180,7 @@ def test_a_base_model_goes_where_the_fewest_requests_run():
     assert first([candidate("rep_1", requests=9), beating], query("m")) == "rep_1"
 
 
-def test_prompts_that_are_not_read_yet_count():
+def test_queued_prefill_counts():
     assert first([candidate("rep_1", prompt_tokens=50_000), candidate("rep_2", requests=3)], query("m")) == "rep_2"
 
 
@@ -206,7 +206,7 @@ def test_one_adapter_more_than_slots_goes_elsewhere_or_waits_until_it_is_overdue
     assert first([own], query()) == "rep_3"
 
 
-def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
+def test_a_hot_adapter_spreads_and_a_cold_one_stays_on_its_replica():
     def between(uses: int) -> str:
         home = candidate("rep_home", "slot", held=uses, adapters={NAME: uses})
         return first([home, candidate("rep_idle", "store")], query())
@@ -215,7 +215,7 @@ def test_a_hot_adapter_spreads_and_a_cold_one_stays_home():
     assert between(60) == "rep_idle"
 
 
-def test_an_adapter_on_its_way_is_waited_for_where_it_goes():
+def test_a_request_waits_for_an_adapter_that_is_being_loaded():
     coming = candidate("rep_1", "store", adapters={NAME: 1})
     assert first([coming, candidate("rep_0", "store")], query()) == "rep_1"
 
@@ -232,7 +232,7 @@ def test_a_replica_that_failed_to_load_the_adapter_comes_after_every_other():
     assert rank([failed, crowded], failing, COSTS) == Ranking([], [], [crowded])
 
 
-def test_a_replica_that_failed_is_tried_again_where_no_other_can_serve():
+def test_a_failed_replica_is_tried_again_if_no_other_can_serve():
     failed = candidate("rep_failed")
     failing = query(failed_by=frozenset({"rep_failed", "rep_2"}))
     for others in (
@@ -244,7 +244,7 @@ def test_a_replica_that_failed_is_tried_again_where_no_other_can_serve():
 
 
 @given(candidates=candidates_strategy, wanted=queries, failed_by=tried_ids)
-def test_what_failed_elsewhere_only_takes_replicas_away_while_others_are_left(candidates, wanted, failed_by):
+def test_failures_exclude_replicas_only_while_others_remain(candidates, wanted, failed_by):
     able = rank(candidates, wanted, COSTS).able
     left = rank(candidates, structs.replace(wanted, failed_by=failed_by), COSTS).able
     others = {c.status.id for c in able} - failed_by
@@ -256,7 +256,7 @@ def test_loading_into_a_slot_avoids_replicas_with_requests_that_it_would_delay()
     assert first([busy, candidate("rep_2", "disk")], query()) == "rep_2"
 
 
-def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
+def test_a_session_returns_to_its_replica_unless_it_is_much_busier():
     idle = [candidate(f"rep_{number}") for number in range(8)]
     session = query("m", prompt_tokens=4000, affinity="tn_1\0session")
     home = first(idle, session)
@@ -270,7 +270,7 @@ def test_a_session_returns_to_its_replica_while_that_is_not_much_busier():
     assert first(gone, session) == second  # the same second choice as when its own replica is full
 
 
-def test_sessions_and_cold_adapters_are_dealt_out_evenly():
+def test_sessions_and_cold_adapters_are_distributed_evenly():
     idle = [candidate(f"rep_{number}") for number in range(8)]
     for draw in (lambda n: query("m", affinity=f"tn_{n}\0s"), lambda n: query(f"ad_{n}@{n:064x}")):
         homes = [first(idle, draw(number)) for number in range(800)]
@@ -288,7 +288,7 @@ def test_a_tenant_at_its_fair_share_leaves_the_last_pages_to_others():
     assert first([candidate("rep_1")], whole) == "rep_1"  # it could never run otherwise
 
 
-def test_a_published_residency_says_the_fastest_tier():
+def test_a_published_residency_names_the_fastest_tier():
     residency = Residency(
         replica_id="rep_1", boot_id="b", version=1, slots=("ad_1@" + "1" * 64, None), memory=("ad_2@" + "2" * 64,),
         disk=("1" * 64, "2" * 64, "3" * 64),

@@ -27,7 +27,7 @@ def queries(seen: Seen) -> list[PlacementQuery]:
     return [query(name, seen) for name in (*seen.ranks, BASE_MODEL)]
 
 
-def test_there_are_moments_of_each_kind():
+def test_the_recording_has_moments_of_each_kind():
     assert MOMENTS.keys() == {"busy", "cold", "short_of_room"}
     most = max(replica.held_pages / replica.status.pages_total for replica in MOMENTS["short_of_room"].replicas)
     assert most > 0.9
@@ -48,7 +48,7 @@ def test_the_order_in_which_replicas_are_read_does_not_matter(seen):
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
-def test_no_replica_gets_one_adapter_too_many_nor_pages_that_it_lacks(seen):
+def test_no_replica_exceeds_its_slots_or_pages(seen):
     for wanted in queries(seen):
         for candidate in rank(seen.candidates(), wanted, COSTS).now:
             load = candidate.load
@@ -73,14 +73,14 @@ def test_an_adapter_that_runs_on_a_replica_with_room_is_not_loaded_again(seen):
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
-def test_pool_capacity_says_no_only_where_placement_does(seen):
+def test_pool_capacity_refuses_only_if_placement_does(seen):
     capacity = PoolCapacity(seen.candidates(), COSTS)
     for wanted in queries(seen):
         if capacity.lacks_slot(wanted) or capacity.lacks_pages(wanted):
             assert not rank(seen.candidates(), wanted, COSTS).now
 
 
-def test_where_all_slots_run_other_adapters_a_new_one_waits_until_it_is_overdue():
+def test_a_new_adapter_waits_for_a_slot_until_it_is_overdue():
     seen = MOMENTS["busy"]
     strange = f"ad_strange@{'0' * 64}"
     ranking = rank(seen.candidates(), query(strange, seen, rank=8), COSTS)
@@ -93,7 +93,7 @@ def test_where_all_slots_run_other_adapters_a_new_one_waits_until_it_is_overdue(
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
-def test_placing_on_from_there_fills_every_replica_and_none_too_far(seen):
+def test_continued_placement_fills_every_replica_and_overfills_none(seen):
     candidates, shares = seen.candidates(), Shares()
     drawn = random.Random(2)
     placed = 0

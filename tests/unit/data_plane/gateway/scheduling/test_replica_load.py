@@ -20,7 +20,7 @@ def stay(
         st.tuples(st.sampled_from(["refused", "granted", "unanswered"]), st.booleans(), st.integers(1, 4)), max_size=20
     )
 )
-def test_when_all_are_over_nothing_is_left(ends):
+def test_nothing_is_counted_after_all_requests_end(ends):
     load, shares, held = ReplicaLoad(), Shares(), 0
     stays = [stay(load, shares, adapter=f"ad_{n % 3}", tenant=f"tn_{n % 2}") for n in range(len(ends))]
     assert load.taken_pages == 4 * len(ends)
@@ -48,7 +48,7 @@ def test_when_all_are_over_nothing_is_left(ends):
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12), st.frozensets(st.sampled_from("defgh")))
-def test_adapters_in_work_are_those_of_all_gateways_each_counted_once(ours, theirs):
+def test_running_adapters_of_all_gateways_are_counted_once_each(ours, theirs):
     load = ReplicaLoad()
     for name in ours[::2]:
         load.begin(name)
@@ -65,7 +65,7 @@ def test_adapters_in_work_are_those_of_all_gateways_each_counted_once(ours, thei
     assert (load.in_work, load.tags) == (0, [])
 
 
-def test_a_request_that_moves_takes_its_pages_along():
+def test_a_moved_request_moves_its_pages():
     one, two, shares = ReplicaLoad(), ReplicaLoad(), Shares()
     first, second = stay(one, shares), stay(two, shares)
     first.answered(4, granted_pages=4)
@@ -76,7 +76,7 @@ def test_a_request_that_moves_takes_its_pages_along():
     assert two.taken_pages == 0
 
 
-def test_a_tenant_is_below_its_share_as_long_as_there_would_be_as_much_for_the_others_and_a_newcomer():
+def test_a_tenant_is_below_its_share_while_the_others_and_a_newcomer_could_have_as_much():
     shares = Shares()
     shares.add("tn_a", 1, 1, 40)
     assert shares.is_below("tn_a", 1, 10, 100)  # half, beside one newcomer
@@ -89,7 +89,7 @@ def test_a_tenant_is_below_its_share_as_long_as_there_would_be_as_much_for_the_o
     assert shares.total == 44
 
 
-def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_not():
+def test_running_work_elsewhere_counts_and_waiting_tenants_do_not():
     shares = Shares()
     assert shares.is_idle("tn_a")
     assert shares.is_below("tn_a", 1, 50, 100)
@@ -112,7 +112,7 @@ def test_what_tenants_have_in_work_elsewhere_counts_and_those_who_only_wait_do_n
         st.sampled_from("abcd"), st.builds(PageDemand, st.integers(1, 5), st.just(1), st.integers(0, 9), st.just(0))
     ),
 )
-def test_weights_of_all_at_work_are_what_adding_them_up_gives(changes, elsewhere):
+def test_the_running_total_of_weights_equals_their_sum(changes, elsewhere):
     shares, pages = Shares(), Counter()
     for number, (tenant, change) in enumerate(changes):
         if number == len(changes) // 2:

@@ -54,12 +54,12 @@ RECORDS = [JournalRecord(settlement=settlement(n)) for n in range(3)] + [Journal
 RAW = b"".join(map(encode_record, RECORDS))
 
 
-def test_records_come_back_as_they_were():
+def test_records_are_read_back_unchanged():
     assert list(read_records(RAW)) == RECORDS
 
 
 @given(cut=st.integers(0, len(RAW) - 1))
-def test_a_file_that_was_cut_anywhere_gives_what_was_whole_before(cut):
+def test_a_truncated_file_gives_its_complete_records(cut):
     whole = list(read_records(RAW[:cut]))
     assert whole == RECORDS[: len(whole)]
     assert sum(len(encode_record(record)) for record in RECORDS[: len(whole) + 1]) > cut
@@ -74,7 +74,7 @@ def test_a_damaged_record_is_never_taken_for_a_settlement(at, bit):
     assert len(found) < len(RECORDS)
 
 
-async def test_what_was_flushed_is_found_when_the_process_dies(tmp_path):
+async def test_flushed_records_survive_the_death_of_the_process(tmp_path):
     async with journal(tmp_path) as journaling:
         first, second = settlement(), settlement()
         journaling.append(first)
@@ -104,7 +104,7 @@ async def test_many_settlements_share_one_fsync(tmp_path, monkeypatch):
         await asyncio.wait([following])
 
 
-async def test_segments_whose_requests_are_done_are_deleted_and_none_is_left_at_the_end(tmp_path):
+async def test_segments_of_finished_requests_are_deleted_and_none_is_left_at_the_end(tmp_path):
     async with journal(tmp_path) as journaling:
         for _ in range(10):
             batch = [settlement() for _ in range(10)]
@@ -120,7 +120,7 @@ async def test_segments_whose_requests_are_done_are_deleted_and_none_is_left_at_
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_at_its_bound_it_takes_no_more_and_says_so(tmp_path):
+async def test_a_full_journal_refuses_records_and_says_so(tmp_path):
     before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path, bytes_max=4096) as journaling:
         taken = [one for one in (settlement() for _ in range(50)) if journaling.append(one) is not None]
@@ -134,7 +134,7 @@ async def test_at_its_bound_it_takes_no_more_and_says_so(tmp_path):
         assert journaling.append(settlement()) is not None  # there is room again
 
 
-async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, capsys):
+async def test_an_unwritable_folder_does_not_stop_the_gateway(tmp_path, capsys):
     (tmp_path / "file").write_bytes(b"")
     journaling = Journal(tmp_path / "file" / "folder", "jr_1", segment_max_bytes=4096, bytes_max=65_536)
     journaling.open()
@@ -164,7 +164,7 @@ def held_write():
     return began, goes_on, slow
 
 
-async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monkeypatch):
+async def test_a_failing_disk_loses_only_records_it_did_not_accept(tmp_path, monkeypatch):
     async with journal(tmp_path) as journaling:
         kept, lost, later = settlement(), settlement(), settlement()
         journaling.append(kept)
@@ -181,7 +181,7 @@ async def test_a_disk_that_fails_loses_only_what_it_did_not_take(tmp_path, monke
         assert found == [kept, later]
 
 
-async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, monkeypatch):
+async def test_a_started_write_ends_before_the_journal_closes(tmp_path, monkeypatch):
     began, goes_on, slow = held_write()
     one = settlement()
     async with journal(tmp_path) as journaling:
@@ -196,7 +196,7 @@ async def test_a_write_that_has_begun_ends_before_the_journal_closes(tmp_path, m
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["with the mark", "before the mark"])
-async def test_what_comes_while_a_segment_fills_up_is_held_by_the_next(tmp_path, monkeypatch, written):
+async def test_records_written_while_a_segment_fills_up_go_to_the_next(tmp_path, monkeypatch, written):
     began, goes_on, slow = held_write()
     many, late = [settlement() for _ in range(20)], settlement()
     async with journal(tmp_path) as journaling:
@@ -224,7 +224,7 @@ async def test_what_comes_while_a_segment_fills_up_is_held_by_the_next(tmp_path,
         journaling.done(late.request_id)
 
 
-async def test_a_sibling_that_looks_for_the_dead_does_not_keep_a_process_from_its_own_journal(tmp_path, monkeypatch):
+async def test_a_siblings_scan_for_dead_journals_does_not_block_a_processs_own_journal(tmp_path, monkeypatch):
     answers = iter([None, None])
     monkeypatch.setattr(journal_module, "lock", lambda path: next(answers, -1) and lock(path))
     async with journal(tmp_path) as journaling:
@@ -233,7 +233,7 @@ async def test_a_sibling_that_looks_for_the_dead_does_not_keep_a_process_from_it
         assert journaling.holds(one.request_id)
 
 
-async def test_who_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, monkeypatch):
+async def test_a_process_that_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_module, "lock", lambda _: None)
     before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path) as journaling:
@@ -241,7 +241,7 @@ async def test_who_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, mo
     assert metrics.JOURNAL_FAILURES._value.get() == before + 1
 
 
-async def test_nothing_is_written_behind_a_torn_record_where_no_new_segment_can_be_made(tmp_path, monkeypatch):
+async def test_no_record_is_written_after_a_torn_one_if_no_new_segment_can_be_made(tmp_path, monkeypatch):
     async with journal(tmp_path) as journaling:
         kept, lost, later = settlement(), settlement(), settlement()
         journaling.append(kept)
@@ -271,7 +271,7 @@ def test_only_one_process_can_hold_a_journal(tmp_path):
 
 
 @pytest.mark.parametrize("raw", [b"", b"\0", b"\0" * 8, b"\xff" * 64])
-def test_what_is_no_journal_gives_no_settlement(raw):
+def test_a_file_that_is_not_a_journal_gives_no_settlement(raw):
     assert all(record.settlement is None for record in read_records(raw))
 
 
@@ -284,5 +284,5 @@ def test_what_is_no_journal_gives_no_settlement(raw):
         ("unix:///run/redis.sock?db=1", "_run_redis.sock-1"),
     ],
 )
-def test_each_redis_has_a_folder_of_its_own_whatever_its_password(url, name):
+def test_each_redis_has_its_own_folder_for_any_password(url, name):
     assert redis_name(url) == name

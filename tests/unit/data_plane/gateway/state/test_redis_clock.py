@@ -11,7 +11,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("wrong_ms", [-HOUR_MS, HOUR_MS])
-def test_a_machine_whose_clock_is_wrong_stamps_what_redis_says(monkeypatch, wrong_ms):
+def test_a_machine_with_a_wrong_clock_stamps_the_redis_time(monkeypatch, wrong_ms):
     true_ms = clock.now_ms()
     monkeypatch.setattr(clock, "now_ms", lambda: true_ms + wrong_ms)
     here = RedisClock()
@@ -20,7 +20,7 @@ def test_a_machine_whose_clock_is_wrong_stamps_what_redis_says(monkeypatch, wron
     assert 0 <= here.now_ms() - (true_ms // 1000 * 1000 + 999) < 1000
 
 
-def test_a_clock_that_is_set_while_requests_run_moves_nothing(monkeypatch):
+def test_setting_the_machines_clock_does_not_move_the_redis_time(monkeypatch):
     here = RedisClock()
     here.synchronize(1_790_000_000, 0)
     before = here.now_ms()

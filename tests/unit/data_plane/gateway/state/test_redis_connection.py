@@ -52,7 +52,7 @@ async def ticked(after_s: float) -> float:
     return time.monotonic()
 
 
-async def test_a_script_that_the_server_has_to_learn_first_keeps_the_one_deadline(promised_s):
+async def test_a_script_that_must_be_loaded_first_keeps_one_deadline(promised_s):
     async with Server(b"-NOSCRIPT No matching script.\r\n", after_s=1) as server:
         line = line_to(server)
         due = asyncio.create_task(ticked(1.25))
@@ -62,7 +62,7 @@ async def test_a_script_that_the_server_has_to_learn_first_keeps_the_one_deadlin
         await line.close()
 
 
-async def test_a_server_that_accepts_and_is_silent_keeps_no_connection():
+async def test_a_silent_server_keeps_no_connection():
     async with Server(b"", after_s=0) as server:
         line = line_to(server, ":secret@")
         for _ in range(5):
@@ -72,7 +72,7 @@ async def test_a_server_that_accepts_and_is_silent_keeps_no_connection():
             await server.empty.wait()
 
 
-async def test_those_who_wait_are_told_in_time_and_later_answers_are_nobody_elses():
+async def test_callers_time_out_and_late_answers_reach_no_other_caller():
     async with Server(b"+PONG\r\n", after_s=1) as server:
         line = line_to(server)
         began, due = time.monotonic(), asyncio.create_task(ticked(0.2))

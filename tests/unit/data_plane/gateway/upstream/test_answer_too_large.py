@@ -18,17 +18,17 @@ def tail(said: str, **more: object) -> bytes:
 @pytest.mark.parametrize(
     "said", ["hi", '","usage":{"prompt_tokens":1}}', '\\","usage":{"completion_tokens":1', "ü" * 99]
 )
-def test_the_usage_is_the_engines(said):
+def test_the_usage_is_read_from_the_end_of_the_answer(said):
     counts = counts_at_end(tail(said, prompt_logprobs=None), sequences=1)
     assert (counts.input_tokens, counts.cached_tokens, counts.outputs) == (9, 4, [7])
 
 
-def test_several_sequences_share_it():
+def test_several_sequences_share_one_usage():
     counts = counts_at_end(tail("hi"), sequences=3)
     assert (counts.input_tokens, counts.outputs) == (27, [3, 2, 2])
 
 
 @pytest.mark.parametrize("broken", [b"", b"...", b'"usage":{', b'"usage":{"prompt_tokens":1}}', b'"usage":null}'])
-def test_an_end_without_usage_is_no_answer(broken):
+def test_an_end_without_usage_is_not_an_answer(broken):
     with pytest.raises(StreamBroken):
         counts_at_end(broken, sequences=1)

@@ -87,7 +87,7 @@ async def test_an_answer_is_the_same_however_it_is_cut(said, body):
             assert server.requests[0].endswith(b'authorization: Bearer k\r\ncontent-length: 7\r\n\r\n{"a":1}')
 
 
-async def test_headers_are_found_by_their_names_in_lower_case():
+async def test_headers_are_found_by_lower_case_names():
     async with engine(b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + WHOLE) as (server, lines):
         answer = await ask(lines, server)
         assert dict(answer.headers) == {"content-type": "a/b", "content-length": "5"}
@@ -107,7 +107,7 @@ async def test_headers_are_found_by_their_names_in_lower_case():
     ],
     ids=["short body", "no last chunk", "half a head", "nothing", "no HTTP", "a huge head", "no chunk"],
 )
-async def test_what_is_no_whole_answer_fails_whoever_waits(said):
+async def test_an_incomplete_answer_fails_its_caller(said):
     async def say(writer):
         writer.write(said)
         writer.close()
@@ -120,21 +120,21 @@ async def test_what_is_no_whole_answer_fails_whoever_waits(said):
         assert server.connections == 2
 
 
-async def test_a_connection_is_not_used_again_when_its_answer_was_not_read():
+async def test_a_connection_with_an_unread_answer_is_not_reused():
     async with engine(CHUNKED) as (server, lines):
         (await ask(lines, server)).close()
         assert await heard(await ask(lines, server)) == b"hello world"
         assert server.connections == 2
 
 
-async def test_a_second_answer_goes_to_nobody():
+async def test_a_second_answer_reaches_no_caller():
     async with engine(WHOLE + WHOLE.replace(b"hello", b"evil!")) as (server, lines):
         for _ in range(2):
             assert await heard(await ask(lines, server)) == b"hello"
         assert server.connections == 2
 
 
-async def test_an_answer_that_nobody_asked_for_ends_the_connection():
+async def test_an_unrequested_answer_ends_the_connection():
     async with engine(WHOLE) as (server, lines):
         assert await heard(await ask(lines, server)) == b"hello"
         server.writers[0].write(WHOLE.replace(b"hello", b"evil!"))
@@ -144,7 +144,7 @@ async def test_an_answer_that_nobody_asked_for_ends_the_connection():
         assert server.connections == 2
 
 
-async def test_closing_an_answer_twice_does_not_touch_who_has_the_connection_then():
+async def test_closing_an_answer_twice_does_not_affect_the_connections_next_user():
     async with engine(WHOLE) as (server, lines):
         first = await ask(lines, server)
         assert await heard(first) == b"hello"
@@ -154,7 +154,7 @@ async def test_closing_an_answer_twice_does_not_touch_who_has_the_connection_the
         assert server.connections == 1
 
 
-async def test_connections_that_idle_too_long_or_that_the_engine_ends_are_left():
+async def test_connections_idle_too_long_or_ended_by_the_engine_are_not_reused():
     async with engine(WHOLE, keepalive_s=0.01) as (server, lines):
         await heard(await ask(lines, server))
         await asyncio.sleep(0.03)
@@ -181,14 +181,14 @@ async def test_connections_are_bounded_and_idle_ones_make_room():
         await heard(second)
 
 
-async def test_connections_that_are_being_made_count_too():
+async def test_connections_being_opened_count_towards_the_limit():
     async with engine(WHOLE, connections_max=3) as (server, lines):
         answers = await asyncio.gather(*(ask(lines, server) for _ in range(8)), return_exceptions=True)
         assert server.connections == 3
         assert sum(isinstance(answer, ConnectionsExhausted) for answer in answers) == 5
 
 
-async def test_an_engine_waits_while_nobody_reads():
+async def test_an_unread_answer_pauses_the_engine():
     sent = 0
 
     async def flood(writer):
@@ -206,7 +206,7 @@ async def test_an_engine_waits_while_nobody_reads():
         assert len(await heard(answer)) == 64 << 20
 
 
-async def test_who_stops_waiting_leaves_no_connection_behind():
+async def test_a_cancelled_caller_leaves_no_connection_open():
     async with engine(b"") as (server, lines):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -215,13 +215,13 @@ async def test_who_stops_waiting_leaves_no_connection_behind():
         assert not lines._open
 
 
-async def test_nobody_listening_is_an_error_of_the_system():
+async def test_a_refused_connection_is_an_oserror():
     lines = ConnectionPool(**BOUNDS)
     with pytest.raises(ConnectionRefusedError):
         await lines.request("GET", "http://127.0.0.1:1", "/", {})
 
 
-async def test_no_file_left_to_open_is_no_fault_of_the_engine(monkeypatch):
+async def test_running_out_of_file_descriptors_is_not_the_engines_failure(monkeypatch):
     async with engine(WHOLE) as (server, lines):
 
         async def full(*_arguments, **_options):
@@ -232,7 +232,7 @@ async def test_no_file_left_to_open_is_no_fault_of_the_engine(monkeypatch):
             await ask(lines, server)
 
 
-async def test_trailers_say_nothing_and_are_bounded():
+async def test_trailers_are_ignored_and_bounded():
     trailing = CHUNKED[:-2] + b"content-type: evil/one\r\n"
 
     async def endless(writer):
@@ -251,7 +251,7 @@ async def test_trailers_say_nothing_and_are_bounded():
             await heard(await ask(lines, server))
 
 
-async def test_a_header_of_several_lines_takes_no_connection():
+async def test_a_multi_line_header_is_refused_without_using_a_connection():
     async with engine(WHOLE) as (server, lines):
         await heard(await ask(lines, server))
         with pytest.raises(AssertionError):
@@ -260,7 +260,7 @@ async def test_a_header_of_several_lines_takes_no_connection():
         assert server.connections == 1
 
 
-async def test_an_engine_that_is_not_asked_any_more_is_forgotten():
+async def test_the_pool_of_an_unused_engine_is_removed():
     async with engine(WHOLE) as (server, lines):
         await heard(await ask(lines, server))
         answer = await ask(lines, server)

@@ -22,7 +22,7 @@ REPLICA = ReplicaStatus(
 
 
 @pytest.mark.parametrize("failed_before", [False, True])
-async def test_a_shortage_here_is_reported_of_no_replica(failed_before):
+async def test_a_local_shortage_is_reported_as_no_replicas_failure(failed_before):
     async def healthy(_replica):
         return True
 
