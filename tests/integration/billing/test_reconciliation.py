@@ -204,11 +204,11 @@ def _text_pool(redis: redis_client.Redis) -> redis_client.ConnectionPool:
 
 def test_an_audit_without_redis_fails_instead_of_guessing(stage):
     with (
-        redis_client.Redis(port=1, socket_connect_timeout=1) as nobody,
+        redis_client.Redis(port=1, socket_connect_timeout=1) as unreachable,
         unit_of_work(stage.engine) as session,
         pytest.raises(Unavailable, match="Redis"),
     ):
-        reconciliation.reconcile(session, nobody)
+        reconciliation.reconcile(session, unreachable)
 
 
 def test_prices_change_only_for_the_future(stage):

@@ -1,4 +1,4 @@
-"""One gateway, one witness and their Redis for each file; every test is a tenant of its own."""
+"""One gateway, one witness and their Redis for each file; every test has its own tenant."""
 
 import contextlib
 import subprocess
@@ -25,13 +25,13 @@ from tests.fixtures.quota.levels import connected, scripts
 BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 4, "snapshot_block_ms": 200, "queue_wait_s": 1.0, "abort_s": 4,
     "lease_s": 2, "lease_renewal_s": 0.5, "first_byte_s": 3, "inter_token_s": 2, "settlement_retry_s": 0.1,
-    "sweep_s": 0.2, "breaker_failures": 30,  # tests of other things let a replica fail again and again
+    "sweep_s": 0.2, "breaker_failures": 30,  # other tests make a replica fail repeatedly
 }  # fmt: skip
 
 
 @dataclass
 class Stack:
-    """What a test talks to."""
+    """The processes that a test uses."""
 
     client: redis.Redis
     publisher: Publisher
@@ -52,7 +52,7 @@ class Stack:
 
 @contextlib.contextmanager
 def stack_of_its_own(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
-    """A stack whose Valkey can be stopped, with that and what starts it anew."""
+    """A stack whose Valkey can be stopped; also returns the server and a function that starts it again."""
     with contextlib.ExitStack() as up:
         valkey = up.enter_context(processes.valkey(folder))
         publisher = Publisher(valkey.client, processes.PEPPER)
@@ -85,7 +85,7 @@ class Tenant:
         return [event for event in self.stack.events() if event.tenant_id == self.id]
 
     def event(self) -> UsageEvent:
-        """The only event, when it has come."""
+        """The only event, once it has arrived."""
         (event,) = wait_until(self.events, what="a usage event")
         return event
 
@@ -112,7 +112,7 @@ def chat(client: openai.OpenAI, content: str = "hi", model: str = "tiny-chat", *
 
 
 def assert_settled(tenant, outcome: str, witness=None):
-    """The one event agrees with the journal, which grows no more."""
+    """The one event agrees with the journal, which does not grow any further."""
     event = wait_until(tenant.events, what="a usage event")[0]
     assert event.outcome == outcome
     journal = (witness or tenant.stack.witness).journal()[event.request_id]
@@ -152,7 +152,7 @@ async def quotas(redis_settings) -> AsyncIterator[tuple[redis.asyncio.Redis, Res
 
 @pytest.fixture(scope="module")
 def gateway_settings() -> dict[str, object]:
-    """What a file's gateway is started with, beyond BRISK."""
+    """The settings of a file's gateway beyond BRISK."""
     return {}
 
 
@@ -171,7 +171,7 @@ def module_stack(redis_server, tmp_path_factory, gateway_settings) -> Iterator[S
 
 @pytest.fixture
 def stack(module_stack) -> Iterator[Stack]:
-    """The file's stack, with a witness that behaves."""
+    """The file's stack, with a witness without faults."""
     module_stack.witness.faults()
     with module_stack.opened:
         yield module_stack
@@ -186,7 +186,7 @@ def tenant(stack) -> Tenant:
 
 
 def seconds_until(condition, timeout_s: float = 10) -> float:
-    """How long a condition takes to come true."""
+    """The time until a condition is true."""
     began = time.monotonic()
     wait_until(condition, timeout_s=timeout_s)
     return time.monotonic() - began

@@ -78,7 +78,7 @@ async def test_a_redis_that_lost_its_data_proves_nothing_about_gateways(engine, 
     relay.run_once()
     beat(redis, "gw_1", behind=1)
     redis.flushdb()
-    assert not (await acknowledged(engine, redis, waiting)).acknowledged, "and nobody has noticed yet"
+    assert not (await acknowledged(engine, redis, waiting)).acknowledged, "no gateway has noticed yet"
     while relay.run_once():
         pass
     assert not (await acknowledged(engine, redis, waiting)).acknowledged
@@ -119,8 +119,8 @@ async def test_a_rebuild_during_the_wait_is_no_gap(engine, redis, relay, publish
 async def test_an_unreachable_redis_is_no_acknowledgement_and_no_error(engine, redis, relay, published):
     waiting = change(engine)
     relay.run_once()
-    nobody = open_redis("redis://127.0.0.1:1/0")
-    said = await acknowledged(engine, nobody, waiting)
+    unreachable = open_redis("redis://127.0.0.1:1/0")
+    said = await acknowledged(engine, unreachable, waiting)
     assert (said.acknowledged, said.gateways) == (False, 0)
 
 

@@ -1,4 +1,4 @@
-"""What comes over the wire otherwise than it should: too much, too early, or when no connection is left."""
+"""Unexpected HTTP traffic: too much, too early, or when no connection is left."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def head_of(tenant, path: str = "/v1/chat/completions") -> bytes:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """What comes until the gateway hangs up."""
+    """The bytes received until the gateway disconnects."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -59,7 +59,7 @@ def test_long_trailers_end_the_connection(stack, tenant, piece, keyed):
         with contextlib.suppress(ConnectionError):
             for _ in range(16):
                 connection.sendall(piece)
-        received = rest(connection)  # a gateway that went on listening would not end it
+        received = rest(connection)  # a gateway that kept reading would not end the connection
     assert received == b"" or b" 431 " in received or (not keyed and b" 200 " in received)
     assert tenant.events() == []
 
@@ -127,7 +127,7 @@ def test_a_replica_is_not_blamed_when_no_connection_is_left(stack, tenant, narro
     assert len(stack.witness.received()) == before
     assert narrow.metric("tenora_gateway_open_circuits") == 0
     stream.close()
-    assert_settled(tenant, "client_gone")  # the abort got through
+    assert_settled(tenant, "client_gone")  # the abort reached the engine
     assert chat(client, max_tokens=5).choices
 
 
@@ -147,7 +147,7 @@ def test_an_answer_too_large_to_pass_on_is_billed_and_not_retried(stack, tenant,
 
 
 def test_tokens_delivered_before_a_defect_are_billed(stack, tenant, narrow):
-    """An event that the translation to Anthropic's cannot take, and that nobody foresaw."""
+    """An unforeseen event that the translation to Anthropic's format cannot handle."""
     slowly(stack, error_after=5, error='{"choices":[{"index":0,"delta":7,"finish_reason":null}]}')
     tenant.sdk(narrow.url)
     body = {"model": "tiny-chat", "max_tokens": 400, "stream": True, "messages": CHAT["messages"]}

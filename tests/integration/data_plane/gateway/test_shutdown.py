@@ -1,4 +1,6 @@
-"""A gateway that is told to stop or is killed, and leases: what runs ends whole or is settled, nothing is leaked."""
+"""A gateway that is stopped or killed, and its leases: running requests end completely or are settled, and nothing
+leaks.
+"""
 
 import signal
 import time
@@ -40,7 +42,7 @@ def test_sigterm_settles_requests_that_do_not_end_in_time(stack, tenant):
             list(chunks)
         assert hurried.process.wait(10) == 0
     assert_settled(tenant, "timeout")
-    # Nobody has recorded it, so the gateway that goes on keeps it now, and bills it no second time.
+    # Billing has not recorded it, so the remaining gateway keeps it now, and does not bill it a second time.
     wait_until(lambda: len(list((stack.folder / "journal").rglob("*.lock"))) == 1, what="the journal to be taken over")
     assert len(tenant.events()) == 1
 
@@ -60,7 +62,7 @@ def test_a_killed_gateway_leaks_nothing(stack):
             stream.close()
     stack.witness.faults()
     client = tenant.sdk()
-    # Leases are given back by the tenant's next reservation after they ran out.
+    # The tenant's next reservation releases expired leases.
     wait_until(lambda: _served(client) and tenant.holds_nothing(), timeout_s=BRISK["lease_s"] + 3, what="all leases")
     assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == 0
 

@@ -224,11 +224,11 @@ print([answer, [(line["log_level"], line["missing"]) for line in lines], counted
 
 
 def test_a_kernel_without_landlock_or_network_namespaces_is_logged_and_counted():
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", WITHOUT_OPTIONAL_PROTECTIONS], capture_output=True, text=True, check=False, timeout=60
     )
-    assert told.returncode == 0, told.stderr
-    answer, lines, counted = ast.literal_eval(told.stdout)
+    assert finished.returncode == 0, finished.stderr
+    answer, lines, counted = ast.literal_eval(finished.stdout)
     assert answer == b"fine\n", "it goes on without them"
     ((level, missing),) = lines
     assert level == "warning"

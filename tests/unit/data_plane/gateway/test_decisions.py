@@ -194,7 +194,7 @@ def test_max_tokens_is_the_smallest_of_caller_plan_and_context(prompt, asked, ce
         (KeyLimits(output_tokens=10), (100, 10)), (KeyLimits(context_tokens=500, output_tokens=500), (100, 90)),
     ],
 )  # fmt: skip
-def test_a_keys_limits_only_lower_a_requests_max_tokens(own, windows):
+def test_a_keys_limits_only_lower_the_tenants_limits(own, windows):
     limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
     caller = Caller(
         KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=own),

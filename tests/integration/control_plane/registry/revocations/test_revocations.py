@@ -19,7 +19,7 @@ def drain(relay) -> None:
         pass
 
 
-def told(redis) -> dict[str, Revocation]:
+def published(redis) -> dict[str, Revocation]:
     """The published revocations, by id."""
     stored = redis.hgetall(redis_keys.snapshot("revocations"))
     return {field.decode(): msgspec.json.decode(value, type=Revocation) for field, value in stored.items()}
@@ -52,15 +52,15 @@ def test_a_deleted_adapter_loses_its_route_and_all_its_names_are_revoked(api, ba
     drain(relay)
     names = {each["engine_name"] for each in (*ready, checked)}
     assert routed(redis) == set()
-    assert {revocation["id"]: names} == {id_: set(each.engine_names) for id_, each in told(redis).items()}
-    assert told(redis)[revocation["id"]].base_model == base.id
+    assert {revocation["id"]: names} == {id_: set(each.engine_names) for id_, each in published(redis).items()}
+    assert published(redis)[revocation["id"]].base_model == base.id
     path = f"/api/v1/adapters/bot/revisions/{checked['id']}"
     assert tenant.http.get(path).status_code == 404
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
     relay.rebuild("test")
     assert routed(redis) == {f"{tenant.id}/bot"}, "the name is free for a successor, which is not revoked"
-    assert set(told(redis)) == {revocation["id"]}
+    assert set(published(redis)) == {revocation["id"]}
 
 
 def test_a_revision_in_progress_is_rejected_when_its_adapter_is_deleted(api, base, engine):
@@ -80,7 +80,7 @@ def test_an_adapter_without_revisions_is_removed_at_once(api, base, relay, redis
     revocation = deleted(tenant, "bot")
     assert (revocation["state"], revocation["engine_names"]) == ("removed", [])
     drain(relay)
-    assert told(redis) == {}
+    assert published(redis) == {}
 
 
 def test_an_adapter_is_unloaded_only_after_every_live_replica_of_its_base_confirms(api, base, engine, redis, collector):
@@ -147,12 +147,12 @@ def test_a_redis_that_lost_its_data_completes_no_revocation(api, base, engine, r
     patient.run_once()
     redis.flushall()
     patient.run_once()
-    assert shown(tenant, revocation)["unloaded_at"] is None, "nobody is alive because nobody is remembered"
+    assert shown(tenant, revocation)["unloaded_at"] is None, "no replica counts as alive because Redis knows none"
     beat(redis, base.id, replica_id=replica.id, boot_id=replica.boot_id)
     patient.run_once()
     assert shown(tenant, revocation)["awaited_replicas"] == [replica.id]
     drain(relay)
-    assert set(told(redis)) == {revocation["id"]}, "replicas are told again"
+    assert set(published(redis)) == {revocation["id"]}, "the revocation is published again"
 
 
 def test_collected_receipts_survive_data_loss_in_redis(api, base, engine, redis, collector):
@@ -181,12 +181,12 @@ def test_a_revocation_is_published_for_its_retention_and_then_removed(api, base,
         connection.exec_driver_sql("UPDATE adapter_revocations SET removed_at = now()")
     collector.recheck_unloaded()
     relay.rebuild("test")
-    assert set(told(redis)) == {revocation["id"]}, "replicas that come back must hear of it"
+    assert set(published(redis)) == {revocation["id"]}, "returning replicas must receive it"
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE adapter_revocations SET created_at = created_at - interval '8 days'")
     collector.recheck_unloaded()
     drain(relay)
-    assert told(redis) == {}
+    assert published(redis) == {}
     assert shown(tenant, revocation)["state"] == "removed"
 
 
@@ -207,14 +207,14 @@ def test_a_suspended_tenant_is_not_served_and_is_restored_completely(api, base, 
         ("bot", "suspended", "stopping"),
         ("empty", "suspended", "unloaded"),
     }
-    assert len(told(redis)) == 1
+    assert len(published(redis)) == 1
     collector.run_once()
     relay.rebuild("test")
-    assert (len(told(redis)), routed(redis)) == (1, {f"{other.id}/bot"}), "told for as long as it lasts"
+    assert (len(published(redis)), routed(redis)) == (1, {f"{other.id}/bot"}), "published while it lasts"
     for _ in range(2):
         api.admin.patch(path, json={"status": "active"}).raise_for_status()
     drain(relay)
-    assert (told(redis), routed(redis)) == ({}, {f"{other.id}/bot", f"{tenant.id}/bot"})
+    assert (published(redis), routed(redis)) == ({}, {f"{other.id}/bot", f"{tenant.id}/bot"})
     ours = tenant.http.get("/api/v1/revocations").json()["data"]
     assert {each["state"] for each in ours} == {"lifted"}
 
@@ -227,7 +227,7 @@ def test_a_deleted_adapter_stays_deleted_when_its_tenant_is_restored(api, base, 
     for status in ("suspended", "active"):
         api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": status}).raise_for_status()
     drain(relay)
-    assert (set(told(redis)), routed(redis)) == ({revocation["id"]}, set())
+    assert (set(published(redis)), routed(redis)) == ({revocation["id"]}, set())
 
 
 def test_a_revocation_is_visible_to_its_tenant_and_to_admins(api, base, engine):

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API with Anthropic's own SDK: the same life of a request, in that API's words."""
+"""Anthropic's Messages API with Anthropic's own SDK: the same request life cycle in that API's format."""
 
 import json
 

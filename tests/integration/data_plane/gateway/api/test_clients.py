@@ -1,4 +1,4 @@
-"""The libraries people call models with, each unmodified and from its own environment, against a gateway."""
+"""Common client libraries, each unmodified and from its own environment, against a gateway."""
 
 import json
 import os
@@ -14,7 +14,7 @@ SCRIPTS = processes.ROOT / "tests" / "clients"
 
 
 def ran(program: str, script: str, tenant: Tenant, *names: str) -> dict:
-    """What a client printed."""
+    """The output of a client."""
     tenant.sdk()
     argv = [program, str(SCRIPTS / script), f"{tenant.stack.gateway.url}/v1", tenant.key, *names]
     environ = {"PATH": os.environ["PATH"], "HOME": str(tenant.stack.folder), "CLIENTS": str(CLIENTS)}
@@ -24,7 +24,7 @@ def ran(program: str, script: str, tenant: Tenant, *names: str) -> dict:
 
 
 def answers(tenant: Tenant) -> list[str]:
-    """What the witness said to this tenant, in order."""
+    """The witness's answers to this tenant, in order."""
     journal = tenant.stack.witness.journal()
     return ["".join(journal[event.request_id].words) for event in tenant.events()]
 

@@ -1,4 +1,4 @@
-"""Work that no quota counts: a tenant that floods the gateway with it is the one who waits."""
+"""Work that no quota counts: a tenant that floods the gateway with it delays only itself."""
 
 import json
 import threading
@@ -23,26 +23,26 @@ def test_a_flood_of_long_token_counts_does_not_stop_another_tenant(stack):
     flooder.sdk()
     client = quiet.sdk()
     over = threading.Event()
-    told: list[int] = []
+    statuses: list[int] = []
 
     def flood() -> None:
         headers = {"authorization": f"Bearer {flooder.key}", "content-type": "application/json"}
         with httpx.Client(base_url=stack.gateway.url, headers=headers, timeout=60) as http:
             while not over.is_set():
                 try:
-                    told.append(http.post("/v1/tokenize", content=LONG).status_code)
+                    statuses.append(http.post("/v1/tokenize", content=LONG).status_code)
                 except httpx.TransportError:
-                    continue  # refused before its body was read: the connection ends on a caller who still writes
+                    continue  # refused before its body was read: the connection ends while the caller still writes
 
     threads = [threading.Thread(target=flood) for _ in range(FLOODERS)]
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: {200, 429} <= set(told), what="more than the gateway counts at a time")
+        wait_until(lambda: {200, 429} <= set(statuses), what="more than the gateway counts at a time")
         for _ in range(3):
             assert chat(client, "capital " * 1000, timeout=10).choices
     finally:
         over.set()
         for thread in threads:
             thread.join()
-    assert set(told) == {200, 429}
+    assert set(statuses) == {200, 429}

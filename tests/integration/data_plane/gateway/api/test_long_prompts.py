@@ -1,4 +1,4 @@
-"""A prompt of 100,000 tokens is read, checked and counted while other requests' events go on."""
+"""A prompt of 100,000 tokens is read, checked and counted while other requests' events continue."""
 
 import asyncio
 import statistics
@@ -22,7 +22,7 @@ TRIES = 9
 
 
 async def longest_stall(work) -> float:
-    """How long the loop did not turn, at most, while ``work`` ran."""
+    """The longest time for which the event loop was blocked while ``work`` ran."""
     longest, done = 0.0, asyncio.Event()
 
     async def watch() -> None:
@@ -65,5 +65,5 @@ async def test_a_prompt_of_100_000_tokens_blocks_the_event_loop_for_at_most_20_m
         finally:
             threads.close()
     assert min(counted) >= TOKENS
-    # What else runs on this machine adds to some of them, and takes from none.
+    # Other processes on this machine make some of them longer and none shorter.
     assert statistics.median(stalls) <= STALL_S, stalls

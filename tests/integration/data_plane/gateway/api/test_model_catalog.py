@@ -1,4 +1,4 @@
-"""Aliases, revisions and sessions through real gateways, and what an engine's door says of an adapter's loading."""
+"""Aliases, revisions and sessions through real gateways, and the engine middleware's reports on adapter loads."""
 
 import json
 from collections import Counter
@@ -57,7 +57,7 @@ def test_an_adapter_is_called_by_its_name_its_aliases_and_its_revisions(stack, t
 
 
 def test_one_digest_in_two_adapters_has_two_engine_names(stack):
-    """An engine's prefix cache tells adapters apart by name, so nothing of one is ever reused for the other."""
+    """An engine's prefix cache distinguishes adapters by name, so nothing of one is reused for the other."""
     one, two = stack.tenant(), stack.tenant()
     route = stack.publisher.adapter(one.id, "bot")
     twin = stack.publisher.adapter(two.id, "bot")
@@ -129,8 +129,8 @@ def test_a_base_model_has_no_tier_and_its_engine_receives_no_adapter_name(stack,
     assert events[0].adapter_tier is None
 
 
-@pytest.mark.parametrize(("retry_after", "told"), [("7", "7"), ("soon", "1"), ("999999", "300"), ("0", "1")])
-def test_an_adapter_that_is_still_loading_is_a_503_with_retry_after(stack, tenant, retry_after, told):
+@pytest.mark.parametrize(("retry_after", "shown"), [("7", "7"), ("soon", "1"), ("999999", "300"), ("0", "1")])
+def test_an_adapter_that_is_still_loading_is_a_503_with_retry_after(stack, tenant, retry_after, shown):
     stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
@@ -138,7 +138,7 @@ def test_an_adapter_that_is_still_loading_is_a_503_with_retry_after(stack, tenan
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="bot")
     assert (refused.value.status_code, refused.value.code) == (503, "adapter_loading")
-    assert refused.value.response.headers["retry-after"] == told
+    assert refused.value.response.headers["retry-after"] == shown
     assert refused.value.response.headers["x-should-retry"] == "true"
     assert refused.value.response.json()["error"]["eta_s"] == 7
     assert "secret" not in refused.value.response.text
@@ -148,17 +148,17 @@ def test_an_adapter_that_is_still_loading_is_a_503_with_retry_after(stack, tenan
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told"),
+    ("code", "status", "shown"),
     [(code, 503, code) for code in DOOR_CODES] + [("secret_code", 502, "replica_failed")],
 )
-def test_only_a_known_code_says_why_a_replica_cannot_load_an_adapter(stack, tenant, code, status, told):
+def test_only_a_known_code_says_why_a_replica_cannot_load_an_adapter(stack, tenant, code, status, shown):
     stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     wait_until(lambda: "bot" in names(client))
     stack.witness.faults(loading="999", loading_code=code)
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="bot")
-    assert (refused.value.status_code, refused.value.code) == (status, told)
+    assert (refused.value.status_code, refused.value.code) == (status, shown)
     assert refused.value.response.headers.get("retry-after") == ("300" if status == 503 else None)
     assert "secret" not in refused.value.response.text
     wait_until(tenant.holds_nothing)
@@ -166,7 +166,7 @@ def test_only_a_known_code_says_why_a_replica_cannot_load_an_adapter(stack, tena
 
 
 def test_a_gateway_publishes_the_snapshot_version_that_it_uses(stack):
-    """In well under a second after a change, and not at all once it has stopped."""
+    """Within a second after a change. A stopped gateway publishes nothing."""
     with processes.gateway(stack.folder, stack.redis_url, "passing", workers=2, **BRISK):
 
         def beating() -> set[str]:

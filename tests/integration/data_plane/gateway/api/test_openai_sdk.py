@@ -1,4 +1,4 @@
-"""OpenAI's surface with its own SDK: tools, schemas, fields without effect, models, retries and how errors look."""
+"""OpenAI's API with its own SDK: tools, schemas, fields without effect, models, retries and the format of errors."""
 
 import json
 

@@ -38,7 +38,7 @@ async def test_an_orphan_is_billed_once_by_its_last_checkpoint(quotas):
     assert await quota.renew({group: {dead.request_id: None, silent.request_id: None, "req_none": None}}) == (
         3, [dead.request_id, silent.request_id], ["req_none"],
     )  # fmt: skip
-    assert await redis.hlen(redis_keys.replica_held_pages("rep_one")) == 1  # its total
+    assert await redis.hlen(redis_keys.replica_held_pages("rep_one")) == 1  # the request's total
     assert await redis.hget(redis_keys.replica_held_pages("rep_one"), "total") == b"0"
 
 
@@ -79,9 +79,9 @@ async def test_many_leases_are_renewed_in_batches_of_bounded_size(quotas):
     asks = [ask(1) for _ in range(450)]
     await asyncio.gather(*(reserve(quota, each, allowed) for each in asks))
     group = (allowed.tenant_id, "rep_one")
-    nobody = new_id("req")
-    wanted = {each.request_id: None for each in asks} | {nobody: None}
-    assert await quota.renew({group: wanted}) == (1, [], [nobody])
+    unknown = new_id("req")
+    wanted = {each.request_id: None for each in asks} | {unknown: None}
+    assert await quota.renew({group: wanted}) == (1, [], [unknown])
 
 
 async def test_many_expired_leases_are_ended_in_batches_of_bounded_size(quotas):

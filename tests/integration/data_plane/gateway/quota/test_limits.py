@@ -1,4 +1,4 @@
-"""Each limit of a plan, met at the gateway: which one it was, what the SDK is told, and that nothing oversells."""
+"""Each limit of a plan at the gateway: which limit refused, what the SDK receives, and that no limit is exceeded."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from tests.integration.data_plane.conftest import chat
 
 CHEAP = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=2, kv_page_second_nanos=0)
 DEAR = Prices(input_nanos=1000, cached_input_nanos=1000, output_nanos=2000, kv_page_second_nanos=0)
-# What CHAT costs with nine tokens of output.
+# The cost of CHAT with nine tokens of output.
 COST = 9 + len(
     Tokenizer.from_str(tokenizer_json().decode()).encode(
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -36,7 +36,7 @@ def gateway_settings():
 
 @pytest.fixture(autouse=True)
 def _what_an_engine_received_is_billed_once_and_nothing_else_is(stack):
-    """What was refused reached no engine and no bill, whosever it was."""
+    """Refused requests of any tenant reached no engine and no bill."""
     received, billed = len(stack.witness.received()), len(stack.events())
     yield
     asked = sorted(line["received"] for line in stack.witness.received()[received:])
@@ -51,7 +51,7 @@ def refusal(client: openai.OpenAI, **options: object) -> openai.RateLimitError:
 
 
 def settled(tenant, *, requests: int) -> int:
-    """The month's tokens, when so many requests and no more are billed to a tenant, and the engine received those."""
+    """The month's tokens, once exactly ``requests`` requests are billed to a tenant and the engine received those."""
     wait_until(tenant.holds_nothing, what="holds to be released")
     billed = {event.request_id for event in tenant.events()}
     received = [line["received"] for line in tenant.stack.witness.received() if line["received"] in billed]
@@ -63,12 +63,12 @@ def settled(tenant, *, requests: int) -> int:
 
 @pytest.fixture
 def slow(stack):
-    """A witness that takes its time."""
+    """A slow witness."""
     stack.witness.faults(token_interval_s=0.1, output_tokens=30)
 
 
 def running(client: openai.OpenAI, **options: object):
-    """A stream that has begun and goes on."""
+    """A stream that has started and continues."""
     stream = chat(client, stream=True, **options)
     next(iter(stream))
     return stream
@@ -199,7 +199,7 @@ async def flood(url: str, key: str, count: int, body: dict) -> list[tuple[int, s
     ("limits", "fits"),
     [
         ({"tokens_per_month": 15 * COST + 5}, 15),
-        ({"requests_per_minute": 3}, 3),  # few in a minute, so that none flows back while they come
+        ({"requests_per_minute": 3}, 3),  # few per minute, so that none is refilled while they arrive
         ({"tokens_per_minute": 3 * COST + 5}, 3),
     ],
     ids=str,
@@ -208,7 +208,7 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
     tenant = stack.tenant(**limits)
     tenant.sdk()
     stack.witness.faults(output_tokens=9)
-    body = {**CHAT, "max_tokens": 9}  # all of it is used: nothing is refunded
+    body = {**CHAT, "max_tokens": 9}  # all of it is used, so nothing is refunded
     answers = await flood(stack.gateway.url, tenant.key, 200, body)
     served = sum(1 for status, _ in answers if status == 200)
     assert served == fits
@@ -219,7 +219,7 @@ async def test_two_hundred_requests_at_the_edge_never_oversell(stack, limits, fi
 
 
 async def test_concurrent_requests_across_a_month_boundary_are_all_counted_in_the_new_month(stack):
-    """What had been used before is forgotten once, and nothing that settles after the turn is."""
+    """The old month's usage is reset once, and no usage that settles after the boundary is lost."""
     tenant = stack.tenant()
     tenant.sdk()
     stack.witness.faults(output_tokens=9, token_interval_s=0.5)
@@ -284,7 +284,7 @@ def test_a_request_without_a_replica_is_refused_at_once(stack):
 
 
 def test_a_request_is_charged_at_the_prices_of_its_admission(stack):
-    """A price that rises under it is another request's: its hold was made at the old one."""
+    """A price that rises during a request applies to later requests: this one's hold was made at the old price."""
     tenant = stack.tenant(prices=CHEAP, price_version_id="pv_old", spend_ceiling_nanos=10**9)
     client = tenant.sdk()
     stack.witness.faults(token_interval_s=0.05, output_tokens=20)

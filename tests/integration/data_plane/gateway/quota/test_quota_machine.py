@@ -1,5 +1,5 @@
-"""Any order of reserving, settling, expiring, sweeping, retrying, moving and months that turn: what three levels hold
-and have used is what a plain model says, within their limits, and each request ends once.
+"""Any order of reserving, settling, expiring, sweeping, retrying, moving and month changes: the holds and usage of
+three levels equal those of a plain model, within their limits, and each request ends once.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class QuotaMachine(RuleBasedStateMachine):
         of_all=st.sampled_from([PLATFORM, PlatformLimits()]),
     )  # fmt: skip
     def begin(self, concurrent, pages, month, money, of_key, of_all) -> None:
-        """Limits of which now the one and now the other is in the way."""
+        """Limits chosen so that each of them refuses sometimes."""
         self.limits = {"concurrent_requests": concurrent, "kv_pages": pages, "tokens_per_month": month}
         self.callers = {
             ("tn_a", "key_a1"): {"ceiling": money, "charged": 1000, "key": of_key},
@@ -68,10 +68,10 @@ class QuotaMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(coroutine)
 
     def pick(self, number: int) -> Held:
-        return list(self.model.live.values())[number % len(self.model.live)]  # by age: ids are another each time
+        return list(self.model.live.values())[number % len(self.model.live)]  # by age, because ids differ in each run
 
     def expire_due(self, tenant_id: str) -> int:
-        """What any script that looks at the tenant does first."""
+        """What every script does first for its tenant."""
         due = [held for held in self.model.live.values() if held.request_id in self.model.overdue]
         due = [held for held in due if held.allowance.tenant_id == tenant_id]
         for held in due:
@@ -100,7 +100,7 @@ class QuotaMachine(RuleBasedStateMachine):
         verdict = self.run(
             self.scripts.reserve(wanted, allowed, replica_id=replica, replica_pages_max=REPLICAS[replica])
         )
-        room = range(least, tokens + 1)  # what fits, fits with fewer tokens too
+        room = range(least, tokens + 1)  # a request that fits also fits with fewer tokens
         number = (
             least
             - 1
@@ -135,12 +135,12 @@ class QuotaMachine(RuleBasedStateMachine):
         tokens=st.lists(st.integers(1, 150), min_size=2, max_size=4),
     )  # fmt: skip
     def reserve_several(self, caller, replica, tokens):
-        """What is held counts as what is used."""
+        """Holds count like usage."""
         for each in tokens:
             self.reserve(caller, replica, 0, each, each, 1)
 
     def reached(self, allowed: Allowance) -> None:
-        """What was charged before is not less because Redis never knew of it."""
+        """Earlier charges count even if Redis never knew of them."""
         for level in allowed.levels:
             used = self.model.used.setdefault(level.quota, Counter())
             used["spent_nanos"] = max(used["spent_nanos"], level.charged_nanos)
@@ -148,7 +148,7 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.live)
     @rule(number=st.integers(0, 99), tokens=st.integers(1, 100))
     def retry_a_reservation(self, number, tokens):
-        """Its answer was lost: what it took before is given back first."""
+        """Its answer was lost: its first reservation is returned before the second."""
         held = self.pick(number)
         del self.model.live[held.request_id]
         self.model.overdue.discard(held.request_id)
@@ -200,8 +200,8 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.swept)
     @rule(number=st.integers(0, 99))
     def settle_after_the_lease_ran_out(self, number):
-        """Nothing is held any more: settled as unused, or as its checkpoint said, it ends once all the same. Billing is
-        told the whole, and knows what the estimate was.
+        """Nothing is held after the lease: the request still ends once, as unused or by its checkpoint. Billing
+        receives the exact usage and knows the estimate.
         """
         held = self.model.swept.pop(number % len(self.model.swept))
         used = held.checkpoint or Used()
@@ -216,16 +216,16 @@ class QuotaMachine(RuleBasedStateMachine):
         used = self.part(held, percent)
         tenant_id = held.allowance.tenant_id
         checkpoint = Checkpoint(event=event(held.request_id, tenant_id), used=used) if grown else None
-        nobody = new_id("req")
-        groups = {(tenant_id, held.replica): {held.request_id: checkpoint, nobody: None}}
-        assert self.run(self.scripts.renew(groups)) == (1, [], [nobody])
+        unknown = new_id("req")
+        groups = {(tenant_id, held.replica): {held.request_id: checkpoint, unknown: None}}
+        assert self.run(self.scripts.renew(groups)) == (1, [], [unknown])
         self.model.overdue.discard(held.request_id)
         held.checkpoint = used if grown else held.checkpoint
 
     @precondition(lambda self: self.model.live)
     @rule(number=st.integers(0, 99))
     def let_a_lease_run_out(self, number):
-        """As it does when its gateway died."""
+        """As after the death of its gateway."""
         held = self.pick(number)
         self.model.overdue.add(held.request_id)
         self.run(self.redis.zadd(redis_keys.tenant_leases(held.allowance.tenant_id), {held.request_id: 1}))
@@ -254,8 +254,8 @@ class QuotaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.live)
     @rule()
     def redis_forgets_and_is_told_again(self):
-        """What was used and held is lost; then billing gives back the one, as the ledger has it, and gateways the
-        other. A request that had been noted is not noted any more, and one that ended may be settled again.
+        """Usage and holds are lost; then billing restores the usage from the ledger, and gateways restore the holds.
+        Checkpoints of requests are lost too, and an ended request may be settled again.
         """
         self.run(self.redis.flushall())
         self.run(self.redis.set(redis_keys.QUOTAS_REBUILT, 1))
@@ -291,7 +291,7 @@ class QuotaMachine(RuleBasedStateMachine):
         *levels, one, two, events = self.run(self.look(quotas))
         for quota, fields in zip(quotas, levels, strict=True):
             used, held = self.model.used[quota], self.model.holds(quota)
-            over = fields.get(b"month") == b"2001-01"  # not looked at since the month turned
+            over = fields.get(b"month") == b"2001-01"  # not read since the month changed
             found = {name: int(fields.get(name.encode(), 0)) for name in (*HELD, *USED)}
             assert {name: found[name] for name in HELD} == {name: held[name] for name in HELD}
             for name in USED:

@@ -48,7 +48,7 @@ earlier = st.lists(st.tuples(asks, st.booleans()), max_size=4)
 
 @contextlib.asynccontextmanager
 async def emptied(url: str) -> AsyncIterator[tuple[Redis, Reservations]]:
-    """The scripts on a server that knows nothing: one example leaves nothing to the next."""
+    """The scripts on an empty server: one example leaves nothing for the next."""
     async with connected(url) as (redis, line):
         await redis.flushall()
         await redis.set(redis_keys.QUOTAS_REBUILT, 1)
@@ -62,7 +62,7 @@ async def take(
 
 
 async def everything(redis: Redis) -> dict[str, object]:
-    """All that the server knows. A count of nothing is none, and so is the name of the month that it is of."""
+    """All that the server stores. A count of zero is left out, and so is the name of its month."""
     found: dict[str, object] = {}
     for key in sorted(await redis.keys("*")):
         kind = (await redis.type(key)).decode()
@@ -84,7 +84,7 @@ async def everything(redis: Redis) -> dict[str, object]:
 def narrowed(
     level: Level, limit: str, found: dict[str, int], need: dict[str, int], wanted: ReservationRequest
 ) -> Level:
-    """The level with just too little of one limit for a request, beside what is held and used there already."""
+    """The level with slightly too little of one limit for a request, beside its present holds and usage."""
     free = {
         "concurrent_requests": found.get("concurrent", 0),
         "kv_pages": found.get("kv_pages", 0) + need["kv_pages"] - 1,
@@ -99,7 +99,7 @@ def narrowed(
             "requests": 1, "tokens": need["month_held"], "input": wanted.sequences * wanted.prompt_tokens,
             "output": wanted.sequences * wanted.max_tokens,
         }[RATES[limit]]  # fmt: skip
-        free[limit] = cost - 1  # never; the buckets that only have to fill are of the test below
+        free[limit] = cost - 1  # never; buckets that only have to refill belong to the test below
     return msgspec.structs.replace(level, **{limit: free[limit]})
 
 
@@ -126,7 +126,9 @@ def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_setting
             assert await everything(redis) == was
             assert not (await take(quota, wanted, wide)).blocked_by
             now = await everything(redis)
-            assert all(now[each.quota] != was.get(each.quota) for each in wide.levels), "what was seen does change"
+            assert all(now[each.quota] != was.get(each.quota) for each in wide.levels), (
+                "a change is visible in this comparison"
+            )
 
     asyncio.run(refuse())
 

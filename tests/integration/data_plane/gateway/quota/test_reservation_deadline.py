@@ -1,4 +1,4 @@
-"""The deadline of a reservation as it comes with the defaults: 50 ms, however long Redis is silent."""
+"""The default deadline of a reservation: 50 ms, however long Redis is silent."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
 pytestmark = pytest.mark.quiet
 
 DEADLINE_S = GatewaySettings.model_fields["reserve_deadline_ms"].default / 1000
-MARGIN_S = 0.06  # reading, counting and answering, on a machine that does other things too
+MARGIN_S = 0.06  # reading, counting and answering on a machine with other load
 
 
 @pytest.fixture
@@ -38,5 +38,5 @@ def test_a_silent_redis_delays_a_caller_by_the_deadline_at_most(own):
     finally:
         valkey.send_signal(signal.SIGCONT)
     assert codes == {"quota_unavailable"}
-    assert min(took_s) >= DEADLINE_S  # it was waited for
+    assert min(took_s) >= DEADLINE_S  # the caller waited for Redis
     assert sorted(took_s)[len(took_s) // 2] < DEADLINE_S + MARGIN_S

@@ -19,7 +19,7 @@ PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_pag
 
 
 async def test_many_gateways_near_a_limit_admit_exactly_what_fits(redis_settings):
-    """Twelve connections race with random settlements between; the ceiling of each limit is never passed."""
+    """Twelve connections race with random settlements between them; no limit is ever exceeded."""
     async with Redis.from_url(redis_settings.redis_url) as redis:
         choice = random.Random(7)
         allowed = granted(
@@ -81,7 +81,7 @@ async def test_rate_limits_admit_a_burst_of_the_limit_and_nothing_above(quotas, 
     while not (verdict := await reserve(quota, ask(cost), allowed)).blocked_by:
         taken += cost
     assert verdict.blocked_by == name
-    assert limit - cost < taken <= limit + limit // 60 + cost  # a second of refill at most has come meanwhile
+    assert limit - cost < taken <= limit + limit // 60 + cost  # at most a second of refill has arrived meanwhile
     assert 0 < verdict.wait_us <= 60_000_000 * cost // limit + 1
 
 
@@ -120,7 +120,7 @@ async def test_each_level_has_its_own_limits(quotas, level):
     ],
 )  # fmt: skip
 async def test_each_limit_also_holds_for_the_platform_and_for_a_key(quotas, level, limit, room):
-    """Requests of a prompt of 10 and 5 more, of which each limit has room for one."""
+    """Requests with a prompt of 10 tokens and 5 more; each limit has room for one of them."""
     _, quota = quotas
     limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
     allowed = granted("tn_one", key_id="key_1", **{level: limits[level]})
@@ -136,9 +136,9 @@ async def test_a_prompt_above_a_limit_leaves_room_for_no_completion(quotas, prom
     _, quota = quotas
     allowed = granted(input_tokens_per_minute=100)
     assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
-    told = await reserve(quota, ask(200, prompt=prompt), allowed)
-    assert (told.blocked_by, told.fits, told.wait_us == -1) == ("input_tokens_per_minute", 0, never)
-    assert "Lower max_tokens to" not in quota_exceeded(told, tokens=prompt + 200).message
+    refused = await reserve(quota, ask(200, prompt=prompt), allowed)
+    assert (refused.blocked_by, refused.fits, refused.wait_us == -1) == ("input_tokens_per_minute", 0, never)
+    assert "Lower max_tokens to" not in quota_exceeded(refused, tokens=prompt + 200).message
 
 
 async def test_unused_tokens_are_returned_to_the_minutes_bucket(quotas):
@@ -151,7 +151,7 @@ async def test_unused_tokens_are_returned_to_the_minutes_bucket(quotas):
 
 
 async def test_a_late_refund_returns_only_tokens_that_have_not_been_refilled(quotas):
-    """A reserves a minute's worth; a minute later the bucket is full again and B takes it; then A settles unused."""
+    """A reserves a minute's worth. A minute later the bucket is full again and B takes it. Then A settles unused."""
     redis, quota = quotas
     allowed, first = granted(tokens_per_minute=60), ask(60)
     assert not (await reserve(quota, first, allowed)).blocked_by
@@ -190,8 +190,8 @@ async def test_an_early_refund_returns_all_unused_tokens(quotas):
 async def test_a_request_without_max_tokens_gets_the_rest_and_one_with_it_is_refused(quotas, limits, blocked_by, fits):
     _, quota = quotas
     allowed = granted(**limits)
-    told = await reserve(quota, ask(200, prompt=10), allowed)
-    assert (told.blocked_by, told.fits) == (blocked_by, fits)
+    refused = await reserve(quota, ask(200, prompt=10), allowed)
+    assert (refused.blocked_by, refused.fits) == (blocked_by, fits)
     given = await reserve(quota, ask(200, prompt=10, least=16), allowed)
     assert (given.blocked_by, given.max_tokens) == ("", fits)
     left = await reserve(quota, ask(200, prompt=10, least=16), allowed)

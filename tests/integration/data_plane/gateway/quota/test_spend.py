@@ -1,5 +1,5 @@
-"""A tenant's money at the gateway: never more than its ceiling, however many gateways and requests there are; and what
-its callers are told of it.
+"""A tenant's spending at the gateway: never above its ceiling, for any number of gateways and requests, and what
+callers learn about it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def spent(tenant: Tenant) -> int:
 
 
 async def race(urls: list[str], key: str, bodies: list[dict]) -> Counter[int]:
-    """All at once, shared out over the gateways; how many had which status."""
+    """Send all requests at once, distributed over the gateways; returns the number of responses per status."""
     headers = {"Authorization": f"Bearer {key}"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
@@ -65,7 +65,7 @@ async def test_a_thousand_ten_cent_requests_through_four_gateways_spend_exactly_
 
 
 async def test_fifty_concurrent_requests_of_a_hundred_spend_exactly_a_thousand(stack):
-    """Each costs exactly what it held: ten fit, whatever the other forty see of the balance."""
+    """Each costs exactly its hold: ten fit, whatever balance the other forty see."""
     each = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=10, kv_page_second_nanos=0)
     tenant = stack.tenant(prices=each, spend_ceiling_nanos=1000)
     tenant.sdk()
@@ -78,7 +78,7 @@ async def test_fifty_concurrent_requests_of_a_hundred_spend_exactly_a_thousand(s
 
 
 async def test_an_unused_part_of_a_hold_can_be_spent_by_another_request(stack):
-    """Each may cost 50 cents and costs 10: as long as 50 are left, the next is served."""
+    """Each may cost 50 cents and costs 10. While 50 are left, the next is served."""
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=DOLLARS)
     tenant.sdk()
     stack.witness.faults(output_tokens=10)
@@ -99,7 +99,7 @@ def test_a_spent_ceiling_is_named_and_not_retryable(stack):
     assert "$0.20" in caught.value.message
     chat(client, max_tokens=15)
     with pytest.raises(openai.RateLimitError):
-        chat(client)  # five would fit; nobody is served with fewer than min_completion_tokens
+        chat(client)  # five would fit; no request is served with fewer than min_completion_tokens
     stack.publisher.tenant(tenant_id=tenant.id, prices=CENT, spend_ceiling_nanos=DOLLARS)
     wait_until(lambda: tenant_may(client), timeout_s=5, what="a raised ceiling to count")
 
@@ -168,7 +168,7 @@ def test_a_running_streams_holds_are_shown_until_it_ends(stack):
     assert set(shown().values()) == {0}
     assert (prompt_tokens, output_tokens) == (tenant.event().input_tokens, 300)
     assert pages == -(-(prompt_tokens + 300) // 16)
-    assert nanos > 3 * prompt_tokens + 7 * 300, "and its pages for as long as it may run"
+    assert nanos > 3 * prompt_tokens + 7 * 300, "and its pages for its longest run"
 
 
 def test_a_dead_gateways_holds_are_not_shown_as_held(stack):
@@ -183,4 +183,4 @@ def test_a_dead_gateways_holds_are_not_shown_as_held(stack):
     stack.client.zadd(redis_keys.tenant_leases(tenant.id), {"req_dead": 1})
     headers = {"authorization": f"Bearer {tenant.key}"}
     assert set(httpx.get(f"{stack.gateway.url}/v1/quota", headers=headers).json()["tenant"]["held"].values()) == {0}
-    assert tenant.quota()["concurrent"] == 1  # who looks changes nothing
+    assert tenant.quota()["concurrent"] == 1  # reading changes nothing

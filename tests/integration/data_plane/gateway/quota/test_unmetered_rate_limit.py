@@ -20,7 +20,7 @@ def gateway_settings():
 
 @pytest.fixture
 def ask(stack, tenant):
-    """Sends a chat, or something else, as it is."""
+    """Sends a chat, or another request, unchanged."""
     tenant.sdk()
     with httpx.Client(base_url=stack.gateway.url, timeout=20) as client:
 

@@ -1,5 +1,5 @@
-"""Idempotency-Key: one run, one charge and the same answer again; and never a second run where that cannot be
-guaranteed.
+"""Idempotency-Key: one run, one charge and the same answer again. Where that cannot be guaranteed, there is no second
+run.
 """
 
 import signal
@@ -24,7 +24,7 @@ def gateway_settings():
 
 @pytest.fixture
 def post(stack, tenant):
-    """Posts a chat with a key, and leaves the connection's fate to httpx."""
+    """Posts a chat with a key on a connection that httpx manages."""
     tenant.sdk()
     with httpx.Client(base_url=stack.gateway.url, timeout=20) as client:
 
@@ -66,7 +66,7 @@ def test_the_same_key_with_another_body_or_path_is_refused(post, stack, tenant):
 
 
 def assert_only_the_first_ran(stack, tenant, before: int) -> None:
-    """One request reached the engine, and the bill; what was refused beside it did neither."""
+    """Only one request reached the engine and the bill; the refused ones reached neither."""
     (received,) = stack.witness.received()[before:]
     assert [event.request_id for event in tenant.events()] == [received["received"]]
     wait_until(tenant.holds_nothing)
@@ -87,7 +87,7 @@ def test_a_second_request_during_the_first_is_asked_to_wait(post, stack, tenant)
     assert second.headers.get("x-should-retry") != "false"
     client = openai.OpenAI(base_url=f"{stack.gateway.url}/v1", api_key=tenant.key, max_retries=10)
     with client:
-        patient = chat(client, extra_headers={"idempotency-key": "slow"})  # the SDK tries again by itself
+        patient = chat(client, extra_headers={"idempotency-key": "slow"})  # the SDK retries by itself
     first.join()
     assert patient.id == answers[0].json()["id"]
     assert_only_the_first_ran(stack, tenant, before)
@@ -150,7 +150,7 @@ def test_a_key_in_flight_outlives_its_lease_while_its_request_runs_and_no_longer
         lives.append(stack.client.pttl(name))
         running.join(0.2)
     assert min(lives) > 500  # a lease of three seconds, through more than four
-    assert stack.client.pttl(name) > 80_000_000  # a day, now that the answer is there
+    assert stack.client.pttl(name) > 80_000_000  # a day, once the answer is stored
 
 
 def test_a_killed_gateways_key_is_free_after_its_lease(post, stack, tenant):
@@ -192,7 +192,7 @@ def test_a_key_claimed_after_its_caller_was_refused_is_released(post, stack, ten
     stack.client.execute_command("CLIENT", "PAUSE", 2500, "WRITE")
     refused = post("late")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "idempotency_unavailable")
-    stack.client.set("the pause", "is over")  # waits for it, as the claim does
+    stack.client.set("the pause", "is over")  # waits for it like the claim
     stack.client.delete("the pause")
     wait_until(lambda: post("late").status_code == 200, timeout_s=2)  # the claim's own lease is longer
 

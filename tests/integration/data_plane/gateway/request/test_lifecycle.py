@@ -1,4 +1,4 @@
-"""Every good way through the gateway, with the official SDK, against the witness's own journal."""
+"""Every successful path through the gateway, with the official SDK, against the witness's journal."""
 
 import threading
 

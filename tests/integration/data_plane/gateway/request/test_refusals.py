@@ -32,7 +32,7 @@ def engine_port():
 
 @pytest.fixture(scope="module")
 def line(engine_port):
-    """The only way from gateways to the engine. It counts what they send, also what the witness would not journal."""
+    """The only route from gateways to the engine. It also counts requests that the witness would not journal."""
     with faults_proxy(engine_port) as proxy:
         yield proxy
 
@@ -51,7 +51,7 @@ def module_stack(redis_server, tmp_path_factory, gateway_settings, engine_port, 
 
 
 def traces(stack: Stack, line: FaultsProxy) -> dict[str, object]:
-    """What requests of any tenant leave behind on the way to the engine, in it and on bills."""
+    """The traces of all tenants' requests: on the way to the engine, in the engine and on bills."""
     return {
         "connections to the engine": line.accepted,
         "bytes to the engine": line.received_bytes,
@@ -63,7 +63,7 @@ def traces(stack: Stack, line: FaultsProxy) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def only_good_request(module_stack, line):
-    """One good request, all of whose traces must show. At the end there are no others, not even late ones."""
+    """One good request, all of whose traces must be visible. At the end there are no others, even late."""
     before = traces(module_stack, line)
     tenant = module_stack.tenant()
     chat(tenant.sdk(), max_tokens=1)
@@ -135,7 +135,7 @@ def test_every_item_of_the_corpus_is_refused(stack, line, bare, credentials):
             credential = item.credential.format(**credentials) if "{" in item.credential else item.credential
             headers["authorization"] = credential
         request = httpx.Request(item.method, stack.gateway.url + item.path, headers=headers, content=item.body or None)
-        response = bare.send(request)  # without what a client would add by itself
+        response = bare.send(request)  # without headers that a client would add
         seen = (response.status_code, item.code, item.param)
         if item.method != "HEAD":
             error = error_of(response)
@@ -222,7 +222,7 @@ def raw(stack, data: bytes, *, wait_s: float = 5) -> bytes:
     host, port = stack.gateway.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=wait_s) as connection:
         received = b""
-        with contextlib.suppress(ConnectionError):  # it may refuse before everything is sent
+        with contextlib.suppress(ConnectionError):  # the gateway may refuse before everything is sent
             connection.sendall(data)
         with contextlib.suppress(ConnectionError):
             while part := connection.recv(65536):
@@ -239,7 +239,7 @@ def test_smuggled_and_broken_requests_are_refused_and_disconnected(stack, row, d
 
 @pytest.fixture(scope="module")
 def hasty(module_stack):
-    """A gateway with so short limits that other tests would be fragile on it."""
+    """A gateway with time limits too short for other tests."""
     settings = {**BRISK, "headers_s": 0.5, "body_s": 0.5}
     with processes.gateway(module_stack.folder, module_stack.redis_url, "hasty", **settings) as gateway:
         yield gateway

@@ -1,4 +1,4 @@
-"""A replayed answer costs one request of its caller's minute, also where Redis answers late."""
+"""A replayed answer costs one request of its caller's minute, even if Redis answers late."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What one request asks of Redis, and that it asks no other service: by the server's statistics and the kernel's
+"""The Redis commands of one request, and that it uses no other service: by the server's statistics and the kernel's
 tables.
 """
 
@@ -15,12 +15,12 @@ MARK = "the-requests-are-done"
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    """No lease comes up for renewal while the commands of requests are counted."""
+    """No lease is renewed while the commands of requests are counted."""
     return {"lease_s": 120, "lease_renewal_s": 60}
 
 
 def commands_of(stack, do) -> list[dict]:
-    """Every command that Redis ran meanwhile, in its own account; those inside scripts are left out."""
+    """Every command that Redis counted meanwhile, except those inside scripts."""
     seen = []
     with stack.client.monitor() as monitor:
         do()
@@ -53,7 +53,7 @@ def test_a_request_takes_at_most_three_commands(stack, tenant, stream):
         for command in commands
         if command["client_address"] + command["client_port"] in lines
     )
-    assert len(lines) == 1, "what a request asks goes over the one line"
+    assert len(lines) == 1, "a request uses only the one connection"
     assert counted.total() <= 3 * REQUESTS, counted
     assert counted["EVALSHA"] >= 2 * REQUESTS, "reserve and settle are among them"
 

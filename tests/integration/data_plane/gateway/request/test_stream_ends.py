@@ -1,6 +1,4 @@
-"""However a caller disconnects, it is billed what the witness's journal says was produced, and holds nothing
-afterwards.
-"""
+"""However a caller disconnects, it is billed for the tokens in the witness's journal and holds nothing afterwards."""
 
 import json
 import socket
@@ -26,7 +24,7 @@ def test_a_caller_that_disconnects_from_a_stream_pays_for_the_produced_tokens(st
     event, journal = assert_settled(tenant, "client_gone")
     assert time.monotonic() - hung_up < promised_s(1.5)  # 400 tokens would take eight seconds
     assert after <= event.output_tokens < 200
-    assert event.cached_tokens == 3  # the engine's last word came through
+    assert event.cached_tokens == 3  # the engine's final count arrived
     time.sleep(0.1)
     assert stack.witness.journal()[event.request_id].output_tokens == journal.output_tokens
 
@@ -97,7 +95,7 @@ def test_a_caller_that_resets_the_connection_counts_as_disconnected(stack, tenan
 
 
 def test_a_caller_that_stops_reading_is_disconnected(stack, tenant):
-    """The kernel's buffers fill, writes stall, and that counts as gone."""
+    """The kernel's buffers fill, writes stall, and the caller counts as disconnected."""
     slowly(stack, token_interval_s=0, output_tokens=1024)
     tenant.sdk()
     host, port = stack.gateway.url.removeprefix("http://").split(":")

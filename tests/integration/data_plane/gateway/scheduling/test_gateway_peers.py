@@ -1,4 +1,6 @@
-"""What gateways tell one another through a real Redis: heard by the others, not for long, and never in the way."""
+"""Backlogs that gateways exchange through a real Redis: each gateway receives the others', they expire, and bad ones do
+no harm.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,20 +19,20 @@ from data_plane.gateway.state.redis_clock import RedisClock
 
 
 class Gateway:
-    """One that follows a replica; ``has`` is what it tells."""
+    """A gateway that follows a replica; ``has`` is the backlog it publishes."""
 
     def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
         self.has = GatewayBacklog()
-        self.heard: list[GatewayBacklog] = []
+        self.received: list[GatewayBacklog] = []
         self.silence = asyncio.Event()
         neighbours = GatewayPeers(name, RedisClock(), stale_ms=500)
-        neighbours.connect(lambda _base_model: self.has, self._hear)
+        neighbours.connect(lambda _base_model: self.has, self._receive)
         self.replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
 
-    def _hear(self, base_model: str, told: GatewayBacklog, others: list[GatewayBacklog]) -> None:
+    def _receive(self, base_model: str, own: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         assert base_model == "m"
-        assert told == self.has
-        self.heard = others
+        assert own == self.has
+        self.received = others
         if others:
             self.silence.clear()
         else:
@@ -54,7 +56,7 @@ async def client(redis_settings) -> AsyncIterator[redis.asyncio.Redis]:
 @pytest.fixture
 async def pair(client) -> tuple[Gateway, Gateway]:
     made = Gateway(client, "gw_1"), Gateway(client, "gw_2")
-    for gateway in made * 2:  # first what there is, then what is told of it
+    for gateway in made * 2:  # first the backlogs, then their publication
         await gateway.replicas.refresh()
     return made
 
@@ -64,9 +66,9 @@ async def test_each_gateway_receives_the_others_backlog_and_not_its_own(pair):
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)}, {2: PageDemand(3, 2, 1, 0)}, 8, {"rep_1": ["00000001"]})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
-    assert other.heard == [one.has]
+    assert other.received == [one.has]
     await one.replicas.refresh_held("m")
-    assert one.heard == [GatewayBacklog()]
+    assert one.received == [GatewayBacklog()]
 
 
 async def test_a_gateway_that_stops_publishing_no_longer_counts(pair):
@@ -74,10 +76,10 @@ async def test_a_gateway_that_stops_publishing_no_longer_counts(pair):
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
-    assert other.heard
+    assert other.received
     await asyncio.sleep(0.6)
     await other.replicas.refresh_held("m")
-    assert other.heard == []
+    assert other.received == []
 
 
 async def test_during_a_redis_outage_received_backlogs_expire_as_they_would_in_redis(client, pair, monkeypatch):
@@ -85,7 +87,7 @@ async def test_during_a_redis_outage_received_backlogs_expire_as_they_would_in_r
     one.has = GatewayBacklog({"tn_a": PageDemand(1, 1, 4, 8)})
     await one.replicas.refresh_held("m")
     await other.replicas.refresh_held("m")
-    assert other.heard == [one.has]
+    assert other.received == [one.has]
 
     async def refuse(*_arguments):
         raise redis.exceptions.ConnectionError
@@ -101,12 +103,12 @@ async def test_during_a_redis_outage_received_backlogs_expire_as_they_would_in_r
 async def test_the_last_gateway_learns_that_it_is_alone_and_stops_publishing(client, pair):
     one, other = pair
     await other.replicas.refresh_held("m")
-    assert other.heard == [one.has]
+    assert other.received == [one.has]
     await client.zrem(redis_keys.GATEWAYS, "gw_1")
     await other.replicas.refresh()
     await client.delete(redis_keys.gateway_backlog("gw_2", "m"))
     await other.replicas.refresh_held("m")
-    assert other.heard == []
+    assert other.received == []
     assert not await client.exists(redis_keys.gateway_backlog("gw_2", "m"))
 
 
@@ -121,8 +123,8 @@ async def test_an_unreadable_backlog_counts_as_empty(client, pair, value):
     _, other = pair
     await client.set(redis_keys.gateway_backlog("gw_1", "m"), value)
     await other.replicas.refresh_held("m")
-    assert other.heard == []
-    assert other.replicas.alive("m"), "and keeps nobody from reading the rest"
+    assert other.received == []
+    assert other.replicas.alive("m"), "and the rest is still read"
 
 
 async def test_names_that_are_not_text_are_ignored(client, pair):
@@ -133,7 +135,7 @@ async def test_names_that_are_not_text_are_ignored(client, pair):
     await client.zadd(redis_keys.REPLICAS, {"rep_2": 1})
     await other.replicas.refresh()
     await other.replicas.refresh()
-    assert other.heard == [one.has]
+    assert other.received == [one.has]
     assert [candidate.status.id for candidate in other.replicas.alive("m")] == ["rep_1"]
 
 

@@ -1,4 +1,4 @@
-"""Where an adapter's requests go: to the cheapest pool that takes its rank, and there to where it lies."""
+"""Where an adapter's requests go: to the cheapest pool that accepts its rank, and there to a replica that holds it."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ POOLS = {"rep_a": 16, "rep_b": 16, "rep_wide": 64}
 
 @pytest.fixture(scope="module")
 def pools(redis_server, tmp_path_factory):
-    """Two replicas of one class and one of a larger, and a gateway."""
+    """Two replicas of one class, one of a larger class, and a gateway."""
     folder = tmp_path_factory.mktemp("pools")
     with contextlib.ExitStack() as up:
         client = up.enter_context(emptied(redis_server))
@@ -62,7 +62,7 @@ def test_an_adapter_is_served_where_it_is_resident_even_if_other_replicas_are_fr
     known(client, "bot")
     pools[1][elsewhere].control("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
     wait_until(lambda: newest_name(route).encode() in stack.client.get(redis_keys.replica_residency(elsewhere)))
-    wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it then
+    wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it by then
     assert served_by(tenant, client, "bot") == (elsewhere, "memory")
     assert served_by(tenant, client, "bot") == (elsewhere, "slot")
 
@@ -102,8 +102,8 @@ def test_requests_of_adapters_are_counted_by_tier(stack):
     client = tenant.sdk()
     known(client, "counted")
     before = {tier: counted(tier) for tier in ("store", "slot")}
-    told = []
-    while "slot" not in told[-1:]:
-        told.append(served_by(tenant, client, "counted")[1])
-    assert told[0] == "store"
-    assert {tier: counted(tier) - before[tier] for tier in before} == {tier: told.count(tier) for tier in before}
+    tiers = []
+    while "slot" not in tiers[-1:]:
+        tiers.append(served_by(tenant, client, "counted")[1])
+    assert tiers[0] == "store"
+    assert {tier: counted(tier) - before[tier] for tier in before} == {tier: tiers.count(tier) for tier in before}

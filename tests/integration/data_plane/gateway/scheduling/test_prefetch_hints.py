@@ -1,4 +1,4 @@
-"""What the gateway tells replicas of their adapters' use: hints at a listing, and last uses after a request."""
+"""What the gateway publishes to replicas about adapter use: hints after a listing, and last uses after a request."""
 
 import time
 
@@ -29,7 +29,7 @@ def hints(stack) -> list[PrefetchHint]:
 
 def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(stack):
     client = stack.tenant().sdk()  # whose own listings, without adapters, hint at nothing
-    stack.client.delete(redis_keys.PREFETCH_HINTS)  # of other tests
+    stack.client.delete(redis_keys.PREFETCH_HINTS)  # hints of other tests
     tenant, other = stack.tenant(), stack.tenant()
     stack.publisher.adapter(other.id, "theirs")
     made = [
@@ -49,12 +49,12 @@ def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(
     client.models.list()
     other.sdk()
     wait_until(lambda: of(other), what="the hint of a listing after it")
-    assert len(of(tenant)) == 2, "not again so soon"
+    assert len(of(tenant)) == 2, "no second hint so soon"
     wait_until(lambda: client.models.list() and len(of(tenant)) == 4, what="hints of a later listing")
 
 
 def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, tenant):
-    """Under the pool that has served them, whatever the class of the revision."""
+    """Under the pool that served them, for any class of the revision."""
     routes = [stack.publisher.adapter(tenant.id, f"bot-{number}", rank_class=8) for number in range(4)]
     client = tenant.sdk()
     wait_until(lambda: len(client.models.list().data) == 5, what="four adapters to be listed")

@@ -1,4 +1,4 @@
-"""Several small replicas: waiting for pages, retrying on another, draining, and who may be chosen."""
+"""Several small replicas: waiting for pages, retrying on another, draining, and which of them may be chosen."""
 
 import contextlib
 import itertools
@@ -139,7 +139,7 @@ def test_a_replicas_failure_before_its_first_token_is_not_seen_by_the_caller(rep
     client = tenant.sdk()
     for witness in (stack.witness, two):
         witness.faults(times=1, **faults)
-    # Whichever is chosen first fails, and then the other one too: that much the caller sees.
+    # The replica chosen first fails, then the other one too. The caller sees only that.
     with pytest.raises(openai.InternalServerError):
         chat(client, stream=stream, max_tokens=4)
     stack.witness.faults(times=1, **faults)
@@ -200,11 +200,11 @@ def test_replicas_that_drain_or_stop_their_heartbeat_are_not_chosen(replicas):
             assert chat(client, max_tokens=4).choices
         time.sleep(BRISK["replica_stale_s"])
         _publish(stack, ghost)
-        wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # ready, but its heartbeat stands still
+        wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # ready, but its heartbeat has stopped
         assert chat(client, max_tokens=4).choices
         assert knocks == []
         _publish(stack, msgspec.structs.replace(ghost, heartbeat_ms=2))
-        prompts = itertools.count()  # each with a replica of its own that it prefers
+        prompts = itertools.count()  # each prefers a different replica
         wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and knocks, what="a live one's turn")
         stack.client.delete(redis_keys.replica("rep_ghost"))
         stack.client.zrem(redis_keys.REPLICAS, "rep_ghost")

@@ -14,7 +14,7 @@ from tests.fixtures.quota.levels import ask, connected, granted, scripts, stored
 
 
 class Request:
-    """One that runs, and whose checkpoints may be broken."""
+    """A running request whose checkpoints may be broken."""
 
     def __init__(self, tokens: int | None) -> None:
         self.produced = tokens
@@ -51,7 +51,7 @@ async def held(quota: Reservations, allowed) -> Hold:
 
 
 def checkpoints(quota: Reservations, running: dict[Hold, Request], *others: Hold) -> Checkpoints:
-    """Of holds whose requests run, and of ``others`` whose settlements wait."""
+    """Checkpoints of running requests, and of ``others`` whose settlements wait."""
     holds = {each.request_id: each for each in (*running, *others)}
     requests = {hold.request_id: request for hold, request in running.items()}
     return Checkpoints(lambda: holds, requests, quota, every_s=1, tokens=64, renewal_s=5)
@@ -102,7 +102,7 @@ async def test_running_requests_reserve_again_after_redis_lost_its_data(server):
     for name in ("concurrent", "kv_pages", "month_held", "spend_held_nanos"):
         assert [2 * fields[name] for fields in after] == [fields[name] for fields in before]
     assert await redis.hget(redis_keys.replica_held_pages("rep_one"), "total") == b"1"
-    assert hold.checkpoint_tokens == 0  # it is to be noted again
+    assert hold.checkpoint_tokens == 0  # its checkpoint must be written again
     await quota.settle(Settlement(request_id=hold.request_id, tenant_id=allowed.tenant_id, replica_id="rep_one"))
     for level in allowed.levels:
         assert (await stored(redis, level.quota))["spend_held_nanos"] == 0

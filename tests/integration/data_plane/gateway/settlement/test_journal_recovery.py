@@ -26,7 +26,7 @@ async def test_a_dead_processs_journal_is_settled_once_by_the_next_process(nowhe
             await away.settle(one)  # it returns once the disk has it
     async with journal(tmp_path, "jr_next") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
-        await back.attempt(late[0])  # this one had reached Redis, but not its mark the disk
+        await back.attempt(late[0])  # this one had reached Redis, but its mark had not reached the disk
         recovery = JournalRecovery(own, back, every_s=60)
         assert await recovery.run_once() == 3
         assert billed(redis) == sorted(one.request_id for one in late)
@@ -150,5 +150,5 @@ async def test_a_process_that_ends_before_billing_recorded_everything_leaves_the
         back, line = settler(redis_settings.redis_url, journal=own)
         assert await JournalRecovery(own, back, every_s=60).run_once() == 1
         assert billed(redis) == [one.request_id]
-        assert own.holds(one.request_id)  # this one keeps it now
+        assert own.holds(one.request_id)  # this process keeps it now
         await line.close()

@@ -16,10 +16,10 @@ STREAMS = 10
 
 
 def listen(client, streams: int) -> list[threading.Thread]:
-    """So many streams that are read until they break."""
+    """``streams`` streams that are read until they break."""
 
     def read() -> None:
-        with contextlib.suppress(Exception):  # it is to be cut, in whatever way
+        with contextlib.suppress(Exception):  # it is expected to break, in any way
             for _ in chat(client, stream=True, max_tokens=1000):
                 pass
 
@@ -30,14 +30,14 @@ def listen(client, streams: int) -> list[threading.Thread]:
 
 
 def noted(stack, tenant, streams: int, *, tokens: int) -> bool:
-    """Whether so many running requests have a checkpoint of at least so many tokens."""
+    """Whether ``streams`` running requests have a checkpoint of at least ``tokens`` tokens."""
     running = stack.client.zrange(redis_keys.tenant_leases(tenant.id), 0, -1)
     said = [stack.client.hget(redis_keys.reservation(tenant.id, one.decode()), "checkpoint_output") for one in running]
     return len(said) == streams and all(int(one or 0) >= tokens for one in said)
 
 
 def killed_under_streams(stack, tenant, name: str) -> None:
-    """Start a gateway, let it note what its streams use, and kill it. The witness stops when its caller is gone."""
+    """Start a gateway, let it checkpoint its streams, and kill it. The witness stops when its caller is gone."""
     with processes.gateway(stack.folder, stack.redis_url, name, **BRISK) as doomed:
         threads = listen(tenant.sdk(doomed.url), STREAMS)
         wait_until(lambda: noted(stack, tenant, STREAMS, tokens=50), what="the second checkpoint of each")

@@ -26,7 +26,7 @@ async def test_a_settlement_that_fails_is_settled_when_redis_is_back(nowhere, re
         await away.settle(one)
     assert not await away.flush()
     assert not await away.flush()
-    assert set(away.held()) == {late[0].request_id}  # what it holds is not another's while it waits
+    assert set(away.held()) == {late[0].request_id}  # no other request gets its hold while it waits
     assert metrics.RUNNING_REQUESTS._value.get() == 0
     back, line = settler(redis_settings.redis_url)
     away._reservations = back._reservations  # the server is reachable again
@@ -53,7 +53,7 @@ async def test_a_shutdown_without_redis_logs_unsettled_requests(nowhere, capsys)
     away, _ = settler(nowhere)
     free, paid = settlement("tn_1", bills=False), settlement("tn_1")
     away.settle_later(free)
-    await away.drain(5)  # nothing that bills: it does not wait
+    await away.drain(5)  # not billable, so it does not wait
     away.settle_later(paid)
     await away.drain(0.3)
     said = capsys.readouterr().out
@@ -225,7 +225,7 @@ async def test_a_settlement_kept_longer_than_its_marker_is_billed_again_and_not_
     redis.delete(redis_keys.settled("tn_1", old.request_id), redis_keys.gateway_mark("none"))
     await back.refresh_replays()
     assert await back.flush()
-    assert billed(redis) == [old.request_id] * 2  # billing knows which it has
+    assert billed(redis) == [old.request_id] * 2  # billing knows which events it has recorded
     assert redis.hget(redis_keys.tenant_quota("tn_1"), "month_used") == b"3"
     await line.close()
 

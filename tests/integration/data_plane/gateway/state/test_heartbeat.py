@@ -1,4 +1,4 @@
-"""The heartbeat's promise: who publishes and then sees it in every status knows that nothing older is decided by."""
+"""The heartbeat's promise: once every status shows a published change, no gateway uses an older snapshot."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ def heartbeat_of(
 
 
 async def until(condition) -> None:
-    """Within a third of the longest period here, also while the machine is busy."""
+    """Within a third of the longest period here, even on a busy machine."""
     await asyncio.to_thread(wait_until, condition, timeout_s=20)
 
 
@@ -84,7 +84,7 @@ async def test_a_gateway_without_a_status_serves_again_only_with_the_latest_snap
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
-    publisher.tenant()  # after the load, and nobody has waited for this process, which had no status
+    publisher.tenant()  # after the load; no publisher has waited for this process, which had no status
     await heartbeat.write()
     assert status(redis).generation == publisher.generation - 1
     assert not heartbeat.current
@@ -98,7 +98,7 @@ async def test_a_gateway_with_a_status_keeps_serving_while_it_catches_up(line, r
     heartbeat = heartbeat_of(line, snapshot)
     await snapshot.load()
     await heartbeat.write()
-    publisher.tenant()  # whoever waits for this change sees that this process does not have it
+    publisher.tenant()  # a publisher that waits for this change sees that this process does not have it
     await heartbeat.write()
     heartbeat.require_current()
     assert status(redis).generation == publisher.generation - 1
@@ -114,7 +114,9 @@ async def test_serving_ends_no_later_than_the_status_expires(line, redis, publis
 
 
 async def test_a_heartbeat_longer_than_the_lease_counts_as_a_lapse(line, redis, publisher):
-    """The old status expires while Redis stalls, so nobody waits for this process, which does not have the change."""
+    """The old status expires while Redis stalls, so no publisher waits for this process, which does not have the
+    change.
+    """
     snapshot = snapshot_of(line)
     heartbeat = heartbeat_of(line, snapshot, lease_s=4)
     await snapshot.load()
@@ -157,8 +159,8 @@ async def test_a_redis_that_hangs_costs_one_beat_and_not_the_lease(line, redis, 
     snapshot = snapshot_of(line)
     await snapshot.load()
     try:
-        async with Redis.from_url(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as nobody:
-            heartbeat = heartbeat_of(nobody, snapshot, lease_s=0.4)
+        async with Redis.from_url(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as unresponsive:
+            heartbeat = heartbeat_of(unresponsive, snapshot, lease_s=0.4)
             began = time.monotonic()
             with pytest.raises(TimeoutError):
                 await heartbeat.write()

@@ -1,4 +1,4 @@
-"""A gateway without its Redis, and with one that changes: it fails closed, loses nothing, follows what is published."""
+"""A gateway during Redis outages and data changes: it fails closed, loses nothing and follows published changes."""
 
 import contextlib
 import signal
@@ -19,7 +19,7 @@ from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
 
 @pytest.fixture
 def own(tmp_path):
-    """Defaults for the snapshot's timing: what is promised is promised of them."""
+    """A gateway with the default snapshot timing, for which the promises are made."""
     settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
     with stack_of_its_own(tmp_path, **settings) as running:
         yield running
@@ -51,7 +51,7 @@ def test_during_a_redis_outage_no_request_is_admitted_and_running_ones_are_settl
     assert "retry-after" in caught.value.response.headers
     assert time.monotonic() - began < promised_s(2)
     assert client.models.list().data  # the last snapshot still serves
-    thread.join()  # the stream that ran goes on to its end without Redis
+    thread.join()  # the running stream continues to its end without Redis
     assert len(chunks) > 60
     assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 503
     assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
@@ -130,7 +130,7 @@ def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(own, promised_s):
     client = tenant.sdk()
     stack.client.hdel("tenora:snapshot:keys", stack.publisher.hashed(tenant.key))
     time.sleep(0.1)
-    assert status_of(client) == 200  # nothing was said yet
+    assert status_of(client) == 200  # nothing was published yet
     began = time.monotonic()
     stack.publisher.rebuild()
     wait_until(lambda: status_of(client) == 401, timeout_s=2)
@@ -157,5 +157,5 @@ def test_several_workers_share_one_port_and_one_quota(own):
         for _ in range(30):
             with openai.OpenAI(base_url=gateway.url + "/v1", api_key=tenant.key, max_retries=0) as fresh:
                 served += status_of(fresh) == 200
-        back = int((time.monotonic() - started) / 3)  # a minute gives twenty back
+        back = int((time.monotonic() - started) / 3)  # a minute refills twenty
         assert 20 <= served <= 20 + back < 30

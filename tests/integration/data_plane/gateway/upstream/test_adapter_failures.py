@@ -1,4 +1,6 @@
-"""An adapter that a replica cannot bring in: another serves all who call it, and storms of second attempts stay out."""
+"""An adapter that a replica cannot load: another replica serves its requests, and the retry budget prevents retry
+storms.
+"""
 
 import contextlib
 from collections import Counter
@@ -17,7 +19,7 @@ from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
 
 CALLS = 50
 BURST = GatewaySettings.model_fields["retry_burst"].default
-LONG_S = 0.5  # in which a load fails: until then all who call at once are on their way there
+LONG_S = 0.5  # the time in which a load fails: until then all concurrent requests are sent there
 CANNOT = {"loading": "1", "loading_code": "store_unavailable", "adapters_only": True}
 
 
@@ -68,7 +70,7 @@ def pair(module_pair):
 
 
 def refusals_of(client: openai.OpenAI, model: str) -> list[str]:
-    """What those heard who were not served, of so many who call at once."""
+    """The error codes of the refused ones among ``CALLS`` concurrent requests."""
 
     def one(_number: int) -> str:
         try:
@@ -86,7 +88,7 @@ def test_at_most_one_of_fifty_concurrent_first_calls_of_an_unloadable_adapter_fa
     client = tenant.sdk()
     pair.witnesses[broken].faults(**CANNOT)
     pair.proxies[broken].set(latency_s=LONG_S)
-    for name in pair.adapters(tenant, client, 20):  # nobody knows whose home this is
+    for name in pair.adapters(tenant, client, 20):  # the test does not know which replica this adapter prefers
         before = pair.attempts()
         refused = refusals_of(client, name)
         failed = (pair.attempts() - before)[broken]
@@ -102,7 +104,7 @@ def test_at_most_one_of_fifty_concurrent_first_calls_of_an_unloadable_adapter_fa
 
 
 def test_the_retry_budget_bounds_retries_of_an_adapter_that_no_replica_can_load(pair):
-    """The first call finds out; after that each is tried once, since none has a better place."""
+    """The first call finds out. After that each request is tried once, because no replica is better."""
     stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0, "adapter_failure_backoff_s": 60}
     for witness in pair.witnesses.values():
         witness.faults(**CANNOT)
@@ -116,7 +118,7 @@ def test_the_retry_budget_bounds_retries_of_an_adapter_that_no_replica_can_load(
                 chat(client, model=name, max_tokens=4)
             assert refused.value.code == "store_unavailable"
             assert (pair.attempts() - before).total() == attempts
-        assert chat(client, max_tokens=4).choices, "the replicas are well otherwise"
+        assert chat(client, max_tokens=4).choices, "the replicas are otherwise healthy"
     assert tenant.events()
     wait_until(tenant.holds_nothing)
 

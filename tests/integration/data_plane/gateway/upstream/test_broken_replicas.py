@@ -1,4 +1,4 @@
-"""Replicas that break off, stand still, never begin or die: the caller is told, and pays for what came."""
+"""Replicas that break off, stall, never start or die: the caller gets an error and pays for the tokens it received."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ def test_an_engine_that_ignores_an_abort_is_cut_off_and_billed_by_its_last_runni
     event = tenant.event()
     assert event.outcome == "client_gone"
     journal = stack.witness.journal()[event.request_id]
-    assert 0 <= journal.output_tokens - event.output_tokens <= 3  # what was on the way when the line was cut
+    assert 0 <= journal.output_tokens - event.output_tokens <= 3  # tokens in flight when the connection was cut
     wait_until(tenant.holds_nothing)
 
 
@@ -123,7 +123,7 @@ def test_a_replica_that_never_starts_an_answer_times_out(stack, tenant):
 
 
 def test_a_replica_killed_in_the_middle_of_many_streams(stack):
-    """Its tokens up to the last one that reached us are billed; the witness wrote at most one more besides."""
+    """Tokens up to the last one that arrived are billed; the witness wrote at most one more."""
     folder, url = stack.folder, stack.redis_url
     with processes.witness(folder, url, "rep_doomed", base_model="doomed") as doomed:
         stack.publisher.base_model(tiny_route("doomed"))

@@ -1,4 +1,4 @@
-"""Callers whose machine or network is gone without a word: the kernel finds out, and the engine is told at once."""
+"""Callers whose machine or network disappears silently: the kernel detects it, and the engine gets an abort at once."""
 
 import time
 
@@ -48,5 +48,5 @@ def test_a_caller_that_waits_for_a_whole_answer_is_probed(stack, tenant):
         assert event.outcome == "client_gone"
         assert event.output_tokens == stack.witness.journal()[event.request_id].output_tokens < 120
         calls[1].settimeout(30)
-        assert b"200 OK" in calls[1].recv(100)  # it has read nothing for six seconds, and is there
+        assert b"200 OK" in calls[1].recv(100)  # it has read nothing for six seconds and is still connected
     assert {event.outcome for event in tenant.events()} == {"client_gone", "done"}

@@ -62,7 +62,7 @@ async def ask(lines, engine, body=b"{}", **headers):
     return await lines.request("POST", engine.origin, "/v1/chat", headers, body)
 
 
-async def heard(answer) -> bytes:
+async def read_all(answer) -> bytes:
     try:
         return await answer.read(1 << 30)
     finally:
@@ -81,7 +81,7 @@ async def test_an_answer_is_the_same_however_it_is_cut(said, body):
             for _ in range(3):
                 answer = await ask(lines, server, b'{"a":1}', authorization="Bearer k")
                 assert answer.status == 200
-                assert await heard(answer) == body
+                assert await read_all(answer) == body
             assert server.connections == 1
             assert server.requests[0].startswith(b"POST /v1/chat HTTP/1.1\r\nhost: 127.0.0.1:")
             assert server.requests[0].endswith(b'authorization: Bearer k\r\ncontent-length: 7\r\n\r\n{"a":1}')
@@ -91,7 +91,7 @@ async def test_headers_are_found_by_lower_case_names():
     async with engine(b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + WHOLE) as (server, lines):
         answer = await ask(lines, server)
         assert dict(answer.headers) == {"content-type": "a/b", "content-length": "5"}
-        assert await heard(answer) == b"hello"
+        assert await read_all(answer) == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -114,57 +114,57 @@ async def test_an_incomplete_answer_fails_its_caller(said):
 
     async with engine(say) as (server, lines):
         with pytest.raises(EngineLost):
-            await heard(await ask(lines, server))
+            await read_all(await ask(lines, server))
         with pytest.raises(EngineLost):
-            await heard(await ask(lines, server))
+            await read_all(await ask(lines, server))
         assert server.connections == 2
 
 
 async def test_a_connection_with_an_unread_answer_is_not_reused():
     async with engine(CHUNKED) as (server, lines):
         (await ask(lines, server)).close()
-        assert await heard(await ask(lines, server)) == b"hello world"
+        assert await read_all(await ask(lines, server)) == b"hello world"
         assert server.connections == 2
 
 
 async def test_a_second_answer_reaches_no_caller():
     async with engine(WHOLE + WHOLE.replace(b"hello", b"evil!")) as (server, lines):
         for _ in range(2):
-            assert await heard(await ask(lines, server)) == b"hello"
+            assert await read_all(await ask(lines, server)) == b"hello"
         assert server.connections == 2
 
 
 async def test_an_unrequested_answer_ends_the_connection():
     async with engine(WHOLE) as (server, lines):
-        assert await heard(await ask(lines, server)) == b"hello"
+        assert await read_all(await ask(lines, server)) == b"hello"
         server.writers[0].write(WHOLE.replace(b"hello", b"evil!"))
         await server.writers[0].drain()
         await asyncio.sleep(0.05)
-        assert await heard(await ask(lines, server)) == b"hello"
+        assert await read_all(await ask(lines, server)) == b"hello"
         assert server.connections == 2
 
 
 async def test_closing_an_answer_twice_does_not_affect_the_connections_next_user():
     async with engine(WHOLE) as (server, lines):
         first = await ask(lines, server)
-        assert await heard(first) == b"hello"
+        assert await read_all(first) == b"hello"
         second = await ask(lines, server)
         first.close()
-        assert await heard(second) == b"hello"
+        assert await read_all(second) == b"hello"
         assert server.connections == 1
 
 
 async def test_connections_idle_too_long_or_ended_by_the_engine_are_not_reused():
     async with engine(WHOLE, keepalive_s=0.01) as (server, lines):
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         await asyncio.sleep(0.03)
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         assert server.connections == 2
     async with engine(WHOLE) as (server, lines):
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         server.writers[0].close()
         await asyncio.sleep(0.05)
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         assert server.connections == 2
 
 
@@ -174,11 +174,11 @@ async def test_connections_are_bounded_and_idle_ones_make_room():
         with pytest.raises(ConnectionsExhausted, match="2 connections"):
             await ask(lines, other)
         spare = await lines.request("GET", other.origin, "/health", {}, spare=True)
-        assert await heard(spare) == b"hello"
+        assert await read_all(spare) == b"hello"
         assert other.connections == 1
-        await heard(first)
-        assert await heard(await ask(lines, other)) == b"hello"
-        await heard(second)
+        await read_all(first)
+        assert await read_all(await ask(lines, other)) == b"hello"
+        await read_all(second)
 
 
 async def test_connections_being_opened_count_towards_the_limit():
@@ -203,7 +203,7 @@ async def test_an_unread_answer_pauses_the_engine():
         answer = await ask(lines, server)
         await asyncio.sleep(0.3)
         assert sent < 32 << 20
-        assert len(await heard(answer)) == 64 << 20
+        assert len(await read_all(answer)) == 64 << 20
 
 
 async def test_a_cancelled_caller_leaves_no_connection_open():
@@ -244,25 +244,25 @@ async def test_trailers_are_ignored_and_bounded():
 
     async with engine(trailing + b"\r\n") as (server, lines):
         answer = await ask(lines, server)
-        assert await heard(answer) == b"hello world"
+        assert await read_all(answer) == b"hello world"
         assert "content-type" not in answer.headers
     async with engine(endless) as (server, lines):
         with pytest.raises(EngineLost, match="too large"):
-            await heard(await ask(lines, server))
+            await read_all(await ask(lines, server))
 
 
 async def test_a_multi_line_header_is_refused_without_using_a_connection():
     async with engine(WHOLE) as (server, lines):
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         with pytest.raises(AssertionError):
             await ask(lines, server, odd="a\r\nb: c")
-        assert await heard(await ask(lines, server)) == b"hello"
+        assert await read_all(await ask(lines, server)) == b"hello"
         assert server.connections == 1
 
 
 async def test_the_pool_of_an_unused_engine_is_removed():
     async with engine(WHOLE) as (server, lines):
-        await heard(await ask(lines, server))
+        await read_all(await ask(lines, server))
         answer = await ask(lines, server)
         assert not lines._idle
         answer.close()
