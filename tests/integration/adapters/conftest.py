@@ -1,4 +1,4 @@
-"""A store on the real S3 server, in a bucket of the test's own, and revisions stored in it."""
+"""A store on the real S3 server, in the test's own bucket, and revisions stored in it."""
 
 import secrets
 

@@ -22,7 +22,7 @@ def cache_settings(tmp_path):
 
 @pytest.fixture
 def registered(bucket_settings, cache_settings, monkeypatch):
-    """Register as the replica does; returns the resolver that vLLM would ask."""
+    """Register as the replica does; returns the resolver that vLLM would call."""
     monkeypatch.setattr(vllm_resolvers.LoRAResolverRegistry, "resolvers", {})
     caches = []
 

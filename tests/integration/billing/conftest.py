@@ -1,4 +1,4 @@
-"""A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage that comes by the stream."""
+"""A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage from the stream."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -34,7 +34,7 @@ class Stage:
         self.meter = Meter(engine, self.stream, settings)
 
     def tenant(self, prices: Prices = PRICES) -> str:
-        """A tenant on a plan of its own."""
+        """A tenant with its own plan."""
         tenant_id, plan_id = new_id("tn"), new_id("pl")
         with unit_of_work(self.engine) as session:
             price_book.add_version(session, plan_id=plan_id, prices=prices)
@@ -72,12 +72,12 @@ class Stage:
         return pipeline.execute()
 
     def drain(self) -> None:
-        """Meter everything that nobody has read yet."""
+        """Meter every unread event."""
         while entries := self.stream.read(count=self.settings.billing_batch_events_max, block_ms=None):
             self.meter.process(entries)
 
     def retry_pending(self) -> ReclaimedPage:
-        """One more attempt at everything that is pending."""
+        """Retry every pending event once."""
         claim = self.stream.reclaim(cursor=b"0-0", idle_ms=0, count=self.settings.billing_batch_events_max)
         self.meter.process(claim.entries)
         return claim

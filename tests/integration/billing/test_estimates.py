@@ -1,4 +1,6 @@
-"""Requests whose gateway died: charged once by their last checkpoint, shown as estimates, and their lost tail named."""
+"""Requests whose gateway died: charged once by their last checkpoint and shown as estimates; their lost tokens are
+reported.
+"""
 
 from datetime import timedelta
 
@@ -63,7 +65,7 @@ def test_tokens_after_the_last_checkpoint_are_explained_drift(stage):
 
 
 def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_request(stage):
-    """As of a gateway that was away for longer than the marker of what was billed in its place lives."""
+    """The gateway was away for longer than the lifetime of the marker of the estimate."""
     tenant = stage.tenant()
     late = estimate(stage, tenant, output_tokens=20, kv_page_ms=1_601)
     exact = msgspec.structs.replace(
@@ -71,7 +73,7 @@ def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_reque
     )
     stage.bill(late)
     stage.bill(exact)
-    stage.bill(exact)  # it is told again
+    stage.bill(exact)  # the event arrives again
     assert (stage.pending, stage.dead_letters()) == (0, [])
     rows = stage.rows("SELECT request_id, input_tokens, output_tokens, estimated FROM usage_records ORDER BY 1")
     assert [tuple(row.values()) for row in rows] == [
@@ -119,7 +121,7 @@ def test_another_tenants_exact_event_is_no_rest(stage):
 
 
 def test_an_invoice_with_only_a_rest_counts_one_request(stage):
-    """Two truncations of what pages cost lie within what an invoice line may be beside its product."""
+    """Two truncated page costs stay within the tolerance between an invoice line and its product."""
     tenant = stage.tenant()
     late = estimate(stage, tenant, kv_page_ms=1)
     stage.bill(late)

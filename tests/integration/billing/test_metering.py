@@ -1,4 +1,4 @@
-"""Usage comes off the stream into the ledger once, whatever arrives twice, late, broken or without a price."""
+"""Usage moves from the stream to the ledger once, even if events arrive twice, late, broken or without a price."""
 
 import time
 
@@ -176,7 +176,7 @@ def test_the_stream_keeps_unacknowledged_entries_and_drops_the_rest(stage):
     for _ in range(2):
         stage.retry_pending()
     stage.stream.trim()
-    assert stage.redis.xlen(redis_keys.USAGE_STREAM) == 1  # the last one delivered
+    assert stage.redis.xlen(redis_keys.USAGE_STREAM) == 1  # the last delivered entry
     assert stage.reconcile().unprocessed_events == 0
 
 

@@ -1,4 +1,4 @@
-"""Quotas beside the ledger: what differs is found among tenants that used something, shown, and mended."""
+"""Quotas compared with the ledger: drift is found among tenants with usage, shown and corrected."""
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_a_tenant_that_cannot_be_corrected_does_not_block_others(stage, platform
         drift.run_once(read_backlog(stage.redis))
     assert stage.redis.hmget(redis_keys.tenant_quota(other), COUNTS) == [str(each).encode() for each in before]
     stage.redis.delete(redis_keys.key_quota(broken, "key_1"))
-    drift.run_once(read_backlog(stage.redis))  # it was not forgotten
+    drift.run_once(read_backlog(stage.redis))  # the tenant is still checked
     assert stage.redis.hget(redis_keys.tenant_quota(broken), "month_used") == b"120"
 
 
@@ -89,7 +89,7 @@ def test_a_stream_too_long_to_read_each_round_is_skipped_even_if_fully_recorded(
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(*[tenant_id] * 3)
-    stage.drain()  # and nothing trims it
+    stage.drain()  # the stream is not trimmed
     stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
     monkeypatch.setattr(quota_drift, "_EVENTS_MAX", 2)
     drift.record_active([tenant_id])

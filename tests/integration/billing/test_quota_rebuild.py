@@ -1,4 +1,4 @@
-"""Quotas rebuilt from the ledger equal what gateways' scripts had counted, whatever billing has recorded by then."""
+"""Quotas rebuilt from the ledger equal the counts of the gateways' scripts, whatever billing has recorded by then."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ class Platform:
         return {quota: [int(value or 0) for value in self.stage.redis.hmget(quota, COUNTS)] for quota in quotas}
 
     def lose(self) -> None:
-        """Redis forgets every count, though not what billing has yet to read."""
+        """Redis loses every count, but not the events that billing has yet to read."""
         for quota in self.counts():
             self.stage.redis.delete(quota)
 
@@ -87,7 +87,7 @@ def platform(stage) -> Platform:
 
 
 def test_a_rebuild_restores_the_counted_usage(stage, platform):
-    """With a part recorded and trimmed, a part recorded and still in the stream, and a part that waits."""
+    """One part is recorded and trimmed, one is recorded and still in the stream, and one is unread."""
     first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
     platform.publish()
     platform.serve(*[first, second] * 6, cached_tokens=40)
@@ -130,7 +130,7 @@ def test_usage_of_earlier_months_counts_as_spending_but_not_for_this_month(stage
 
 
 def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, platform):
-    """A request settles, and billing would record it, between the looks at Redis and at Postgres."""
+    """A request settles, and billing would record it, between the reads of Redis and of Postgres."""
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(*[tenant_id] * 5)
@@ -138,7 +138,7 @@ def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, pla
     billing = threading.Thread(target=stage.drain)
 
     class Interrupted(redis.Redis):
-        """Lets the rest go on once it has been looked at."""
+        """Runs the interruption after the first read."""
 
         def pipeline(self, *arguments, **options):
             pipe = super().pipeline(*arguments, **options)
@@ -167,7 +167,7 @@ def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, pla
 
 
 def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
-    """Both would look before either of them had added anything."""
+    """Both would read before either had added anything."""
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(*[tenant_id] * 3)
@@ -176,7 +176,7 @@ def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
     looked = threading.Barrier(2)
 
     class Together(redis.Redis):
-        """Goes on when the other has looked as well, or cannot."""
+        """Continues when the other has read as well, or cannot."""
 
         def pipeline(self, *arguments, **options):
             pipe = super().pipeline(*arguments, **options)
@@ -231,7 +231,7 @@ def test_a_worker_started_after_redis_lost_everything_repairs_it(
     stage.drain()
     before = platform.counts()
     stage.redis.flushall()
-    stage.stream.ensure_group()  # somebody else's start
+    stage.stream.ensure_group()  # another process's start
     platform.publish()
     env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
     with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):

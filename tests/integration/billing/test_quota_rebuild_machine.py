@@ -1,5 +1,5 @@
-"""Any order of reserving, noting, settling, running out, billing and losing Redis, to nothing or to an old copy: each
-request is charged once, what quotas count after a rebuild is what was charged or waits to be, and nothing stays held.
+"""Any order of reserving, checkpointing, settling, expiring, billing and losing Redis, to nothing or to an old copy:
+each request is charged once, rebuilt quotas count the charged and the unread usage, and no hold remains.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ HELD = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
 
 @dataclass
 class Request:
-    """One, as its gateway knows it. What is ``charged`` is in the ledger, or in a stream that Redis still has."""
+    """A request as its gateway knows it. ``charged`` is in the ledger or in a stream that Redis still has."""
 
     request_id: str
     tenant_id: str
@@ -42,14 +42,14 @@ class Request:
 
 @dataclass
 class Gateway:
-    """What one process has in memory."""
+    """The memory of one gateway process."""
 
     running: dict[str, Request] = field(default_factory=dict)
     kept: dict[str, Request] = field(default_factory=dict)
 
 
 class RebuildMachine(RuleBasedStateMachine):
-    """Plays gateways' scripts, billing and a Redis that forgets."""
+    """Plays gateways' scripts, billing and a Redis that loses data."""
 
     stage: Stage
     url: str
@@ -125,7 +125,7 @@ class RebuildMachine(RuleBasedStateMachine):
 
     @rule()
     def leases_run_out(self):
-        """Gateways were stopped for long; each is billed by its last checkpoint, and may go on."""
+        """Gateways were paused for long: each request is billed by its last checkpoint and may continue."""
         for tenant_id in self.grants:
             leases = redis_keys.tenant_leases(tenant_id)
             there = {each.decode() for each in self.stage.redis.zrange(leases, 0, -1)}
@@ -138,7 +138,7 @@ class RebuildMachine(RuleBasedStateMachine):
                 request.charged = request.charged or noted[request_id]
 
     def noted(self, tenant_id: str, request_id: str) -> UsageEvent | None:
-        """The last checkpoint that Redis has; a copy may have an older one."""
+        """The last checkpoint in Redis; a copy may have an older one."""
         said = self.stage.redis.hget(redis_keys.reservation(tenant_id, request_id), "checkpoint")
         return None if said is None else msgspec.json.decode(said, type=UsageEvent)
 
@@ -149,7 +149,7 @@ class RebuildMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        """Gateways forget what billing says it has recorded."""
+        """Gateways drop the settlements that billing has recorded."""
         self.bill()
         self.gateway.kept.clear()
 
@@ -168,8 +168,8 @@ class RebuildMachine(RuleBasedStateMachine):
         self.lose(self.copy, late, expired)
 
     def lose(self, copy: dict[bytes, bytes], late: bool, expired: bool = False) -> None:
-        """Gateways settle again what they keep, in time or only after billing has rebuilt quotas, and perhaps only when
-        the leases that came back have run out.
+        """Gateways settle their kept requests again, in time or only after billing has rebuilt quotas, and perhaps only
+        after the restored leases have expired.
         """
         self.stage.redis.flushall()
         for name, value in copy.items():
@@ -178,7 +178,7 @@ class RebuildMachine(RuleBasedStateMachine):
         self.publish()
         for request in self.all:
             if request.charged is not None and request.charged.estimated and not self.has(request.request_id):
-                request.charged = None  # nobody alive knows of it
+                request.charged = None  # no living process knows it
         if late:
             quota_rebuild.rebuild(self.stage.engine, self.stage.redis)
         if expired:
@@ -187,21 +187,21 @@ class RebuildMachine(RuleBasedStateMachine):
             self.run(self.quota.settle(request.final))
         if not late:
             quota_rebuild.rebuild(self.stage.engine, self.stage.redis)
-        self.leases_run_out()  # those that came back with the copy
+        self.leases_run_out()  # requests restored with the copy
         for request in self.gateway.running.values():
             taken = granted(request.tenant_id, prices=PRICES).taken(input_tokens=PROMPT, output_tokens=MOST, pages=8)
             self.run(self.quota.restore(request.request_id, taken, replica_id=REPLICA))
         self.compare()
 
     def has(self, request_id: str) -> bool:
-        """Whether a bill of it is in the ledger or waits in the stream."""
+        """Whether its charge is in the ledger or waits in the stream."""
         waiting = (fields[b"event"] for _, fields in self.stage.redis.xrange(redis_keys.USAGE_STREAM))
         if any(msgspec.json.decode(each, type=UsageEvent).request_id == request_id for each in waiting):
             return True
         return self.stage.value("SELECT count(*) FROM usage_records WHERE request_id = :r", r=request_id) > 0
 
     def compare(self) -> None:
-        """Whatever was counted twice meanwhile is mended as the worker does; then quotas are what is charged."""
+        """Correct double counts as the worker does; then quotas equal the charges."""
         drift = QuotaDrift(self.stage.engine, self.stage.redis, every_s=0, tenants_max=10)
         drift.record_active(self.grants)
         drift.run_once(read_backlog(self.stage.redis))

@@ -1,4 +1,4 @@
-"""Reports and the audit: what tenants see of their usage, and that engines, ledger and invoices say the same."""
+"""Reports and the audit: the usage that tenants see, and the agreement of engines, ledger and invoices."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,7 +30,7 @@ def ms(instant: datetime) -> int:
 
 @pytest.fixture
 def noon(stage) -> datetime:
-    """Twelve o'clock (UTC) of a day that is over."""
+    """Noon (UTC) of a past day."""
     return stage.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
 
 
@@ -262,7 +262,7 @@ price = st.integers(0, 5_000_000)
 @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(usage, min_size=1, max_size=25), st.lists(price, min_size=4, max_size=4), st.integers(0, 24))
 def test_ledger_records_and_invoices_agree_for_any_usage(stage, uses, prices, close_after):
-    """For any usage at any prices, repeated or not, closed at any moment: sums are the same, and so is re-rating."""
+    """For any usage, prices, repetition and time of closing: the sums agree, and re-rating gives the same."""
     rates = Prices(**dict(zip(Prices.__struct_fields__, prices, strict=True)))
     tenant = stage.tenant(rates)
     events = []

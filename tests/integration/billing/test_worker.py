@@ -1,4 +1,4 @@
-"""The worker as a process: it is stopped, killed and cut off from its servers, and bills every request exactly once."""
+"""The worker as a process: after stops, kills and outages of its servers, every request is billed exactly once."""
 
 import os
 import random
@@ -105,7 +105,7 @@ def test_a_worker_killed_again_and_again_loses_nothing_and_bills_nothing_twice(s
                 stage.publish(*(stage.event(tenant) for _ in range(25)))
                 published += 25
             wait_until(lambda at_least=begun + 1: records(stage) >= at_least, timeout_s=60, what="a first record")
-            time.sleep(chance.uniform(0, 0.1))  # any instant will do: that is the point
+            time.sleep(chance.uniform(0, 0.1))  # any instant is valid for this test
             process.kill()
             process.wait()
     with worker(env, tmp_path / "log"):
@@ -182,7 +182,7 @@ def test_the_worker_survives_restarts_of_postgres_and_redis(tmp_path, stage_on):
 
 @pytest.fixture
 def stage_on(stage):
-    """The same stage, on other servers."""
+    """The same stage on other servers."""
 
     @contextmanager
     def build(postgres_settings, redis_url):

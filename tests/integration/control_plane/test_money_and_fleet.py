@@ -83,7 +83,7 @@ def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
     quota = tenant.http.get("/api/v1/quota").json()
     assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0}
     assert quota["used"]["tokens_per_month"] == 1234
-    assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute that holds 600"
+    assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute with 600 s"
 
 
 def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):

@@ -102,7 +102,7 @@ def test_a_validation_does_not_delay_a_revocation(api, base, settings, redis, tm
         wait_until(
             lambda: not redis.hexists(redis_keys.snapshot("keys"), field), timeout_s=promised_s(2), what="revocation"
         )
-        assert tenant.http.get(path).json()["status"] == "validating", "an outage of S3 says nothing of the upload"
+        assert tenant.http.get(path).json()["status"] == "validating", "an S3 outage gives no verdict on the upload"
     with running_worker(settings):
         assert decided(tenant, path)["status"] == "ready"
 

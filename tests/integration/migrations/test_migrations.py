@@ -1,4 +1,4 @@
-"""The migrations as a whole: one line of history, up, down and up again, in agreement with the tables in the code."""
+"""The migrations as a whole: one linear history, up, down and up again, equal to the tables in the code."""
 
 import re
 import secrets
@@ -57,7 +57,7 @@ def test_files_are_named_by_their_date_and_read_as_history(empty):
     pattern = re.compile(r"(\d{4}_\d\d_\d\d_\d{4})_[a-z0-9_]+\.py")
     assert all(pattern.fullmatch(name) for name in files), files
     assert [pattern.fullmatch(name)[1] for name in files] == revisions(empty), (
-        "the folder's order is the order of running"
+        "the files are in the order in which they run"
     )
 
 

@@ -1,4 +1,4 @@
-"""``make setup`` in a small repository of its own: one package, local wheels, and a mirror of Pythons on loopback."""
+"""``make setup`` in a separate small repository: one package, local wheels, and a mirror of Pythons on loopback."""
 
 import base64
 import hashlib
@@ -92,7 +92,7 @@ class Checkout:
         (self.path / "requirements" / "cpu.lock").write_text(text)
 
     def add_python(self, name: str, unless: str = "") -> None:
-        """Put this Python on the PATH. ``unless``: shell code that ends it where another would not have worked."""
+        """Put this Python on the PATH. ``unless``: shell code that makes it fail like an unsuitable Python."""
         (self.bin / name).write_text(f'#!/bin/sh\n{unless}exec {sys._base_executable} "$@"\n')
         (self.bin / name).chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""Reading what a base model is from its checkpoint directory."""
+"""Reading the specification of a base model from its checkpoint directory."""
 
 import json
 

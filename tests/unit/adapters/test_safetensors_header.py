@@ -1,4 +1,4 @@
-"""The header reader on what the library writes, and on mutations of it. Files made to mislead are in the corpus."""
+"""The header reader on files written by the library and on their mutations. Misleading files are in the corpus."""
 
 import json
 

@@ -67,7 +67,7 @@ def cache_settings(tmp_path):
 
 @pytest.fixture
 def open_cache(counting, cache_settings):
-    """Open a cache on the test's folder, as a replica's process does; several may be open."""
+    """Open a cache on the test's folder, as a replica's process does. Several may be open."""
     opened = []
 
     def open_one(**changes) -> AdapterCache:
@@ -196,7 +196,7 @@ async def test_a_repair_never_removes_a_folder_that_an_engine_reads(stored, open
     folder = os.open(path, os.O_RDONLY)
     (path / WEIGHTS).write_bytes(b"damaged")
     await open_cache().fetch(digest)
-    assert os.path.samestat(os.fstat(folder), path.stat()), "the same folder, its files replaced one by one"
+    assert os.path.samestat(os.fstat(folder), path.stat()), "it is the same folder, with its files replaced one by one"
     os.close(folder)
 
 

@@ -1,4 +1,4 @@
-"""The cache on a disk that is really full, and in a folder that somebody changes while it is used."""
+"""The cache on a really full disk, and in a folder that another process changes during use."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def open_cache(faulty, server, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MiB of its own."""
+    """A separate file system of 4 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -115,7 +115,7 @@ async def test_a_process_started_on_a_full_disk_serves_the_cached_adapters(open_
     fill(small_disk)
     cache = open_cache(small_disk / "cache")
     left = await cache.digests()
-    assert len(left) == 2, "one made room for the record of what is held"
+    assert len(left) == 2, "one was evicted to make room for the record of leases"
     for digest in left:
         assert_whole(await cache.fetch(digest))
 
@@ -177,7 +177,7 @@ async def test_damage_during_the_life_of_a_process_is_found_and_repaired(open_ca
     assert_whole(await cache.fetch(DIGESTS[1]))
     assert all(cache._disk.leases.holders(digest) for digest in DIGESTS[:2])
     await other.fetch(DIGESTS[2])
-    assert await other.evict(DIGESTS[0]), "it still knows who holds it"
+    assert await other.evict(DIGESTS[0]), "it still knows its leases"
     assert_whole(path)
 
 

@@ -1,4 +1,4 @@
-"""What one tenant's slow, broken or many adapters, and an S3 that is down, do to others: nothing."""
+"""One tenant's slow, broken or many adapters, and an S3 outage, do not affect other tenants."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def stall(faulty, digests, fault=None):
 
 @contextlib.asynccontextmanager
 async def waiting(cache, digests, tenant):
-    """Callers that wait for these adapters as long as the block runs."""
+    """Callers that wait for these adapters while the block runs."""
     tasks = [asyncio.create_task(cache.fetch(digest, holder=f"{tenant}@{digest}", tenant=tenant)) for digest in digests]
     await asyncio.sleep(0)
     yield tasks
@@ -62,7 +62,7 @@ async def waiting(cache, digests, tenant):
 
 
 async def seconds_for(cache, digests, tenant) -> list[float]:
-    """How long each takes, one after the other."""
+    """The duration of each fetch, one after the other."""
     took = []
     for digest in digests:
         started = time.monotonic()

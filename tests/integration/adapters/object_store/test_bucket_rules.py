@@ -1,4 +1,4 @@
-"""What a bucket is told of browsers, against a stand-in on a socket that keeps the rules it is given, as AWS does."""
+"""The CORS rules of a bucket, against a stand-in on a socket that stores the rules it receives, as AWS does."""
 
 import threading
 import xml.etree.ElementTree as ET
@@ -16,7 +16,7 @@ ORIGINS = ("https://console.example.com", "http://localhost:5173")
 
 
 class Rules:
-    """What the stand-in was told, and what it answers to being told."""
+    """The rules that the stand-in received, and its answer to new rules."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

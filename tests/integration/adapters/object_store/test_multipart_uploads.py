@@ -1,4 +1,4 @@
-"""Uploads in parts against the real S3 server: presigned, resumed, assembled, given up."""
+"""Multipart uploads against the real S3 server: presigned, resumed, assembled and aborted."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def test_parts_sent_in_any_order_become_one_object(uploads, store, tmp_path):
     upload_id = uploads.open_multipart(KEY)
     assert uploads.list_parts(KEY, upload_id) == {}
     for part in reversed(PARTS):
-        assert uploads.complete_multipart(KEY, upload_id, PARTS)[-1] == part.number, "and nothing is lost by asking"
+        assert uploads.complete_multipart(KEY, upload_id, PARTS)[-1] == part.number, "the check loses no part"
         assert send(uploads, upload_id, part) == 200
     assert uploads.head(KEY) is None
     assert uploads.complete_multipart(KEY, upload_id, PARTS) == []

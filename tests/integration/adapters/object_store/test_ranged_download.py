@@ -1,4 +1,4 @@
-"""Objects in parallel ranges, from the real S3 server and from one that misbehaves in every way it can."""
+"""Downloads in parallel ranges, from the real S3 server and from one that misbehaves in every possible way."""
 
 import hashlib
 import random
@@ -66,7 +66,7 @@ def ranges_asked(faulty) -> list[tuple[int, int]]:
 def test_a_large_object_is_read_in_parallel_ranges_and_a_small_one_at_once(faulty, fetch, patient):
     download = Download("large").begin()
     faulty.faults["large"] = [Fault(bytes_per_s=500_000)]
-    fetch(download=download, by=patient, slow_s=5)  # it is the machine that may stand still, not the server
+    fetch(download=download, by=patient, slow_s=5)  # the machine may pause, not the server
     assert ranges_asked(faulty) == [(n * PART, min((n + 1) * PART, len(CONTENT))) for n in range(11)]
     assert 2 <= faulty.concurrent_max <= 4
     assert download.done_bytes == len(CONTENT)
@@ -79,11 +79,11 @@ def test_a_large_object_is_read_in_parallel_ranges_and_a_small_one_at_once(fault
 def test_an_interrupted_range_resumes_at_its_byte(faulty, fetch, patient, key, fault):
     faulty.faults[key] = [Fault(**fault, times=2)]
     content = faulty.objects[key]
-    # A machine that stands still for half a second must not look like a server that does.
+    # A pause of the machine for half a second must not look like a stalled server.
     fetch(key, content, by=patient)
     if fault in ({"stall_after": 600}, {"cut_after": 600}):
         assert sum(first % PART == 600 for _, first, _ in faulty.requests) == (2 if key == "large" else 1)
-        assert faulty.bytes_sent == len(content), "no byte came twice"
+        assert faulty.bytes_sent == len(content), "no byte was sent twice"
 
 
 def test_a_briefly_overloaded_server_is_retried(faulty, fetch):

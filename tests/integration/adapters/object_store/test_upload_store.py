@@ -1,4 +1,4 @@
-"""Tenants' uploads against the real S3 server: what a presigned URL takes, and what it does not."""
+"""Tenants' uploads against the real S3 server: what a presigned URL accepts and what it refuses."""
 
 import base64
 import hashlib
@@ -51,7 +51,7 @@ def test_a_presigned_upload_accepts_nothing_else(uploads):
 
 def test_a_presigned_upload_expires(uploads):
     upload = presigned(uploads, expires_s=1)
-    time.sleep(2.1)  # the server compares whole seconds of its own clock: there is nothing to wait for
+    time.sleep(2.1)  # the server compares whole seconds of its clock, so the test has no event to wait for
     assert put(upload) in (400, 403)
 
 

@@ -1,4 +1,4 @@
-"""The gateway's benchmarks run: every answer is as sent, and each one is settled."""
+"""The gateway's benchmarks run: every answer arrives as sent, and each one is settled."""
 
 import json
 import subprocess

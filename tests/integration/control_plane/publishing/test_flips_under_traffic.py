@@ -137,8 +137,8 @@ class Flip:
 
 
 def allowed(answer: Answer, flips: list[Flip]) -> set[str]:
-    """What may serve a request: what the last flip acknowledged before it was sent points at, or one that began since
-    and before its first token.
+    """The revisions that may serve a request: those of the last flip acknowledged before the request was sent, or of a
+    flip that started since and before its first token.
     """
     last = max(number for number, flip in enumerate(flips) if flip.acknowledged <= answer.sent)
     return {flip.engine_name for flip in flips[last:] if flip.began <= answer.first}
@@ -161,7 +161,7 @@ def test_no_request_is_served_by_the_wrong_revision_after_a_flip_is_acknowledged
         for number in range(FLIPS // 2):
             moved = flip(revision=ids[(number + 1) % 4])
             time.sleep(0.2)  # for traffic without a concurrent change
-            flip(**moved["previous"])  # and roll back
+            flip(**moved["previous"])  # and a rollback
             time.sleep(0.2)
             flip(revision=ids[(number + 1) % 4])
     assert not traffic.failures
@@ -176,7 +176,7 @@ def test_no_request_is_served_by_the_wrong_revision_after_a_flip_is_acknowledged
             f"{len(wrong)} served by a wrong revision"
         )
     assert wrong == []
-    assert all(answer.engine_name for answer in traffic.answers), "an answer of two revisions, or of none"
+    assert all(answer.engine_name for answer in traffic.answers), "an answer came from two revisions, or from none"
     assert len(strict) > 20
     assert len(crossed) > 20
     assert max(took_ms) < 1000

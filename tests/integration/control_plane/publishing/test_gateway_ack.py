@@ -1,4 +1,6 @@
-""" "Every live gateway has it" means: published first, then confirmed in every valid status, and never assumed."""
+""" "Every live gateway has it" means that the change was published and every valid status confirms it; nothing is
+assumed.
+"""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The doctor on a living platform: a real agent, gateway, Redis and Postgres, and a witness that is made to lie."""
+"""The doctor on a running platform: a real agent, gateway, Redis and Postgres, and a witness with false reports."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from tests.fixtures.engine.agent_harness import engine_name, running_agent
 
 @pytest.fixture
 def room(redis_server, engine, tmp_path):
-    """An agent and a gateway over what Postgres has, published by the control plane's own relay."""
+    """An agent and a gateway with the data of Postgres, published by the control plane's relay."""
     with running_agent(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
         OutboxRelay(engine, room.client, projections()).rebuild("first")
         yield room
@@ -30,7 +30,7 @@ def room(redis_server, engine, tmp_path):
 
 @pytest.fixture
 def doctor(monkeypatch, capsys, redis_server, postgres_settings, tmp_path):
-    """Examines where the environment points; (exit status, what it found)."""
+    """Examine the platform that the environment names; returns (exit status, findings)."""
     monkeypatch.setenv("TENORA_REDIS_URL", redis_server)
     monkeypatch.setenv("TENORA_POSTGRES_DSN", postgres_settings.postgres_dsn)
     monkeypatch.setenv("TENORA_ENGINE_KEY", processes.ENGINE_KEY)
@@ -50,7 +50,7 @@ def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, d
     wait_until(lambda: any(room.residency().slots), what="the residency")
     assert doctor() == (0, [])
     hidden = engine_name().partition("@")[2]
-    room.engine.tiers(dirty=[5], disk=[hidden])  # behind its agent's back
+    room.engine.tiers(dirty=[5], disk=[hidden])  # without its agent
     status, found = doctor()
     assert status == 1
     assert {"replica rep_one slot 5", "replica rep_one disk"} == {each["where"] for each in found}

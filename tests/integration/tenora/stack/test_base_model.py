@@ -1,4 +1,4 @@
-"""The real checkpoint: what a gateway counts with is what the model was trained with."""
+"""The real checkpoint: the gateway counts with the tokenizer and template that the model was trained with."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def reference(checkpoint):
 
 @pytest.fixture(scope="session")
 def light(checkpoint) -> Tokenizer:
-    """What a gateway has: the tokenizers library alone."""
+    """The gateway's tokenizer: only the tokenizers library."""
     return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
 
 

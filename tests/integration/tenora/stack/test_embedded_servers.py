@@ -1,4 +1,4 @@
-"""The embedded servers are real: they speak their protocols on loopback."""
+"""The embedded servers are real servers that speak their protocols on loopback."""
 
 import os
 import time
@@ -67,7 +67,7 @@ def test_a_killed_s3_forgets_uploads_in_parts_and_what_it_leaves_of_them_goes(tm
     process, uploads = start()
     try:
         assert uploads.list_parts(key, upload_id) is None
-        assert left() == [cut], "it may be of today"
+        assert left() == [cut], "it may be from today"
         three_days_ago = time.time() - 3 * 86_400
         os.utime(cut, (three_days_ago, three_days_ago))
     finally:

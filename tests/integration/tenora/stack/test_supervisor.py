@@ -1,4 +1,4 @@
-"""The supervisor on real, tiny processes: order, restarts, clean stops and what a killed one leaves behind."""
+"""The supervisor on real, tiny processes: order, restarts, clean stops and leftovers of a killed supervisor."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def run_folder(tmp_path):
 
 @pytest.fixture
 def supervised(run_folder, monkeypatch):
-    """Runs a supervisor's loop in a thread; the process-wide signal handlers are left alone."""
+    """Runs a supervisor's loop in a thread and does not change the process-wide signal handlers."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     running = []
 

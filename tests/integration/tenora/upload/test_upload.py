@@ -41,7 +41,7 @@ def tenant(api):
 
 @pytest.fixture(scope="module")
 def judging(postgres_server, migrated_template, redis_server, s3_settings):
-    """An API whose uploads a worker judges, for tests with tenants of their own."""
+    """An API whose uploads a worker validates, for tests with their own tenants."""
     postgres = create_database(postgres_server, f"judging_{secrets.token_hex(6)}", migrated_template)
     settings = settings_in_parts(postgres, RedisSettings(redis_url=redis_server), s3_settings)
     with running_api(settings) as running, running_worker(settings):
@@ -56,7 +56,7 @@ def judged(judging):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a Trainer leaves: an adapter of more than one part, and other things."""
+    """A Trainer's output folder: an adapter of more than one part, and other files."""
     folder = write_adapter(tmp_path / "out", BASE, rank=64, modules=ALL_KINDS)
     (folder / "README.md").write_text("# mine")
     (folder / "optimizer.pt").write_bytes(b"\x80\x04")

@@ -27,12 +27,12 @@ def test_the_least_recently_used_are_evicted_until_it_fits_and_never_a_protected
     total = sum(adapter.size_bytes for adapter in kept) + needed
     assert excess == max(0, total - budget)
     if excess:
-        assert {adapter.digest for adapter in kept} <= protected, "everything that could go went"
+        assert {adapter.digest for adapter in kept} <= protected, "every evictable adapter was evicted"
     by_digest = {adapter.digest: adapter for adapter in found}
     free = [adapter for adapter in kept if adapter.digest not in protected]
     assert all(by_digest[victim].used_at_ns <= adapter.used_at_ns for victim in victims for adapter in free)
     if victims:
-        assert total + by_digest[victims[-1]].size_bytes > budget, "no more went than had to"
+        assert total + by_digest[victims[-1]].size_bytes > budget, "no more was evicted than necessary"
 
 
 def test_only_digests_become_paths(tmp_path):

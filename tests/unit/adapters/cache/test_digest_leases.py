@@ -1,4 +1,4 @@
-"""Who leases what, as other processes see it: alive, dead, and after the file was taken away."""
+"""Leases as other processes see them: of a living process, of a dead one, and after the file was removed."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_dropped_pins_do_not_come_back(open_leases):
     mine.release(B)
     assert mine.holders(A) == mine.holders(C) == {""}
     assert mine.holders(B) == frozenset()
-    assert other.all_leased() == {A, B, C}, "kept until the file says otherwise"
+    assert other.all_leased() == {A, B, C}, "kept until the file is rewritten"
     mine.flush()
     mine.acquire(D)
     assert other.all_leased() == {A, C, D}
@@ -63,7 +63,7 @@ def test_a_digest_stays_until_its_last_holder_drops_it(open_leases):
     mine, other = open_leases(), open_leases()
     mine.acquire(A, "ad_1")
     assert mine.join(A, "ad_2")
-    assert not mine.join(B, "ad_2"), "nobody leases it"
+    assert not mine.join(B, "ad_2"), "it has no lease"
     for holder, left in (("ad_1", {"ad_2"}), ("ad_1", {"ad_2"}), ("ad_2", set())):
         mine.release(A, holder)
         mine.flush()

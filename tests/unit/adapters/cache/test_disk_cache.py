@@ -1,4 +1,4 @@
-"""Who may take, keep and remove an adapter on a disk that is shared, swept at starts, and changed behind our backs."""
+"""Which process may use and remove an adapter on a disk that is shared, swept at starts and changed from outside."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def open_tier(tmp_path):
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """Which files were read to verify them."""
+    """The files that were read for verification."""
     paths = []
 
     def note(path):
@@ -52,13 +52,13 @@ def test_verified_files_are_not_read_again_until_they_change(open_tier, tmp_path
     assert hashed == []
     weights = tmp_path / DIGEST / WEIGHTS_FILE
     os.utime(weights)
-    assert tier.acquire(DIGEST, "ad_1"), "only its time has changed"
+    assert tier.acquire(DIGEST, "ad_1"), "only its modification time has changed"
     assert len(hashed) == 2
     assert tier.acquire(DIGEST, "ad_1")
     assert len(hashed) == 2
     weights.write_bytes(bytes(50_000))
     assert not tier.acquire(DIGEST, "ad_2")
-    assert tier.leases.holders(DIGEST) == {"", "ad_1"}, "who could not have it does not hold it"
+    assert tier.leases.holders(DIGEST) == {"", "ad_1"}, "a refused caller holds no lease"
 
 
 def swap_for_link(path, tmp_path):
@@ -111,7 +111,7 @@ def test_a_revoked_adapter_is_removed_unless_another_name_or_process_leases_it(o
     theirs.leases.release(DIGEST, "ad_1")
     theirs.flush()
     assert mine.evict(DIGEST) == frozenset()
-    assert mine.evict(DIGEST) == frozenset(), "again, and of what is not here"
+    assert mine.evict(DIGEST) == frozenset(), "again, and for an absent adapter"
     assert not list(tmp_path.rglob(WEIGHTS_FILE))
     assert not mine.acquire(DIGEST, "ad_1")
 
@@ -121,7 +121,7 @@ def test_a_removal_takes_effect_at_once_and_a_failed_one_is_reported(open_tier, 
     receive(tier, *FIRST)
     tier.leases.release(DIGEST)
     monkeypatch.setattr("adapters.cache.cache_folder.shutil.rmtree", lambda *_, **__: None)
-    for _ in range(2):  # also when asked again
+    for _ in range(2):  # also on a second call
         with pytest.raises(CacheFailed):
             tier.evict(DIGEST)
     monkeypatch.undo()
@@ -165,7 +165,7 @@ def test_running_downloads_count_towards_the_budget(open_tier, tmp_path):
     with tier.download_folder(large[0].digest, Download("x"), timeout_s=1) as incoming:
         tier.reserve(large[0], incoming)
         assert (incoming / WEIGHTS_FILE).stat().st_size == 700_000
-        assert tier.digests() == frozenset(), "300,000 alone would be too much as well"
+        assert tier.digests() == frozenset(), "300,000 alone would also be too much"
         receive(tier, *small)
     assert not any((tmp_path / ".incoming").iterdir())
 

@@ -1,5 +1,6 @@
 """The disk tier against a model, under any sequence of fetches, releases, deaths, revocations and damage, by two
-processes. Never removed: what anybody holds. Kept: the byte budget, unless all in it is held. Whole: what is given out.
+processes. Leased adapters are never removed, the byte budget holds unless everything in it is leased, and every served
+adapter is whole.
 """
 
 import shutil
@@ -18,7 +19,7 @@ from tests.fixtures.uploads.stored_revisions import make_revision, receive
 
 SIZES = (1, 40_000, 150_000, 300_000, 400_000, 700_000, 900_000, 1_200_000)
 REVISIONS = [make_revision(size, seed) for seed, size in enumerate(SIZES)]
-BUDGET = 1 << 20  # the least that settings allow
+BUDGET = 1 << 20  # the smallest value that settings allow
 revisions = st.integers(0, len(REVISIONS) - 1)
 holders = st.sampled_from(["ad_1", "ad_2"])
 processes = st.integers(0, 1)
@@ -46,14 +47,14 @@ class DiskCacheMachine(RuleBasedStateMachine):
         tier = self.tiers[process]
         here = manifest.digest in CacheFolder(self.settings.cache_dir).digests()
         taken = tier.acquire(manifest.digest, holder)
-        assert taken == (here and manifest.digest not in self.damaged), "a tier takes what is here and whole"
+        assert taken == (here and manifest.digest not in self.damaged), "a whole adapter on the disk is served"
         if not taken:
             before = self.everything_held()
             receive(tier, manifest, files, holder)
             self.damaged.discard(manifest.digest)
             free = self.on_disk() - before - {manifest.digest}
             total = sum(adapter.size_bytes for adapter in CacheFolder(self.settings.cache_dir).list())
-            assert not free or total <= BUDGET + len(files[MANIFEST_FILE]), "what could go went"
+            assert not free or total <= BUDGET + len(files[MANIFEST_FILE]), "every evictable adapter was evicted"
         assert CacheFolder(self.settings.cache_dir).is_complete(manifest.digest)
         self.leases[process].add((manifest.digest, holder))
         return multiple((process, manifest.digest, holder))

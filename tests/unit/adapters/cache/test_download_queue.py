@@ -1,4 +1,4 @@
-"""Turns between owners: properties of the queue over any number of owners, without a byte moved."""
+"""Turns between owners: properties of the queue for any number of owners, without real downloads."""
 
 import asyncio
 from collections import Counter

@@ -54,6 +54,6 @@ def test_a_lock_in_a_removed_folder_does_not_remove_the_new_lock(tmp_path):
         shutil.rmtree(lock.parent)
         theirs = try_lock(lock)
         assert theirs is not None
-    assert lock.exists(), "theirs is still held"
+    assert lock.exists(), "the other lock is still held"
     assert try_lock(lock) is None
     os.close(theirs)

@@ -1,4 +1,4 @@
-"""When S3 is left alone, and how it is found again."""
+"""When the circuit breaker of S3 opens, and how it closes again."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is said of a download under way: its estimate, its silence, and its end."""
+"""The state of a running download: its estimate, its stalls and its end."""
 
 import pytest
 from hypothesis import given

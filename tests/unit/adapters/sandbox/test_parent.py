@@ -1,4 +1,4 @@
-"""The child that reads untrusted files, when it or what it reads misbehaves. Every case runs a real process."""
+"""The child that reads untrusted files, when the child or its input misbehaves. Every case runs a real process."""
 
 import ast
 import json
@@ -229,10 +229,10 @@ def test_a_kernel_without_landlock_or_network_namespaces_is_logged_and_counted()
     )
     assert finished.returncode == 0, finished.stderr
     answer, lines, counted = ast.literal_eval(finished.stdout)
-    assert answer == b"fine\n", "it goes on without them"
+    assert answer == b"fine\n", "it continues without them"
     ((level, missing),) = lines
     assert level == "warning"
-    assert set(missing) - {"own-user"} == {"landlock", "network"}, "an own user depends on who may read the code"
+    assert set(missing) - {"own-user"} == {"landlock", "network"}, "a separate user requires readable code"
     assert counted == {"landlock": 1.0, "network": 1.0}
 
 
@@ -251,7 +251,7 @@ assert os.getuid() != 0 and not os.getgroups()
 status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
 assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status
 """
-# What the kernel may refuse: nothing, user namespaces, or any namespace.
+# The kernel may refuse nothing, user namespaces, or every namespace.
 REFUSING = {
     "nothing": "",
     "namespaces": "launcher._libc.unshare = lambda flags: -1",
@@ -263,7 +263,7 @@ REFUSING = {
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its child another user")
 @pytest.mark.parametrize("refused", REFUSING)
 def test_a_child_of_root_runs_as_its_own_user_if_that_user_can_read_the_code(refused):
-    """With the system's Python, since this one may lie in root's home; the folders are in no home either."""
+    """With the system's Python, because this one may be in root's home. The folders are not in a home either."""
     system = Path("/usr/bin/python3")
     if not system.exists():
         pytest.skip("needs an interpreter that every user can reach, /usr/bin/python3")

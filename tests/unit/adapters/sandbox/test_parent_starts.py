@@ -1,4 +1,4 @@
-"""How long the confined child takes, which says something where nothing else runs."""
+"""The start time of the confined child, which is meaningful only on an idle machine."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The folders uploads are judged in: gone after use, kept while their process lives, removed after it was killed."""
+"""The folders of upload validations: removed after use, kept while their process lives, removed after it was killed."""
 
 import signal
 import subprocess

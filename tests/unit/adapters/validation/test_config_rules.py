@@ -1,4 +1,4 @@
-"""What ``adapter_config.json`` may say, and what it means. What it may not say is in the corpus of uploads."""
+"""The accepted values of ``adapter_config.json`` and their meaning. Refused values are in the corpus of uploads."""
 
 import json
 import time

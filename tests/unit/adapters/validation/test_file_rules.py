@@ -1,4 +1,4 @@
-"""Which files may come, by name."""
+"""Which files an upload may contain, by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Re-serialisation: one meaning, one digest, and bfloat16 rounding as torch does it."""
+"""Re-serialization: one meaning, one digest, and the bfloat16 rounding of torch."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Adapters that PEFT itself saves: accepted, and after re-serialisation the same model to PEFT and fit for vLLM."""
+"""Adapters that PEFT saves are accepted. After re-serialization they are the same model to PEFT and fit for vLLM."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def build_base():
 
 
 def trained(**options):
-    """A PEFT model whose adapter does something: B is not zero any more."""
+    """A PEFT model whose adapter has an effect: B is not zero."""
     model = peft.get_peft_model(build_base(), peft.LoraConfig(**{"r": 8, "lora_alpha": 16} | options))
     torch.manual_seed(1)
     for name, weights in model.named_parameters():
@@ -89,8 +89,8 @@ def test_an_adapter_saved_by_peft_is_served_as_the_same_model(tmp_path, base, op
     served = peft.PeftModel.from_pretrained(build_base(), tmp_path / "ours").eval()
     found = outputs(served)
     effect, error = (expected - plain).abs().max(), (found - expected).abs().max()
-    assert effect > 0.005, "the adapter does something"
-    # Both are computed in float32; what differs are A and B in bfloat16. It was 0.006 of the effect at most.
+    assert effect > 0.005, "the adapter has an effect"
+    # Both are computed in float32; only A and B in bfloat16 differ. The difference was at most 0.006 of the effect.
     assert error < effect * 0.02, "two roundings to 8 bits of mantissa"
 
     helper = peft_helper.PEFTHelper.from_local_dir(str(tmp_path / "ours"), max_position_embeddings=2048)

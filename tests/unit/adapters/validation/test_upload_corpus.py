@@ -1,4 +1,4 @@
-"""Every bad upload of the corpus through the real confined child: what it is told, what it costs, what it leaves."""
+"""Every bad upload of the corpus through the real confined child: its verdict, its cost and its leftovers."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ REQUEST = ValidationRequest(
     limits=LIMITS,
     bounds=UploadSettings().bounds(),
 )
-ADDRESS_SPACE_BYTES = 256 << 20  # the least that may be set: a quarter of the default
+ADDRESS_SPACE_BYTES = 256 << 20  # the smallest allowed value: a quarter of the default
 PEAK_BYTES = 128 << 20  # the measuring process counts for 65 MB of it
 WALL_S = 10
 JUDGED_BY_THE_CHILD = {name: item for name, item in BY_ID.items() if item.is_judged_by_the_child}
@@ -52,7 +52,7 @@ def meter() -> Iterator[Meter]:
 
 
 def judge(meter, work, files: dict[str, bytes]):
-    """The verdict of the confined child, and what it cost."""
+    """The verdict of the confined child and its cost."""
     write_upload(work, files)
     return meter.judge(work, REQUEST, memory_bytes=ADDRESS_SPACE_BYTES, timeout_s=WALL_S)
 
@@ -79,7 +79,7 @@ def check(item: Item, problems) -> None:
 
 @pytest.mark.parametrize("name", JUDGED_BY_THE_CHILD)
 def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(name, tmp_path):
-    """The child's own work, in this process."""
+    """The child's code in this process."""
     item = BY_ID[name]
     write_upload(tmp_path, item.content())
     (tmp_path / REVISION_FOLDER).mkdir()
@@ -124,7 +124,7 @@ def test_a_good_upload_is_accepted_within_the_limits_and_vllm_loads_it_unchanged
 
 
 def test_vllm_loads_every_module_of_an_accepted_adapter_in_full_shape(meter, tmp_path):
-    """It slices its buffers by what it finds in the file, so nothing there would complain of less."""
+    """vLLM slices its buffers by the shapes in the file, so it would accept smaller weights without an error."""
     for number, make in enumerate(GOOD.values()):
         work = tmp_path / f"{number}"
         work.mkdir()
@@ -148,7 +148,7 @@ def accept_in_vllm(folder):
 
 
 def test_vllm_alone_would_load_most_of_the_configs_that_are_refused_here(tmp_path):
-    """What this platform's rules are for. Those that vLLM refuses too are there as well."""
+    """The reason for this platform's rules. Configs that vLLM also refuses are included."""
     configs = {name: item for name, item in BY_ID.items() if item.file == CONFIG and CONFIG in item.content()}
     rows, accepted = set(), 0
     for name, item in configs.items():

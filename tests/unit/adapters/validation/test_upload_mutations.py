@@ -1,4 +1,4 @@
-"""A good adapter, changed at random: whatever comes out gets a verdict, and what is accepted can be loaded again."""
+"""A good adapter, changed at random: every result gets a verdict, and every accepted one can be loaded again."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def work():
 
 
 def judge(work: Path, config: bytes, weights: bytes) -> ValidationReport:
-    """The child's own work, in this process. What is accepted is loaded again by those who will."""
+    """The child's code in this process. Accepted adapters are loaded again by the code that loads them in service."""
     for name in (UPLOAD_FOLDER, REVISION_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
         (work / name).mkdir()

@@ -1,4 +1,4 @@
-"""Whole folders: what is accepted, what is noted, how a report is bounded. Bad ones are in the corpus of uploads."""
+"""Whole folders: accepted uploads, notes, and the bound of a report. Bad folders are in the corpus of uploads."""
 
 import json
 

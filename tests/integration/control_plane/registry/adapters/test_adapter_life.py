@@ -1,6 +1,5 @@
-"""The life cycle of an adapter with a real worker: uploaded, run by a replica, served, deleted, removed everywhere.
-
-The replica's agent is played here, word for word by what it writes to Redis.
+"""The life cycle of an adapter with a real worker: uploaded, run by a replica, served, deleted, removed everywhere. The
+test plays the replica's agent and writes exactly the agent's values to Redis.
 """
 
 import msgspec

@@ -79,7 +79,7 @@ def test_the_object_is_removed_after_its_quarantine_with_the_last_adapter_of_its
     patient.run_once()
     assert states(ours) == {"quarantined"}
     removal.run_once()
-    assert (states(ours), lies(store, digest)) == ({"removed"}, True), "another tenant's adapter is the same"
+    assert (states(ours), lies(store, digest)) == ({"removed"}, True), "another tenant's adapter has the same digest"
     theirs.http.delete("/api/v1/adapters/bot").raise_for_status()
     forget()
     patient.run_once()
@@ -93,7 +93,9 @@ def test_an_old_object_of_a_dead_worker_without_a_row_is_removed(api, base, engi
     tenant = api.tenant()
     kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
     orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
-    with engine.begin() as connection:  # as if the worker had died before it recorded, and the adapter had been deleted
+    with (
+        engine.begin() as connection
+    ):  # as if the worker had died before it recorded the object, and the adapter had been deleted
         change = "UPDATE revisions SET status = 'rejected', digest = NULL, checked_digest = NULL WHERE digest = %s"
         connection.exec_driver_sql(change, (orphan,))
     sweep(OrphanSweep(engine, store, impatient()))
@@ -153,7 +155,7 @@ def test_an_object_removed_during_its_second_validation_is_stored_again(
 
     store.put_revision = put_then_remove
     assert validator.run_once()
-    assert tenant.http.get(path).json()["status"] == "validating", "not recorded: it is not there"
+    assert tenant.http.get(path).json()["status"] == "validating", "not recorded, because the object is absent"
     store.put_revision = put
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")

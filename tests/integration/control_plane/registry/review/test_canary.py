@@ -112,7 +112,7 @@ def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, eng
     exchange.run_once()
     exchange.run_once()
     (first,) = jobs(redis, base)
-    assert first.attempt == 1, "asked once while its time runs"
+    assert first.attempt == 1, "sent once until its timeout"
     grow_older(engine, 31)
     exchange.run_once()
     (second,) = jobs(redis, base)
@@ -124,7 +124,7 @@ def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, eng
     assert seen(tenant, revision)["status"] == "ready"
     result(redis, second, "canary_no_effect")
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready", "what is decided stays so"
+    assert seen(tenant, revision)["status"] == "ready", "a decision is final"
 
 
 def test_a_slow_successful_run_counts(base, tenant, engine, redis, exchange):

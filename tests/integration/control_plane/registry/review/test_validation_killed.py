@@ -44,8 +44,8 @@ def held_back_worker(settings, **extra: str) -> Iterator[tuple[subprocess.Popen,
 
 
 def child_of(worker: subprocess.Popen, s3: FaultsProxy) -> psutil.Process:
-    """The validating child as soon as there is one, stopped where it is, so that what comes next meets it alive. It
-    lives for a tenth of a second, so nothing else is done here meanwhile.
+    """The validating child, paused as soon as it exists, so that the next step finds it alive. It lives for a tenth of
+    a second, so this function does nothing else meanwhile.
     """
     parent, deadline = psutil.Process(worker.pid), time.monotonic() + 30
     gc.disable()
@@ -66,7 +66,7 @@ def child_of(worker: subprocess.Popen, s3: FaultsProxy) -> psutil.Process:
 
 
 def is_over(child: psutil.Process) -> bool:
-    """Whether it has ended. One that was stopped before it asked to die with its worker has to look for itself."""
+    """Whether it has ended. A child paused before it requested its parent-death signal has to check for itself."""
     try:
         child.resume()
         return child.status() == psutil.STATUS_ZOMBIE

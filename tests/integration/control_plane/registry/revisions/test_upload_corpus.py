@@ -1,5 +1,5 @@
-"""Bad uploads of every kind through the real API, S3 and worker: refused, noted, and nothing else happens. What the
-child says of each of the corpus is tested where the child is.
+"""Bad uploads of every kind through the real API, S3 and worker: refused and audited, without other effects. The
+child's verdict on each item is tested beside the child.
 """
 
 import secrets

@@ -150,7 +150,7 @@ def test_a_compressed_body_is_not_unpacked(tenant):
     """The API runs in this process, so the growth of this process is the memory that the response took."""
     plain = json.dumps({"files": []}).encode()
     bomb = gzip.compress(plain[:-1] + b" " * 200_000_000 + b"}")
-    assert 100_000 < len(bomb) < 1_000_000, "within the limit of a body"
+    assert 100_000 < len(bomb) < 1_000_000, "within the limit on bodies"
     before = resident_bytes()
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     named = tenant.http.post(REVISIONS, content=bomb, headers=headers)

@@ -59,7 +59,7 @@ def test_a_deleted_adapter_loses_its_route_and_all_its_names_are_revoked(api, ba
     tenant.adapter("bot", base)
     add_revision(engine, tenant, "bot")
     relay.rebuild("test")
-    assert routed(redis) == {f"{tenant.id}/bot"}, "the name is free for a successor, which is not revoked"
+    assert routed(redis) == {f"{tenant.id}/bot"}, "the name is free for a new adapter, which is not revoked"
     assert set(published(redis)) == {revocation["id"]}
 
 

@@ -1,5 +1,5 @@
 """The middleware while the store hangs, while an adapter is revoked and while a request does not end: other adapters
-are served, and a revoked adapter does not come back in another way.
+are served, and a revoked adapter is not loaded again in another way.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def test_an_adapter_without_waiting_requests_is_not_loaded(make_harness, n
     assert {answer.code for answer in answers} == {"adapter_loading"}
     harness.worker.gate.set()
     assert (await harness.chat_until_loaded(names[3])).status == 200
-    assert len(harness.worker.loads) == 2, "beside it only the load that had started already"
+    assert len(harness.worker.loads) == 2, "beside it, only the load that had already started"
 
 
 async def test_prefetches_of_one_tenant_are_limited(make_harness, faulty, names):

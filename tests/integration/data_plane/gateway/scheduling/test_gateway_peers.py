@@ -25,9 +25,9 @@ class Gateway:
         self.has = GatewayBacklog()
         self.received: list[GatewayBacklog] = []
         self.silence = asyncio.Event()
-        neighbours = GatewayPeers(name, RedisClock(), stale_ms=500)
-        neighbours.connect(lambda _base_model: self.has, self._receive)
-        self.replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
+        peers = GatewayPeers(name, RedisClock(), stale_ms=500)
+        peers.connect(lambda _base_model: self.has, self._receive)
+        self.replicas = Replicas(client, peers, poll_ms=50, stale_s=60, allows=lambda _status: True)
 
     def _receive(self, base_model: str, own: GatewayBacklog, others: list[GatewayBacklog]) -> None:
         assert base_model == "m"
