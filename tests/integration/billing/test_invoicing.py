@@ -109,9 +109,7 @@ def test_a_price_change_within_the_period_gives_one_line_per_price(stage):
             session, plan_id=stage.plan_of(tenant), prices=Prices(**{**_fields(DEAR), "output_nanos": 1})
         )
     after = stage.event(tenant, settled_at_ms=int(changed.effective_from.timestamp() * 1000) + 1)
-    late = stage.event(
-        tenant, settled_at_ms=stage.ago_ms(minutes=5)
-    )  # arrives late and is rated at the prices of its own time
+    late = stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=5))  # arrives late, is rated at the earlier prices
     stage.bill(after, late)
     stage.value("SELECT pg_sleep(0.005)")
     (closed,) = stage.close()

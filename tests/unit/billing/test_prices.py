@@ -1,4 +1,4 @@
-"""The price in force is the one that the plan held at that instant had at that instant."""
+"""The price in force at an instant is that of the tenant's plan at that instant."""
 
 from datetime import timedelta
 
@@ -68,6 +68,6 @@ def test_a_request_is_charged_by_its_admissions_price_version_if_its_tenant_had_
         at_ms = clock.to_ms(at(6))
         return book.of(msgspec.structs.replace(said, price_version_id=price_version_id, settled_at_ms=at_ms)).id
 
-    assert charged("a@5") == "a@5"  # the plan it had when it began
+    assert charged("a@5") == "a@5"  # the tenant's plan when the request began
     assert charged("b@0") == "b@0"  # the price of that time
     assert {charged("c@0"), charged("nothing"), charged(None)} == {"b@5"}

@@ -1,4 +1,4 @@
-"""Rules of this package that a machine can keep: no floats in money, and only pure files where purity is promised."""
+"""Rules of this package that a machine can check: no floats in money, and the files promised to be pure are pure."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever bytes come off the stream become a possible event or a refusal with a reason, never an exception."""
+"""Any bytes from the stream become a valid event or a refusal with a reason, never an exception."""
 
 import msgspec
 import pytest

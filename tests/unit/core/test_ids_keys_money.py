@@ -1,4 +1,4 @@
-"""Ids, API keys, money and pages: the small arithmetic everything rests on."""
+"""Ids, API keys, money and pages: the basic arithmetic."""
 
 import time
 

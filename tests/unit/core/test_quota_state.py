@@ -1,4 +1,4 @@
-"""The gateways' quota hash as numbers: what an arrival time means, when a month is over, what has expired."""
+"""The gateways' quota hash as numbers: the meaning of an arrival time, the end of a month, and expired holds."""
 
 from datetime import UTC, datetime
 

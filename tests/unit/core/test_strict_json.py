@@ -1,4 +1,4 @@
-"""JSON from strangers."""
+"""JSON from untrusted senders."""
 
 import json
 import time

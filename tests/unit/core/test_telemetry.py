@@ -1,4 +1,4 @@
-"""What every log line of a process says, whichever thread or request writes it. Each case is a process of its own."""
+"""The fields of every log line of a process, from any thread or request. Each case runs in a separate process."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ telemetry.set_up("worker", TelemetrySettings(metrics_port=0))
 
 
 def lines_of(code: str) -> list[dict]:
-    """What a process that set telemetry up and ran ``code`` has logged."""
+    """The log lines of a process that set up telemetry and ran ``code``."""
     ran = subprocess.run([sys.executable, "-c", SET_UP + code], capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""The settings of pip that users have mean the same to uv. That a whole set-up obeys them is tested with install.sh."""
+"""Users' pip settings mean the same to uv. The tests of install.sh check that a whole set-up obeys them."""
 
 import shlex
 from pathlib import Path

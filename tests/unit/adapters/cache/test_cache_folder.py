@@ -32,7 +32,7 @@ def test_the_least_recently_used_are_evicted_until_it_fits_and_never_a_protected
     free = [adapter for adapter in kept if adapter.digest not in protected]
     assert all(by_digest[victim].used_at_ns <= adapter.used_at_ns for victim in victims for adapter in free)
     if victims:
-        assert total + by_digest[victims[-1]].size_bytes > budget, "no more was evicted than necessary"
+        assert total + by_digest[victims[-1]].size_bytes > budget, "only the necessary ones were evicted"
 
 
 def test_only_digests_become_paths(tmp_path):

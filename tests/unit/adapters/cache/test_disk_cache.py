@@ -1,4 +1,4 @@
-"""Which process may use and remove an adapter on a disk that is shared, swept at starts and changed from outside."""
+"""Which process may lease, keep or remove an adapter on a disk shared, swept at starts and changed from outside."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The exchange's bytes pass their own check and nothing else does, and figures known by hand come out right."""
+"""Only the exchange's own bytes pass its check, and figures calculated by hand are reproduced."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Traces are what they say and repeat by seed, and benchmarks make the right of figures that are known by hand."""
+"""Traces match their description and repeat by seed, and benchmarks reproduce figures calculated by hand."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The simulator of placement: its replicas keep their promises, and the gateway's rule beats the simpler ones in it."""
+"""The simulator of placement: its replicas keep their limits, and the gateway's rule beats the simpler rules."""
 
 from dataclasses import replace
 

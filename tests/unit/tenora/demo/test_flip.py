@@ -1,4 +1,4 @@
-"""What the demo's moves show: each is judged by its own calls, and one that nobody called after shows nothing."""
+"""The demo's report on alias moves: each is judged by its own calls, and a move without later calls is not shown."""
 
 from rich.console import Console
 

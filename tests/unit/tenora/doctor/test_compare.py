@@ -1,4 +1,4 @@
-"""What the doctor calls a difference: nothing where all agree, else each disagreement with its place and its fix."""
+"""The doctor's differences: none if everything agrees, else each disagreement with its place and its fix."""
 
 import msgspec
 import pytest
@@ -106,7 +106,7 @@ def test_a_digest_that_another_adapter_serves_is_not_left_over():
 
 def test_only_differences_seen_by_both_looks_count():
     behind = [findings(look(position=("e", generation))) for generation in (8, 9)]
-    assert lasting(*behind) == behind[1]  # still behind, if not by as much
+    assert lasting(*behind) == behind[1]  # still behind, but by less
     assert lasting(findings(look(gateways=())), behind[0]) == []
 
 

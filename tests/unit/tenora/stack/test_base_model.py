@@ -1,4 +1,4 @@
-"""When a checkpoint is reused, and what an interrupted or refused download leaves behind."""
+"""When a checkpoint is reused, and the leftovers of an interrupted or refused download."""
 
 import fcntl
 import json
@@ -16,7 +16,9 @@ REPOSITORY = Path(__file__).parents[4]
 
 @pytest.fixture
 def home(tmp_path) -> Path:
-    """A home with a checkpoint of empty files under a true stamp; what is_complete looks at, without the weights."""
+    """A home with a checkpoint of empty files and a valid stamp: everything that is_complete checks, without the
+    weights.
+    """
     from tenora.stack import base_model
 
     checkpoint = tmp_path / "models" / MODEL_ID
@@ -29,7 +31,7 @@ def home(tmp_path) -> Path:
 
 @pytest.fixture
 def no_source(monkeypatch):
-    """A pip that may look nowhere."""
+    """A pip without any package source."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
 

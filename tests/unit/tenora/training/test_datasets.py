@@ -1,4 +1,4 @@
-"""The example datasets: what a reader of examples/ may rely on."""
+"""The example datasets: the guarantees for readers of examples/."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Fine-tuning in a child process: its report, its failures, and that it never outlives the call."""
+"""Fine-tuning in a child process: its report, its failures, and its end with the call."""
 
 import contextlib
 import subprocess

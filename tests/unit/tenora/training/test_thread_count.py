@@ -1,4 +1,4 @@
-"""Which thread count a training ends up with, on machines whose steps take times that are made up."""
+"""The thread count that a training chooses, on simulated machines with given step times."""
 
 from collections.abc import Callable
 
@@ -35,13 +35,13 @@ def test_an_idle_machine_gets_all_its_cores():
 def test_a_busy_core_is_left_to_its_process_after_one_slow_step():
     counts = run(ThreadCount([1, 2]), 100, lambda _: ONE_CORE_BUSY)
     assert counts[:4] == [1, 1, 2, 1]
-    assert counts.count(2) <= 4  # one a trial
+    assert counts.count(2) <= 4  # one per trial
 
 
 def test_a_core_that_gets_busy_is_left_within_a_few_steps():
     counts = run(ThreadCount([1, 2]), 40, lambda step: IDLE if step < 10 else ONE_CORE_BUSY)
     assert counts[9] == 2
-    assert counts[10:].count(2) <= 3 + 2 + 2  # until it is noticed, the trial after, the next trial
+    assert counts[10:].count(2) <= 3 + 2 + 2  # until it is noticed, the trial after that, and the next trial
 
 
 def test_a_core_that_becomes_free_is_used_again():

@@ -23,7 +23,7 @@ EXAMPLES = [
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """A second one would wait for the first, and for every other process of the machine."""
+    """A second thread would wait for the first, and for every other process of the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -91,7 +91,7 @@ def test_training_saves_what_peft_saves_and_learns(tiny_base, tmp_path):
 
     assert [step for step, _, _ in seen] == list(range(1, 41))
     assert {steps for _, steps, _ in seen} == {counts.steps} == {40}
-    # All that an adapter can do for random weights: four seeds gave 0.91 to 0.92 in bfloat16 on a CPU with AMX.
+    # The most an adapter can achieve on random weights: four seeds gave 0.91 to 0.92 in bfloat16 on a CPU with AMX.
     assert counts.final_loss < 0.95 * seen[0][2]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["base_model_name_or_path"]) == ("LORA", 8, "someone/tiny")

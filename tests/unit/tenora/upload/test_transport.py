@@ -1,4 +1,4 @@
-"""Sending parts of files, against a store that fails in the ways stores do (a stand-in on a socket)."""
+"""Sending parts of files, against a store with typical failures (a stand-in on a socket)."""
 
 import threading
 from dataclasses import dataclass, field

@@ -1,5 +1,6 @@
-"""The life cycle of an adapter with a real worker: uploaded, run by a replica, served, deleted, removed everywhere. The
-test plays the replica's agent and writes exactly the agent's values to Redis.
+"""The life cycle of an adapter with a real worker: uploaded, run by a replica, served, deleted, removed everywhere.
+
+The test plays the replica's agent and writes exactly the agent's values to Redis.
 """
 
 import msgspec

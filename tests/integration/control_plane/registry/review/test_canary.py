@@ -40,7 +40,7 @@ def result(redis, job: CanaryJob, code: str | None = None, **changes) -> None:
             "attempt": job.attempt,
             "replica_id": "rep_1",
             "code": code,
-            "message": "it said nothing",
+            "message": "it returned no text",
             "prompt": "Hello",
             "base_answer": "Hi",
             "adapter_answer": "Ahoy",
@@ -99,7 +99,7 @@ def test_a_failed_run_rejects_the_revision_and_names_the_fix(base, tenant, engin
     rejected = seen(tenant, revision)
     (problem,) = rejected["report"]["problems"]
     assert (rejected["status"], rejected["sha256"], problem["code"]) == ("rejected", None, code)
-    assert problem["message"].startswith("it said nothing; ")
+    assert problem["message"].startswith("it returned no text; ")
     assert "upload a corrected adapter" in problem["message"]
     assert rejected["report"]["canary"]["adapter_answer"] == "\N{REPLACEMENT CHARACTER}" * 3
     relay.rebuild("test")

@@ -1,4 +1,4 @@
-"""Which pool serves which rank, which is asked to run a canary, and what its slots cost."""
+"""Which pool serves which rank, which replica runs a canary, and the cost of a pool's slots."""
 
 import msgspec
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a revocation waits for and how far it has come, of plain values."""
+"""Which replicas a revocation awaits and how far it has progressed, from plain values."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The forecast of an adapter's next use: it finds a rhythm, returns nothing without one, and pays for its loads."""
+"""The forecast of an adapter's next use: it finds a period, returns nothing without one, and is worth its loads."""
 
 import random
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Turns in the fair queue: shares by weight, tiers, what idle time earns, and which requests enter a full queue."""
+"""Turns in the fair queue: shares by weight, tiers, the effect of idle time, and which requests enter a full queue."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ def entry(tenant: str, tokens: int = 10, name: str = "", **fields: int) -> Queue
 
 
 def serve(turns: FairQueue[str]) -> QueueEntry[str]:
-    """Take whose turn it is, charged with its tokens."""
+    """Take the next request and charge its tokens."""
     first = next(turns.in_order(of_tenant_max=1))
     turns.remove(first).charge(first.tokens)
     return first
@@ -75,7 +75,7 @@ def test_idle_time_earns_nothing():
         assert serve(turns).tenant_id == "busy"
     fill(turns, "late", [10] * 10)
     served = Counter(serve(turns).tenant_id for _ in range(10))
-    assert served == {"late": 5, "busy": 5}  # not ten, for the twenty it was away
+    assert served == {"late": 5, "busy": 5}  # not ten for the twenty rounds it was idle
 
 
 def test_a_tenant_does_not_pay_later_for_using_idle_capacity():
@@ -156,7 +156,7 @@ def test_the_queue_is_bounded_in_tokens_as_well():
     fill(turns, "flood", [40, 40])
     assert turns.push(entry("quiet", 60)).item == "flood1"
     with pytest.raises(WaitQueueFull):
-        turns.push(entry("other", 41))  # pushing out one of two would not make room for it
+        turns.push(entry("other", 41))  # removing one of two would not make room for it
     assert [each.item for each in turns.in_order(of_tenant_max=9)] == ["flood0", ""]
     assert turns.tokens == 100
 
@@ -168,7 +168,7 @@ def test_the_work_ahead_of_a_tenant_is_its_own_plus_the_others_share():
     assert turns.tokens_ahead(entry("new", 10)) == 20  # ten each of the two others
     assert turns.tokens_ahead(entry("new", 10, weight=5)) == 4
     assert turns.tokens_ahead(entry("few", 10)) == 20 + 30
-    assert turns.tokens_ahead(entry("flood", 10)) == 1000 + 1010  # the other may ask for as much until then
+    assert turns.tokens_ahead(entry("flood", 10)) == 1000 + 1010  # the other may request as much until then
     assert turns.tokens_ahead(entry("best", 10, tier=-1)) == 0
     assert turns.tokens_ahead(entry("last", 10, tier=5)) == 1020
 

@@ -1,4 +1,4 @@
-"""Anthropic's shapes: what a conversation becomes for the engine, and that events add up to the whole message."""
+"""Anthropic's format: the translation of a conversation for the engine, and events that form the whole message."""
 
 import json
 
@@ -117,7 +117,7 @@ def test_the_events_of_a_stream_form_the_whole_message(pieces, calls, reason, st
 
 
 def put_together(wire: bytes) -> dict:
-    """What an SDK makes of the events, which must come in their order."""
+    """The message that an SDK builds from the events, which must arrive in order."""
     found: dict = {}
     partial = ""
     for block in wire.decode().strip().split("\n\n"):

@@ -1,4 +1,4 @@
-"""A request's channel knows its connection, and the connection's scope does not know it in turn: requests and closed
+"""A request's channel refers to its connection, and the connection's scope does not refer back. Requests and closed
 connections are freed at once, and none is left to the garbage collector, which stops every stream.
 """
 

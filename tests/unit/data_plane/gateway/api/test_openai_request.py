@@ -1,4 +1,6 @@
-"""The allow-list: what is refused and how it is named, and what of an accepted body an engine gets to see."""
+"""The allow-list: which fields are refused and how errors name them, and which fields of an accepted body reach an
+engine.
+"""
 
 import json
 import time

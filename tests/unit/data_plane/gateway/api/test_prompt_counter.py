@@ -84,7 +84,7 @@ def test_chats_count_as_transformers_counts_them(counter, reference, messages):
         messages, chat_template=ROUTE.chat_template, add_generation_prompt=True, return_dict=False
     )
     assert counter.count(call(messages)) == len(ids)
-    assert counter.count(call(messages)) == len(ids), "some of it from memory"
+    assert counter.count(call(messages)) == len(ids), "part of the count was remembered"
     text = reference.apply_chat_template(
         messages, chat_template=ROUTE.chat_template, add_generation_prompt=True, tokenize=False
     )

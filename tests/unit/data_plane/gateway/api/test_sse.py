@@ -43,7 +43,7 @@ def rewriter(usage_shown="none", sequences: int = 1, **options: object) -> Rewri
 
 
 def reference(stream: bytes, usage_shown: str) -> list[dict]:
-    """What the caller should see, by parsing everything."""
+    """The stream that the caller should see, by parsing everything."""
     shown = []
     for part in stream.split(b"\n\n"):
         if not part or part == b"data: [DONE]":

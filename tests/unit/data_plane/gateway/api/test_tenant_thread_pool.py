@@ -1,4 +1,4 @@
-"""Threads for long requests: a tenant that sends many of them waits behind itself."""
+"""Threads for long requests: a tenant that sends many of them delays only itself."""
 
 import asyncio
 import threading

@@ -50,7 +50,7 @@ def test_platform_and_key_are_levels_only_where_they_have_limits():
     more=st.integers(0, 100), ran_ms=st.integers(0, 7000),
 )  # fmt: skip
 def test_no_request_costs_more_than_its_hold(prices, prompt, output, cached, more, ran_ms):
-    """Whatever part of the prompt was cached, however few tokens came, for however long it ran below the longest."""
+    """For any cached part of the prompt, any number of tokens and any run time below the longest."""
     costs = allowance(tenant(prices), key(), PlatformLimits(), longest_ms=7000).costs
     pages = page_ms(prompt + output + more, 1)
     held = prompt * costs.input_nanos + (output + more) * costs.output_nanos + pages * costs.page_nanos

@@ -1,5 +1,5 @@
-"""The division of a pool between gateways: it adds up, leaves nothing that somebody wants, and depends on tenants
-alone, however their requests came to their gateways.
+"""The division of a pool between gateways: the shares add up, leave no page that a tenant wants, and depend only on the
+tenants, however their requests are distributed over gateways.
 """
 
 import math
@@ -36,7 +36,7 @@ def of(**tenants: tuple[int, int]) -> GatewayBacklog:
 
 
 def divided(reports: list[GatewayBacklog], pages: float) -> list[Division]:
-    """As each gateway divides it."""
+    """The division as each gateway calculates it."""
     return [divide(here, [*reports[:n], *reports[n + 1 :]], pages) for n, here in enumerate(reports)]
 
 
@@ -46,13 +46,13 @@ def test_shares_add_up_to_the_pool_or_to_the_whole_demand(reports, pages):
     wanted = sum(demand.wanted for backlog in reports for demand in backlog.tenants.values())
     shares = [view.share for view in views]
     if wanted <= pages:
-        assert shares == [None] * len(reports), "there is enough for everybody"
+        assert shares == [None] * len(reports), "there is enough for all tenants"
     elif None not in shares:
         assert math.isclose(sum(shares), pages, rel_tol=1e-9)
         for backlog, share in zip(reports, shares, strict=True):
             assert share <= sum(demand.wanted for demand in backlog.tenants.values()) + 1e-6
     else:
-        # One that alone waits need not give way; the others are given what that leaves them.
+        # The only waiting gateway need not yield; the others get the rest.
         assert sum(share for share in shares if share is not None) <= pages + 1e-6
 
 
@@ -78,9 +78,9 @@ def test_equal_backlogged_tenants_get_equal_shares_however_they_are_split(splits
     given_to = {"one": 0.0, "other": 0.0}
     for view, backlog in zip(divided(reports, pages), reports, strict=True):
         if view.share is None:
-            return  # all fits
+            return  # every request fits
         weights = {name: view.demand_fractions.get(name, 1.0) for name in backlog.tenants}
-        # As its fair queue shares out what the gateway takes: by weight, and what one does not want is the other's.
+        # The fair queue divides the gateway's share by weight; a tenant's unused part goes to the other.
         fair = {name: view.share * weight / sum(weights.values()) for name, weight in weights.items()}
         over = {name: max(0.0, fair[name] - demand.wanted) for name, demand in backlog.tenants.items()}
         for name, other in (("one", "other"), ("other", "one")):
@@ -96,7 +96,7 @@ def test_no_tenant_gets_more_than_its_demand_and_no_demanded_page_is_left(wishes
     short = [demand.tier for demand in wishes if demand.wanted > level.get(demand.tier, 0) * demand.weight + 1e-9]
     for demand in wishes:
         if short and demand.wanted and demand.tier > min(short):
-            assert level[demand.tier] == 0, "worse tiers get what better ones leave"
+            assert level[demand.tier] == 0, "worse tiers get the rest of better ones"
 
 
 def test_pages_left_by_a_tenant_with_little_demand_go_to_the_others_by_weight():
@@ -146,7 +146,7 @@ def test_tenants_above_the_limit_are_published_as_one_with_their_total_weight():
     by_name, rest = named(many, 3)
     assert by_name.keys() == {"tn_9", "tn_8", "tn_7"}
     assert rest == {1: PageDemand(7, 1, sum(range(7)), 0), 2: PageDemand(5, 2, 0, 1)}
-    # It is nobody's namesake at another gateway.
+    # Its name matches no tenant at another gateway.
     reports = [GatewayBacklog(by_name, rest), GatewayBacklog(by_name, rest)]
     assert len(divide(reports[0], reports[1:], 100).elsewhere) == 5
 
@@ -163,14 +163,14 @@ def test_a_gateway_without_debt_may_exceed_its_share_by_part_of_one_request():
     assert allotment.allows(1000, 4)
     allotment.divide(Division(share=6.0), 4, 0.0)
     assert allotment.allows(0, 4)
-    assert allotment.allows(4, 4), "two would be two pages too many, but it owes nothing"
+    assert allotment.allows(4, 4), "two requests would exceed the share by two pages, but the gateway has no debt"
     assert not allotment.allows(8, 4)
     allotment.divide(Division(share=6.0), 8, 1.0)
-    assert not allotment.allows(4, 4), "it has had two pages too many for a second"
+    assert not allotment.allows(4, 4), "it has exceeded its share by two pages for a second"
     assert allotment.allows(4, 4, overdue=True)
     assert not allotment.allows(8, 4, overdue=True)
     assert allotment.allows(0, 4)
     allotment.divide(Division(share=6.0), 4, 2.5)
-    assert allotment.allows(4, 4), "and then two too few for longer"
+    assert allotment.allows(4, 4), "and then had two pages below its share for longer"
     allotment.divide(Division(), 4, 3.0)
     assert allotment.allows(1000, 4)

@@ -1,5 +1,5 @@
-"""Two to four gateways in virtual time over one replica: the bounds of fairness that hold behind one hold behind all,
-however tenants' connections came to the gateways.
+"""Two to four gateways in virtual time over one replica: the fairness bounds of one gateway hold for all together,
+however tenants' connections are distributed over them.
 """
 
 import asyncio
@@ -83,17 +83,17 @@ def test_a_request_larger_than_the_rest_of_a_share_is_served_eventually():
     run_in_virtual_time(stage.run(scene(), seconds=SECONDS / 2))
     (large,) = (each for each in stage.served if each.tenant_id == "large")
     assert large.tokens
-    assert large.waited_s <= 4, "two seconds until it is overdue, and until so much has become free"
+    assert large.waited_s <= 4, "two seconds until it is overdue, plus the time until enough pages are free"
 
 
 @pytest.mark.parametrize(("large", "small"), [([2, 0], [0, 12]), ([2, 0], [1, 11]), ([1, 1], [6, 6])])
 def test_a_request_larger_than_its_share_and_the_free_pages_gets_its_turn(large, small):
     stage = Stage(2, pages=1000)
     traffic = [stage.always(f"small_{number}", small, tokens=304) for number in range(5)]
-    traffic.append(stage.always("large", large, tokens=7984, seconds=4.0))  # half of all pages, and a sixth is its
+    traffic.append(stage.always("large", large, tokens=7984, seconds=4.0))  # half of all pages; its share is a sixth
     run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
     assert sum(each.tokens > 0 for each in stage.served if each.tenant_id == "large") >= 3
-    assert sum(stage.held_s.values()) >= 0.75 * 2 * SECONDS * 950, "what is kept for it is not idle for long"
+    assert sum(stage.held_s.values()) >= 0.75 * 2 * SECONDS * 950, "pages kept for it are not idle for long"
 
 
 def test_pages_kept_by_another_gateway_are_unavailable_to_adapters_and_base_models():
@@ -120,7 +120,7 @@ def test_no_pages_are_kept_for_a_request_that_cannot_use_them(apart):
     )
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
     assert sum(stage.held_s.values()) >= 0.95 * SECONDS * 4 * 121, (
-        "also of the three that cannot serve the wide adapter"
+        "also on the three replicas that cannot serve the wide adapter"
     )
 
 
@@ -163,8 +163,8 @@ def test_gateways_together_send_a_replica_no_more_adapters_than_slots():
 
     run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
     waited_s = {each.tenant_id: each.waited_s for each in stage.served}
-    assert waited_s["ad_a, again"] < 0.01, "it is there already"
-    assert 2 <= waited_s["ad_c"] <= 2.3, "overdue, after which one too many is the lesser harm"
+    assert waited_s["ad_a, again"] < 0.01, "the adapter is already resident"
+    assert 2 <= waited_s["ad_c"] <= 2.3, "overdue: then one adapter too many is the smaller harm"
     assert waited_s["the base model"] < 0.01
 
 
@@ -192,7 +192,7 @@ def test_requests_on_a_draining_replica_do_not_block_the_ready_replica(draining)
 
     run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
     assert len(seen) > 100
-    assert sum(seen) >= 0.95 * len(seen) * int(0.95 * PAGES), "all that is open to all, nearly always"
+    assert sum(seen) >= 0.95 * len(seen) * int(0.95 * PAGES), "nearly always, all pages open to all tenants are used"
     one, other = stage.tokens("one"), stage.tokens("other")
     assert max(one, other) <= 1.10 * min(one, other)
 

@@ -227,7 +227,7 @@ def test_a_replica_that_failed_to_load_the_adapter_comes_after_every_other():
         assert first([failed, other], query()) == "rep_failed"
         assert first([failed, other], failing) == "rep_2"
     full = candidate("rep_2", held=99)
-    assert rank([failed, full], failing, COSTS) == Ranking([], [full], [])  # it waits for that one
+    assert rank([failed, full], failing, COSTS) == Ranking([], [full], [])  # it waits for that replica
     crowded = candidate("rep_2", adapters=dict.fromkeys(OTHERS[:4], 1))
     assert rank([failed, crowded], failing, COSTS) == Ranking([], [], [crowded])
 
@@ -285,7 +285,7 @@ def test_a_tenant_at_its_fair_share_leaves_the_last_pages_to_others():
     assert rank([nearly_full], query("m", headroom=False), COSTS).full == [nearly_full]
     assert first([nearly_full], query("m", headroom=True)) == "rep_1"
     whole = query("m", sequence_tokens=1600, headroom=False)
-    assert first([candidate("rep_1")], whole) == "rep_1"  # it could never run otherwise
+    assert first([candidate("rep_1")], whole) == "rep_1"  # otherwise it could never run
 
 
 def test_a_published_residency_names_the_fastest_tier():

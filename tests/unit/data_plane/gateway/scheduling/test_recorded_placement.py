@@ -1,4 +1,4 @@
-"""Placement on recorded moments of a data plane: what one more gateway saw of it, and would do."""
+"""Placement on recorded moments of a data plane, as an additional gateway saw them and would decide."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_recording_has_moments_of_each_kind():
     most = max(replica.held_pages / replica.status.pages_total for replica in MOMENTS["short_of_room"].replicas)
     assert most > 0.9
     assert {len(replica.in_work) for replica in MOMENTS["busy"].replicas} == {3}, "as many adapters as slots"
-    assert len(MOMENTS["short_of_room"].replicas) < len(MOMENTS["busy"].replicas), "one had died"
+    assert len(MOMENTS["short_of_room"].replicas) < len(MOMENTS["busy"].replicas), "one replica had died"
 
 
 @pytest.mark.parametrize("seen", MOMENTS.values(), ids=MOMENTS)
@@ -102,7 +102,7 @@ def test_continued_placement_fills_every_replica_and_overfills_none(seen):
         if (now := rank(candidates, wanted, COSTS).now) and place(now[0], wanted, shares):
             placed += 1
     free = sum(replica.status.pages_total - replica.held_pages for replica in seen.replicas)
-    assert placed == free // 4, "until no page is left that a request could take"
+    assert placed == free // 4, "until no free page fits a request"
     for candidate in candidates:
         assert candidate.load.taken_pages <= candidate.status.pages_total
         in_work = candidate.load.elsewhere | {tag(name) for name in candidate.load.adapters}

@@ -1,4 +1,4 @@
-"""What a process counts on replicas: nothing is counted twice, and nothing stays when a request is over."""
+"""A process's counts on replicas: no request is counted twice, and no count remains after a request ends."""
 
 from collections import Counter
 
@@ -79,7 +79,7 @@ def test_a_moved_request_moves_its_pages():
 def test_a_tenant_is_below_its_share_while_the_others_and_a_newcomer_could_have_as_much():
     shares = Shares()
     shares.add("tn_a", 1, 1, 40)
-    assert shares.is_below("tn_a", 1, 10, 100)  # half, beside one newcomer
+    assert shares.is_below("tn_a", 1, 10, 100)  # half, with one newcomer
     assert not shares.is_below("tn_a", 1, 11, 100)
     shares.add("tn_b", 1, 1, 4)
     assert not shares.is_below("tn_a", 1, 10, 100)
@@ -98,7 +98,7 @@ def test_running_work_elsewhere_counts_and_waiting_tenants_do_not():
     )
     assert not shares.is_idle("tn_a")
     assert shares.is_idle("tn_c")
-    assert shares.is_below("tn_a", 1, 15, 100)  # a quarter, beside tn_b of weight 2 and a newcomer
+    assert shares.is_below("tn_a", 1, 15, 100)  # a quarter, with tn_b of weight 2 and a newcomer
     assert not shares.is_below("tn_a", 1, 16, 100)
     shares.add("tn_a", 1, 1, 15)
     assert not shares.is_below("tn_a", 1, 1, 100)
@@ -126,6 +126,6 @@ def test_the_running_total_of_weights_equals_their_sum(changes, elsewhere):
             at_work[tenant] = max(demand.weight, at_work.get(tenant, 0))
     weights = sum(at_work.values())
     assert shares.total == sum(pages.values())
-    # A newcomer of weight 1 with a page: below exactly where the pool has a page for each unit of weight.
+    # A newcomer has weight 1 and one page. A tenant is below its share exactly if the pool has a page per weight unit.
     assert shares.is_below("new", 1, 1, weights + 2)
     assert not shares.is_below("new", 1, 1, weights + 1)

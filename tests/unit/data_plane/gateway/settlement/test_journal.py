@@ -87,7 +87,7 @@ async def test_flushed_records_survive_the_death_of_the_process(tmp_path):
         assert [record.done for record in lines if record.done] == [first.request_id]
         assert not journaling.holds(first.request_id)
         assert journaling.holds(second.request_id)
-    assert [record.settlement for record in on_disk(tmp_path)][:2] == [first, second]  # left for the next process
+    assert [record.settlement for record in on_disk(tmp_path)][:2] == [first, second]  # kept for the next process
 
 
 async def test_many_settlements_share_one_fsync(tmp_path, monkeypatch):

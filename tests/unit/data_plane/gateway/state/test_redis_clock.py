@@ -1,4 +1,4 @@
-"""What gateways stamp is Redis's time, whatever their own machine's clock says."""
+"""Gateways' timestamps are Redis's time, whatever their own machine's clock says."""
 
 import time
 
@@ -15,7 +15,7 @@ def test_a_machine_with_a_wrong_clock_stamps_the_redis_time(monkeypatch, wrong_m
     true_ms = clock.now_ms()
     monkeypatch.setattr(clock, "now_ms", lambda: true_ms + wrong_ms)
     here = RedisClock()
-    assert abs(here.now_ms() - true_ms) >= HOUR_MS - 1000  # nothing has been heard yet
+    assert abs(here.now_ms() - true_ms) >= HOUR_MS - 1000  # no Redis time has been read yet
     here.synchronize(true_ms // 1000, 999_999)
     assert 0 <= here.now_ms() - (true_ms // 1000 * 1000 + 999) < 1000
 

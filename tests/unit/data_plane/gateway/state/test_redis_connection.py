@@ -1,4 +1,4 @@
-"""The line to Redis keeps its callers' deadlines, whatever the server does, and leaves nothing open behind them."""
+"""The connection to Redis keeps its callers' deadlines, whatever the server does, and leaves nothing open."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class Server:
-    """Answers every command in its own time, or never."""
+    """Answers every command after a set time, or never."""
 
     def __init__(self, reply: bytes, *, after_s: float) -> None:
         self._reply = reply
@@ -47,7 +47,7 @@ def line_to(server: Server, secret: str = "") -> RedisConnection:
 
 
 async def ticked(after_s: float) -> float:
-    """When a timer of the same loop went off: what stops the machine stops both."""
+    """The time at which a timer of the same loop fired: a pause of the machine delays both."""
     await asyncio.sleep(after_s)
     return time.monotonic()
 
@@ -58,7 +58,7 @@ async def test_a_script_that_must_be_loaded_first_keeps_one_deadline(promised_s)
         due = asyncio.create_task(ticked(1.25))
         with pytest.raises(TimeoutError):
             await Script("reserve")(line, [], [], within_s=1.25)
-        assert time.monotonic() - await due < promised_s(0.25)  # the second of its commands would take till 2
+        assert time.monotonic() - await due < promised_s(0.25)  # the second of its commands would last until 2
         await line.close()
 
 

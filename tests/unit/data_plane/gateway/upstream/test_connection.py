@@ -18,7 +18,7 @@ BOUNDS = {
 
 
 class Engine:
-    """Answers every request with what ``say`` writes."""
+    """Answers every request with the bytes that ``say`` writes."""
 
     def __init__(self, say):
         self.say = say

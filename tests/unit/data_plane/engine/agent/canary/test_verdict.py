@@ -1,4 +1,4 @@
-"""The canary's verdict: which difference is an effect, and which is the engine's own noise."""
+"""The canary's verdict: which difference is an effect and which is the engine's noise."""
 
 import math
 
