@@ -35,7 +35,7 @@ def test_an_estimate_is_charged_and_shown_as_one(stage):
     assert (bucket.requests, bucket.estimated_requests, bucket.input_tokens) == (2, 1, 200)
 
 
-def test_an_estimate_never_contradicts_what_is_recorded(stage):
+def test_an_estimate_never_contradicts_a_recorded_event(stage):
     tenant = stage.tenant()
     exact = stage.event(tenant, output_tokens=50)
     late = estimate(stage, tenant, request_id=exact.request_id, output_tokens=10)

@@ -51,7 +51,7 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack_of_its_own(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
+def separate_stack(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
     """A stack whose Valkey can be stopped; also returns the server and a function that starts it again."""
     with contextlib.ExitStack() as up:
         valkey = up.enter_context(processes.valkey(folder))

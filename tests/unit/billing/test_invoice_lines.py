@@ -1,4 +1,4 @@
-"""Invoice lines add up to what was used, and postings to zero."""
+"""Invoice lines add up to the usage, and postings to zero."""
 
 import pytest
 from hypothesis import given

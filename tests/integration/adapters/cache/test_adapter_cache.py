@@ -243,7 +243,7 @@ async def test_a_download_that_takes_too_long_ends_and_frees_its_slot(stored, op
     counting.held_back = revision_prefix(digest) + "adapter_config.json"
     waiting = asyncio.create_task(cache.fetch(digest))
     await asyncio.to_thread(counting.asked.wait, 20)
-    await asyncio.sleep(2.2)  # beyond the whole download's deadline, which is what is tested
+    await asyncio.sleep(2.2)  # beyond the whole download's deadline, which this test checks
     counting.gate.set()
     with pytest.raises(Unavailable) as failed:
         await waiting

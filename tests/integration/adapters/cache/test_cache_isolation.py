@@ -83,7 +83,7 @@ async def test_fifty_stalled_adapters_of_one_tenant_do_not_delay_another(open_ca
     assert max(beside) < max(alone) + 1
 
 
-async def test_stalled_adapters_of_many_tenants_lend_their_slots(open_cache, faulty):
+async def test_stalled_downloads_of_many_tenants_lend_their_slots(open_cache, faulty):
     cache = open_cache(cache_downloads_max=2, cache_tenant_downloads_max=1, cache_stalled_downloads_max=20)
     stall(faulty, DIGESTS[:10])
     async with contextlib.AsyncExitStack() as all_of_them:

@@ -46,7 +46,7 @@ def test_leases_of_a_living_process_protect_and_those_of_a_dead_one_do_not(tmp_p
     assert not any(tmp_path.iterdir())
 
 
-def test_dropped_pins_do_not_come_back(open_leases):
+def test_dropped_leases_do_not_return(open_leases):
     mine, other = open_leases(), open_leases()
     for digest in (A, B, C):
         mine.acquire(digest)

@@ -46,7 +46,7 @@ def test_rounding_is_that_of_torch(values):
     assert is_finite(to_bfloat16(values)) == bool(torch.isfinite(expected).all())
 
 
-def test_ties_go_to_the_even_neighbour_and_the_largest_floats_to_infinity():
+def test_ties_round_to_the_even_neighbor_and_the_largest_floats_to_infinity():
     values = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF], np.uint32).view(np.float32)
     assert [hex(bits) for bits in to_bfloat16(values)] == ["0x3f80", "0x3f82", "0x3f81", "0x7f80"]
 

@@ -141,13 +141,13 @@ def test_vllm_loads_every_module_of_an_accepted_adapter_in_full_shape(meter, tmp
 
 
 def accept_in_vllm(folder):
-    """vLLM's own load-time checks. Raises what it raises."""
+    """vLLM's own load-time checks. Raises vLLM's errors."""
     helper = peft_helper.PEFTHelper.from_local_dir(str(folder), max_position_embeddings=2048)
     helper.validate_legal(vllm_config.LoRAConfig(max_lora_rank=PLAN["adapter_rank"]))
     return helper
 
 
-def test_vllm_alone_would_load_most_of_the_configs_that_are_refused_here(tmp_path):
+def test_vllm_itself_would_load_most_of_the_configs_refused_here(tmp_path):
     """The reason for this platform's rules. Configs that vLLM also refuses are included."""
     configs = {name: item for name, item in BY_ID.items() if item.file == CONFIG and CONFIG in item.content()}
     rows, accepted = set(), 0

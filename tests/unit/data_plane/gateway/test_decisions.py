@@ -126,7 +126,7 @@ def test_a_bare_name_means_prod_once_it_is_set_and_the_newest_until_then():
     assert describe_one(built, caller_of(built, "tn_1"), "bot:canary")["id"] == "bot:canary"
 
 
-def test_only_what_can_be_called_is_listed():
+def test_only_callable_models_are_listed():
     built = tables(aliases={"canary": {"rev_1": 1}, "gone": {"rev_9": 1}})
     listed = [str(entry["id"]) for entry in describe(built, caller_of(built, "tn_1"))]
     assert listed == ["bot", "bot:canary", "tiny-chat"]

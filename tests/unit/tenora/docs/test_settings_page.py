@@ -39,7 +39,7 @@ def test_every_setting_has_a_description():
     assert [name for name, info in every_setting() if not (info.description or "").strip()] == []
 
 
-def test_production_must_set_whatever_has_no_default():
+def test_production_must_set_every_setting_without_a_default():
     required = {
         name for name, info in every_setting() if info.default is PydanticUndefined and not info.default_factory
     }

@@ -120,7 +120,7 @@ def test_an_invalid_job_and_a_revoked_adapter_are_skipped(harness):
     assert harness.canary(engine_name()).code is None
 
 
-def test_the_heartbeat_goes_on_while_a_canary_hangs(harness, promised_s):
+def test_the_heartbeat_continues_while_a_canary_hangs(harness, promised_s):
     harness.engine.faults(hang=True)
     job = harness.post_canary(engine_name())
     wait_until(lambda: len(harness.engine.received()) and harness.engine.received()[-1]["body"].get("logprobs"))

@@ -19,7 +19,7 @@ def deployment(redis_server, tmp_path_factory):
         yield on
 
 
-def test_a_flood_does_not_move_a_quiet_tenant(deployment):
+def test_a_flood_does_not_delay_a_quiet_tenant(deployment):
     seen = fairness.quiet_beside_a_flood(deployment, seconds=6, quiet_per_s=1.0)
     assert seen["quiet_refused"] == 0
     assert seen["flood_refused"] > 0, "it was no flood"
@@ -28,7 +28,7 @@ def test_a_flood_does_not_move_a_quiet_tenant(deployment):
     assert seen["p99_s"]["beside"] <= 2 * seen["p99_s"]["alone"]
 
 
-def test_ten_times_the_capacity_is_served_as_far_as_it_goes_and_refused_at_once_beyond(deployment):
+def test_at_ten_times_the_capacity_requests_are_served_up_to_it_and_refused_at_once_above(deployment):
     capacity_per_s = fairness.CAPACITY_PER_S / 4
     tenants = [deployment.tenant(f"{n}") for n in range(10)]
     answers = deployment.run(*(TenantLoad(name=p.name, key=p.key, per_s=capacity_per_s) for p in tenants), seconds=6)
@@ -46,6 +46,6 @@ def test_a_tenant_at_two_gateways_gets_no_more_than_one_at_one_of_them(redis_ser
         everywhere, at_one = on.tenant("everywhere", at_once=48), replace(on.tenant("at one", at_once=24), gateway=0)
         answers = on.run(everywhere, at_one, seconds=8)
     tokens = [tokens_per_s(answers, after_s=3, until_s=8, tenant=tenant.name) for tenant in (everywhere, at_one)]
-    # Where each gateway keeps what it has, more than two to one.
+    # If each gateway kept its own share, the ratio would be above two to one.
     assert max(tokens) <= 1.6 * min(tokens)
     assert sum(tokens) >= 0.7 * fairness.CAPACITY_PER_S / 4 * fairness.TOKENS

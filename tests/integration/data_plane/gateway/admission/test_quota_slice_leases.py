@@ -32,7 +32,7 @@ SETTINGS = GatewaySettings(
 
 @pytest.fixture
 async def place(redis_settings, tmp_path):
-    """Redis, slices of one gateway, and who gives back for them."""
+    """Redis, slices of one gateway, and the object that releases them."""
     async with connected(redis_settings.redis_url) as (redis, line):
         quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
         journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
@@ -67,13 +67,13 @@ async def expiries(redis, request: InferenceRequest) -> list[float]:
     ]
 
 
-def test_a_lease_covers_the_silence_before_a_request_and_the_longest_it_runs():
+def test_a_lease_covers_the_silence_before_a_request_and_its_longest_run():
     """A slice is spent within a quarter of its lease, and the rest is as long as silence and request together."""
     whole = lease_s(heartbeat_lease_s=5, longest_s=610)
     assert whole - whole / 4 >= 5 + 610
 
 
-async def test_a_slice_that_may_run_out_under_its_request_is_not_spent_until_it_is_renewed(place):
+async def test_a_slice_that_may_expire_during_its_request_is_not_spent_until_renewed(place):
     redis, slices, _ = place
     request, allowed = sliced()
     slices.record(request, allowed)
@@ -88,7 +88,7 @@ async def test_a_slice_that_may_run_out_under_its_request_is_not_spent_until_it_
     assert slices.spend(request, allowed, BLOCK) is None
 
 
-async def test_slices_are_renewed_long_before_they_are_too_old_and_not_at_every_look(place):
+async def test_slices_are_renewed_long_before_they_are_too_old_and_not_in_every_round(place):
     redis, slices, _ = place
     request, allowed = sliced()
     slices.record(request, allowed)
@@ -103,7 +103,7 @@ async def test_slices_are_renewed_long_before_they_are_too_old_and_not_at_every_
     assert min(await expiries(redis, request)) > max(before)
 
 
-async def test_where_redis_has_lost_one_all_of_the_callers_are_given_back_and_taken_anew(place):
+async def test_if_redis_lost_one_slice_all_of_its_callers_slices_are_returned_and_taken_again(place):
     redis, slices, settler = place
     request, allowed = sliced()
     slices.record(request, allowed)

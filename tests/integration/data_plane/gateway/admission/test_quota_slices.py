@@ -12,7 +12,7 @@ from core import redis_keys
 from core.contracts.grants import Prices
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.integration.data_plane.conftest import BRISK, Tenant, chat, stack_of_its_own
+from tests.integration.data_plane.conftest import BRISK, Tenant, chat, separate_stack
 
 PRICES = Prices(input_nanos=100, cached_input_nanos=10, output_nanos=400, kv_page_second_nanos=0)
 # For as long as its last heartbeat holds, a gateway serves without Redis; replicas' count as fresh so long.
@@ -27,7 +27,7 @@ PATIENT = {
 
 @pytest.fixture
 def own(tmp_path):
-    with stack_of_its_own(tmp_path, **PATIENT) as running:
+    with separate_stack(tmp_path, **PATIENT) as running:
         yield running
 
 
@@ -43,7 +43,7 @@ def refused(client: openai.OpenAI, **options: object) -> str | None:
     return caught.value.code
 
 
-def test_slices_are_spent_while_redis_is_away_and_settled_and_taken_again_after(own):
+def test_slices_are_spent_during_a_redis_outage_then_settled_and_taken_again(own):
     stack, valkey, _ = own
     tenant = stack.tenant(when_quota_is_unavailable="slice", prices=PRICES, spend_ceiling_nanos=1_000_000)
     closed = stack.tenant()
@@ -57,7 +57,7 @@ def test_slices_are_spent_while_redis_is_away_and_settled_and_taken_again_after(
     assert refused(other) == "quota_unavailable"
     assert refused(client, max_tokens=500) == "quota_unavailable"  # more than a slice has
     assert chat(client, max_tokens=20).usage.completion_tokens == 20
-    assert chat(client).usage.completion_tokens == 20  # who sets no max_tokens gets what the slice has
+    assert chat(client).usage.completion_tokens == 20  # without max_tokens, a request gets the slice's tokens
     assert refused(client, max_tokens=1) == "quota_unavailable"
     valkey.send_signal(signal.SIGCONT)
     wait_until(lambda: len(tenant.events()) == 3, what="the settlements")
@@ -71,7 +71,7 @@ def test_slices_are_spent_while_redis_is_away_and_settled_and_taken_again_after(
     assert tenant.holds_nothing()
 
 
-def test_slices_never_pass_a_limit_and_are_given_back_to_others(own):
+def test_slices_never_exceed_a_limit_and_are_returned_for_others(own):
     """Two gateways, and a ceiling for three slices: together they serve three requests without Redis, not four."""
     stack, valkey, _ = own
     tenant = stack.tenant(when_quota_is_unavailable="slice", tokens_per_month=256 * 3 + 100)
@@ -92,7 +92,7 @@ def test_slices_never_pass_a_limit_and_are_given_back_to_others(own):
         wait_until(lambda: len(tenant.events()) == 5, what="the settlements")
 
 
-def test_a_slice_whose_replica_fails_moves_to_another_and_leaves_nothing_there(own):
+def test_a_slice_whose_replica_fails_moves_to_another_and_leaves_no_hold(own):
     stack, valkey, _ = own
     tenant = stack.tenant(when_quota_is_unavailable="slice")
     client = tenant.sdk()

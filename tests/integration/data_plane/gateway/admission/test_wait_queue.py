@@ -104,7 +104,7 @@ async def test_a_request_that_ends_makes_room_for_the_next_at_once(queue):
     assert (await assigned(task)).candidate.status.id == "rep_1"
 
 
-async def test_a_large_request_is_not_passed_over_without_end(queue):
+async def test_a_large_request_is_not_passed_over_indefinitely(queue):
     assignments = [admit(queue, request("tn_small")) for _ in range(5)]
     small = [await waits(queue, request("tn_small")) for _ in range(5)]
     large = await waits(queue, request("tn_large", pages=8))

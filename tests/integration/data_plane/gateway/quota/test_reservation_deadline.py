@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from data_plane.gateway.settings import GatewaySettings
-from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
+from tests.integration.data_plane.conftest import BRISK, chat, separate_stack
 
 pytestmark = pytest.mark.quiet
 
@@ -17,7 +17,7 @@ MARGIN_S = 0.06  # reading, counting and answering on a machine with other load
 
 @pytest.fixture
 def own(tmp_path):
-    with stack_of_its_own(tmp_path, **BRISK, reserve_deadline_ms=round(DEADLINE_S * 1000)) as running:
+    with separate_stack(tmp_path, **BRISK, reserve_deadline_ms=round(DEADLINE_S * 1000)) as running:
         yield running
 
 

@@ -124,7 +124,7 @@ def test_a_caller_that_disconnected_may_send_the_request_again(post, stack, tena
     assert [event.outcome for event in tenant.events()] == ["client_gone", "done"]
 
 
-def test_an_answer_that_is_too_large_is_neither_kept_nor_run_again(post, stack, tenant):
+def test_an_answer_that_is_too_large_is_not_stored_and_not_run_again(post, stack, tenant):
     stack.witness.faults(output_tokens=900, token_interval_s=0)
     first, again = [post("large", max_tokens=900, stream=True) for _ in range(2)]
     assert len(first.content) > 4096

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.corpus.requests.bodies import CHAT
-from tests.integration.data_plane.conftest import assert_settled, chat, connections_of, slowly, stack_of_its_own
+from tests.integration.data_plane.conftest import assert_settled, chat, connections_of, separate_stack, slowly
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])
@@ -117,7 +117,7 @@ def test_a_caller_that_stops_reading_is_disconnected(stack, tenant):
 def test_an_answer_whose_end_the_caller_does_not_read_is_freed(tmp_path):
     least = {"client_send_buffer_bytes": 4096, "client_write_buffer_max_bytes": 1024}
     patience = {"last_write_s": 0.5, "client_min_bytes_per_s": 100_000}
-    with stack_of_its_own(tmp_path, **least, **patience) as (stack, *_):
+    with separate_stack(tmp_path, **least, **patience) as (stack, *_):
         slowly(stack, token_interval_s=0, output_tokens=1024)
         tenant = stack.tenant()
         tenant.sdk()

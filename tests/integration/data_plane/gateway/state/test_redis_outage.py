@@ -14,14 +14,14 @@ from core import api_keys
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher
-from tests.integration.data_plane.conftest import BRISK, chat, stack_of_its_own
+from tests.integration.data_plane.conftest import BRISK, chat, separate_stack
 
 
 @pytest.fixture
 def own(tmp_path):
     """A gateway with the default snapshot timing, for which the promises are made."""
     settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
-    with stack_of_its_own(tmp_path, **settings) as running:
+    with separate_stack(tmp_path, **settings) as running:
         yield running
 
 

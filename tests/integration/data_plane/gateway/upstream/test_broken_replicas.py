@@ -163,7 +163,7 @@ def test_a_replica_killed_in_the_middle_of_many_streams(stack):
     ("faults", "said"),
     [({"status": 500}, "request refused by replica"), ({"cut_before": True}, "replica unreachable")],
 )
-def test_what_is_logged_while_a_request_is_served_carries_its_id(stack, tenant, faults, said):
+def test_log_lines_of_a_request_carry_its_id(stack, tenant, faults, said):
     client = tenant.sdk()
     stack.witness.faults(**faults)
     before = len(stack.gateway.log.read_text())

@@ -71,7 +71,7 @@ def test_receipts_of_other_revocations_or_replicas_are_left_out():
 
 
 @given(st.permutations([receipt("r", at_ms=at, state=state) for at, state in ((1, "draining"), (2, "removed"))]))
-def test_the_newest_receipt_of_a_replica_stands_whatever_the_order(arrived):
+def test_the_newest_receipt_of_a_replica_counts_in_any_order(arrived):
     receipts: dict = {}
     for encoded in arrived:
         receipts = collect({"r": encoded}, receipts)

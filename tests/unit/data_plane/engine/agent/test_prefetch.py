@@ -40,7 +40,7 @@ def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank
     assert all(in_pool_of(rank_class, each, live) for each in acting)
 
 
-def test_a_replica_with_another_revision_acts_too_but_never_beyond_its_rank():
+def test_a_replica_with_another_revision_also_prefetches_but_never_above_its_rank():
     live = [replica("rep_1"), replica("rep_2")]
     for me in ("rep_1", "rep_2"):
         assert should_prefetch(NAME, 16, me=me, live=live, resident=frozenset({"ad_1@old"}))

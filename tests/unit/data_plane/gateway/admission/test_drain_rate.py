@@ -1,4 +1,4 @@
-"""How long a queue takes to drain, estimated from what was observed."""
+"""The drain time of a queue, estimated from observations."""
 
 import pytest
 

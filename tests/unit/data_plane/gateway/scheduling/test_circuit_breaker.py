@@ -147,7 +147,7 @@ def test_an_adapter_failure_is_new_once_until_it_expires_and_lasts_from_the_late
     assert failures.failed_replicas("ad_1", now_s=113.9) == {"rep_one"}
 
 
-def test_above_the_bound_the_adapters_that_failed_longest_ago_are_forgotten():
+def test_above_the_limit_the_oldest_adapter_failures_are_removed():
     failures = AdapterFailures(adapters_max=2)
     for adapter in ("ad_1", "ad_2", "ad_1", "ad_3"):
         record(failures, adapter)
