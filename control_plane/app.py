@@ -37,14 +37,14 @@ from core import db
 
 def serve(settings: ControlSettings) -> None:
     """Serve until SIGTERM, then let running requests finish within ``control_drain_s``."""
-    server(settings).run()
+    server(settings, Bucket(settings.s3, settings.store)).run()
 
 
-def server(settings: ControlSettings) -> uvicorn.Server:
+def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
     """A configured server that has not started."""
     return uvicorn.Server(
         uvicorn.Config(
-            create_app(settings),
+            create_app(settings, bucket),
             host=settings.web.control_host,
             port=settings.web.control_port,
             loop="uvloop",
@@ -59,9 +59,9 @@ def server(settings: ControlSettings) -> uvicorn.Server:
     )
 
 
-def create_app(settings: ControlSettings) -> Litestar:
+def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     """The application. It opens no connection before its first request, and closes all connections when it stops."""
-    engine, bucket = db.connect(settings.postgres), Bucket(settings.s3, settings.store)
+    engine = db.connect(settings.postgres)
     resources = Resources(
         engine=engine,
         redis=open_redis(settings.redis.redis_url),

@@ -17,7 +17,7 @@ from core import redis_keys
 from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.reservation import Reservations
 from tenora.stack.program import Program
-from tests.conftest import wait_until
+from tests.conftest import TLS, wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.quota.levels import connected, scripts
@@ -75,8 +75,9 @@ class Tenant:
     def sdk(self, url: str | None = None) -> openai.OpenAI:
         """Waits until the gateway knows the key."""
         client = openai.OpenAI(
-            base_url=(url or self.stack.gateway.url) + "/v1", api_key=self.key, max_retries=0, timeout=20
-        )
+            base_url=(url or self.stack.gateway.url) + "/v1", api_key=self.key, max_retries=0, timeout=20,
+            http_client=openai.DefaultHttpxClient(verify=TLS),
+        )  # fmt: skip
         self.stack.opened.callback(client.close)
         wait_until(lambda: _knows(client), what="the gateway to know a new key")
         return client
