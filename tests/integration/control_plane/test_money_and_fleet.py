@@ -69,7 +69,7 @@ def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(
     assert (absent.status_code, absent.json()["code"]) == (404, "replica_not_found")
 
 
-def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
+def test_the_quota_shows_gateways_holds_and_counts(api, redis):
     tenant = api.tenant()
     empty = tenant.http.get("/api/v1/quota").json()
     assert (empty["limits"], set(empty["used"].values()), set(empty["held"].values())) == (LIMITS, {0}, {0})
@@ -83,7 +83,7 @@ def test_the_quota_shows_what_gateways_hold_and_count(api, redis):
     quota = tenant.http.get("/api/v1/quota").json()
     assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0}
     assert quota["used"]["tokens_per_month"] == 1234
-    assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute with 600 s"
+    assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute whose limit is 600"
 
 
 def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):

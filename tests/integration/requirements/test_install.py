@@ -231,7 +231,7 @@ def test_a_python_3_11_that_cannot_be_downloaded_names_the_fix(checkout, mirror)
     assert not (checkout.path / ".venv").exists()
 
 
-def test_another_python_than_3_11_is_refused_when_it_is_asked_for(checkout):
+def test_a_requested_python_other_than_3_11_is_refused(checkout):
     checkout.add_python("python3", NO_3_11)
     refused = checkout.setup(PYTHON="python3")
     assert (refused.returncode, refused.stderr) == (2, "setup: PYTHON is 'python3', which is not a Python 3.11\n")

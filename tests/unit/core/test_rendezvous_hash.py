@@ -53,7 +53,7 @@ def test_a_weight_that_grows_only_draws_sessions_to_its_revision(weights, revisi
 
 @given(weights=weights.filter(lambda weights: len(weights) > 1))
 @examples(25)
-def test_a_revision_that_is_taken_out_moves_only_its_own_sessions(weights):
+def test_a_removed_revision_moves_only_its_own_sessions(weights):
     gone = min(weights)
     before, after = chosen(weights), chosen({name: weight for name, weight in weights.items() if name != gone})
     assert {before[session] for session in SESSIONS if before[session] != after[session]} == (

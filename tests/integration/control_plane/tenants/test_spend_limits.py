@@ -39,7 +39,7 @@ def charge(engine):
     return charge
 
 
-def test_a_spend_limit_is_published_as_a_ceiling_over_what_was_charged_before_the_month(api, relay, redis, charge):
+def test_a_spend_limit_is_published_as_a_ceiling_above_earlier_months_charges(api, relay, redis, charge):
     plan = api.plan(limits={"spend_nanos_per_month": 5_000_000_000})
     tenant = api.tenant(plan["name"])
     before = charge(tenant.id, days_ago=40)

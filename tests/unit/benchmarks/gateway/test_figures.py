@@ -66,7 +66,7 @@ def test_a_stream_that_is_not_as_sent_is_an_error(damage):
         check_stream(b"".join(damage(stream())), 7)
 
 
-def test_a_whole_answer_is_checked_too():
+def test_a_whole_answer_is_also_checked():
     whole = head(b"req_1", chunk=False) + SCRIPT.whole()
     assert check_whole(whole, 7) == 1
     with pytest.raises(ValueError, match="the answer differs"):

@@ -16,7 +16,7 @@ def words(text: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_line_parses_and_no_prompt_comes_twice(name):
+def test_every_line_parses_and_no_prompt_is_repeated(name):
     task = TASKS[name]
     prompts = [e.prompt for split in ("train", "heldout") for e in task.load(EXAMPLES / name, split)]
     assert [prompt for prompt, times in Counter(prompts).items() if times > 1] == []

@@ -43,7 +43,7 @@ def test_a_training_reports_its_steps_and_leaves_an_adapter(tiny_base, dataset, 
     assert (tmp_path / "out" / "adapter_config.json").exists()
 
 
-def test_a_failure_carries_the_childs_own_words(tiny_base, dataset, tmp_path):
+def test_a_failure_carries_the_childs_own_message(tiny_base, dataset, tmp_path):
     (dataset / "train.jsonl").write_text("{\n")
     with pytest.raises(RuntimeError, match=r"train\.jsonl:1: not JSON"):
         finetune(tiny_base, dataset, tmp_path / "out", task=TICKET_ROUTER, progress=lambda *_: None)

@@ -14,7 +14,7 @@ def classes_of(api, base) -> list[dict]:
     return api.admin.get(f"/api/v1/admin/base-models/{base.id}/rank-classes").raise_for_status().json()["data"]
 
 
-def test_an_admin_sees_what_each_class_costs_and_holds(api, engine, redis):
+def test_an_admin_sees_the_cost_and_content_of_each_class(api, engine, redis):
     base = msgspec.structs.replace(tiny_base(), rank_max=16, rank_classes=(8, 16))
     api.register(base).raise_for_status()
     tenant = api.tenant()

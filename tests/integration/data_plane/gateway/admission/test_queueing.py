@@ -218,7 +218,7 @@ def test_pages_that_another_gateway_releases_are_seen(stack, promised_s):
     assert waits[0].ended_at - released < promised_s(2)
 
 
-def test_an_adapter_beyond_the_slots_waits_in_the_gateway_while_others_pass(stack):
+def test_an_adapter_above_the_slots_waits_in_the_gateway_while_others_pass(stack):
     tenant = stack.tenant()
     client = tenant.sdk()
     routes = {name: stack.publisher.adapter(tenant.id, name) for name in ("red", "green", "blue")}

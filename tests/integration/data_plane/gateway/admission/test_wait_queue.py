@@ -135,7 +135,7 @@ async def test_a_request_whose_adapter_has_no_slot_is_assigned_once_it_is_overdu
     assert running.candidate.load.adapters.keys() == {f"ad_a@{'a' * 64}", f"ad_b@{'a' * 64}"}
 
 
-async def test_an_assignment_that_comes_as_its_request_leaves_goes_to_the_next(queue):
+async def test_an_assignment_made_as_its_request_leaves_passes_to_the_next(queue):
     assignments = [admit(queue, request("tn_a")) for _ in range(5)]
     leaving = await waits(queue, request("tn_b"))
     staying = await waits(queue, request("tn_c"))

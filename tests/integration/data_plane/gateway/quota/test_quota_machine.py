@@ -344,7 +344,7 @@ WIDE = {
     [{"concurrent": 2}, {"pages": 6}, {"month": 200}, {"money": 1500}, {"of_key": KEY}, {"of_all": PLATFORM}],
     ids=lambda narrow: next(iter(narrow)),
 )
-def test_each_limit_alone_counts_what_is_held_and_what_is_used(redis_settings, caller, narrow):
+def test_each_limit_alone_counts_holds_and_usage(redis_settings, caller, narrow):
     QuotaMachine.url = redis_settings.redis_url
     machine = QuotaMachine()
     machine.begin(**WIDE | narrow)

@@ -140,7 +140,7 @@ def test_answers_kept_per_tenant_are_bounded_and_the_oldest_go_first(post, stack
     assert post("n-0").json()["id"] != ids[0]
 
 
-def test_a_key_in_flight_outlives_its_lease_while_its_request_runs_and_no_longer(post, stack, tenant):
+def test_a_key_in_flight_is_kept_while_its_request_runs_and_no_longer(post, stack, tenant):
     stack.witness.faults(token_interval_s=0.5, output_tokens=9)
     running = threading.Thread(target=lambda: post("long"))
     running.start()

@@ -45,7 +45,7 @@ def test_a_long_prompt_that_fills_the_cache_is_progress_before_its_first_token(e
     assert engine.quiet_s() == 1
 
 
-def test_pages_that_come_and_go_without_a_token_are_no_progress(engine):
+def test_pages_allocated_and_freed_without_a_token_are_no_progress(engine):
     engine.quiet_s(kv_used=0.1)
     assert [engine.quiet_s(kv_used=used) for used in (0.0, 0.1, 0.0, 0.1)] == [1, 2, 3, 4]
 

@@ -218,7 +218,7 @@ def test_other_types_take_the_plain_path_and_agree(slot_of_token, is_prefill, se
 
 @given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=20), st.booleans(), st.integers(0, 2**32 - 1))
 @examples(30)
-def test_embeddings_and_logits_agree_too(slot_of_token, is_prefill, seed):
+def test_embeddings_and_logits_also_agree(slot_of_token, is_prefill, seed):
     random = torch.Generator().manual_seed(seed)
     wrapper = wrapper_for()
     batch(wrapper, slot_of_token, is_prefill=is_prefill)

@@ -157,7 +157,7 @@ def test_requests_for_several_sequences_ask_for_token_ids_to_count_them():
         ({"include_usage": False}, "none"),
     ],
 )
-def test_the_caller_sees_the_usage_it_asked_for(options, shown):
+def test_the_caller_sees_the_requested_usage(options, shown):
     assert parse({**CHAT, "stream": True, "stream_options": options}).usage_shown == shown
 
 
