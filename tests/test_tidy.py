@@ -32,6 +32,12 @@ SHARED_CLASS_NAMES = frozenset(
         "Tenant",
     }
 )
+ARCHAIC = re.compile(
+    r"(?<![a-z])(anew|whoever|whomever|nobody|for[ _]ever|told|no[ _]more|that[ _]which|let[ _]go|as[ _]ever)(?![a-z])",
+    re.IGNORECASE,
+)
+# Lines that name the Unix user nobody, or a tenant, model or key that does not exist, and the style guide's own list.
+NAMES_NOBODY = re.compile(r"_NOBODY|become_nobody|`nobody`|(tn|rev)_(of_)?nobody|\"nobody[\"/]")
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
@@ -207,3 +213,18 @@ def test_the_environment_is_read_by_settings_only():
 def test_nothing_is_left_half_said(word):
     bad = [where(path) for path in sources() if word in path.read_text()]
     assert not bad, f"finish it, or write it into docs with an owner: {bad}"
+
+
+def test_prose_and_names_use_no_archaic_words():
+    """See docs/STYLE.md, which quotes the words. Training data keeps its voice."""
+    files = [ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("requirements/*.sh")]
+    for folder in (*PACKAGES, "migrations", "benchmarks", "tests"):
+        files += [path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".lua", ".md")]
+    found = [
+        f"{where(path)}:{number} {word[0]}"
+        for path in sorted(files)
+        if path not in (ROOT / "docs" / "STYLE.md", Path(__file__))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (word := ARCHAIC.search(line)) and not NAMES_NOBODY.search(line)
+    ]
+    assert not found, f"say it in plain technical English (docs/STYLE.md): {found}"

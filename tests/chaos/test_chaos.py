@@ -23,7 +23,7 @@ def furnished(postgres_server, migrated_template, tmp_path_factory):
 
 
 @pytest.mark.parametrize("victim", ["gateway", "valkey"])
-def test_a_process_killed_under_fifty_streams_costs_nobody_anything(furnished, victim):
+def test_a_process_killed_under_fifty_streams_costs_no_tenant_anything(furnished, victim):
     fixture.heal(furnished)
     verdict, _ = kills.run(furnished, kills.Kill(kills.VICTIMS[victim], seed=1), furnished.tenant())
     verdict.check()
@@ -36,7 +36,7 @@ def test_each_quick_row_of_the_fault_matrix_holds(furnished, row):
     assert matrix.run(furnished, row)
 
 
-def test_the_verdict_sees_what_nobody_was_billed_for(furnished):
+def test_the_verdict_finds_usage_that_was_not_billed(furnished):
     before = frozenset(emitted(furnished))
     with furnished.witnesses["rep_one"].journal_path.open("a") as journal:
         journal.write(json.dumps({"request": "req_unbilled", "model": "m", "prompt": 7}) + "\n")
@@ -46,7 +46,7 @@ def test_the_verdict_sees_what_nobody_was_billed_for(furnished):
     assert "req_unbilled" in verdict.problems[0]
 
 
-def test_the_verdict_allows_a_row_no_more_than_it_asks_for(furnished):
+def test_the_verdict_allows_a_row_only_what_it_asks_for(furnished):
     before = frozenset(emitted(furnished))
     with furnished.witnesses["rep_one"].journal_path.open("a") as journal:
         journal.write(json.dumps({"request": "req_short", "model": "m", "prompt": 7}) + "\n")

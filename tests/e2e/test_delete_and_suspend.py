@@ -133,7 +133,7 @@ def left_of(name: str, truth: EngineInventory) -> list[str]:
         "memory": name in truth.in_memory,
         "names": name in truth.names,
         "disk": name.partition("@")[2] in truth.disk,
-        "a slot of nobody": any(slot.name is None and not slot.zeroed for slot in truth.slots),
+        "an unnamed slot": any(slot.name is None and not slot.zeroed for slot in truth.slots),
     }
     return [place for place, is_there in places.items() if is_there]
 

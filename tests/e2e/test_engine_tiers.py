@@ -61,12 +61,12 @@ def test_a_load_costs_the_step_less_than_it_costs_beside_it(engine, names):
 
 def test_a_stream_tells_where_its_adapter_lay_and_what_it_cost(engine):
     name = engine.new_adapter(100)
-    told = [events_of(engine.complete(name, stream=True)) for _ in range(2)]
-    assert [report["tier"] for _, report in told] == ["store", "slot"]
-    assert told[0][1]["load_ms"] > 0
-    assert told[0][1]["stall_ms"] > 0
-    assert told[1][1]["stall_ms"] == 0, "a stall is told once"
-    assert all(event["choices"] for event, *_ in [events for events, _ in told])
+    reports = [events_of(engine.complete(name, stream=True)) for _ in range(2)]
+    assert [report["tier"] for _, report in reports] == ["store", "slot"]
+    assert reports[0][1]["load_ms"] > 0
+    assert reports[0][1]["stall_ms"] > 0
+    assert reports[1][1]["stall_ms"] == 0, "a stall is reported once"
+    assert all(event["choices"] for event, *_ in [events for events, _ in reports])
 
 
 def test_a_request_without_the_header_goes_through_the_same_door(engine, names):
@@ -86,7 +86,7 @@ def test_more_adapters_at_once_than_memory_holds_wait_for_room_and_answer_in_the
     assert not [load for load in loads_since(engine, before) if load.kind == "memory" and load.in_step]
 
 
-def test_the_cache_folder_deleted_under_traffic_is_filled_again_and_nobody_notices(engine, names):
+def test_the_cache_folder_deleted_under_traffic_is_filled_again_without_errors(engine, names):
     answers: list[tuple[int, str]] = []
     stop = threading.Event()
 
@@ -124,7 +124,7 @@ def test_truncated_files_are_noticed_before_the_engine_maps_them(engine, names):
     assert engine.text(name) == before
 
 
-def test_names_and_files_of_adapters_in_no_tier_are_let_go(engine, names):
+def test_names_and_files_of_adapters_in_no_tier_are_released(engine, names):
     for name in names:
         engine.text(name)
 

@@ -276,7 +276,7 @@ async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers, 
             await sdk.models.list()
 
 
-async def test_the_engine_answers_nobody_without_its_key(platform):
+async def test_the_engine_refuses_requests_without_its_key(platform):
     engine = platform.status()["replicas"][0]["url"]
     async with httpx.AsyncClient(base_url=engine) as stranger:
         assert (await stranger.post("/v1/completions", json={"model": "x", "prompt": "x"})).status_code == 401

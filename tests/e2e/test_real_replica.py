@@ -64,7 +64,7 @@ def test_a_canary_refuses_finite_weights_whose_answers_are_not(room, engine):
     result = room.canary(engine.new_adapter(203, scale=1e20, bounds=ANY_FINITE), timeout_s=60)
     print(f"\n{result.message}")
     assert result.code == "canary_not_finite"
-    assert room.canary(engine.new_adapter(204, scale=0.06), timeout_s=60).code is None, "it harmed nobody after it"
+    assert room.canary(engine.new_adapter(204, scale=0.06), timeout_s=60).code is None, "it harmed no later canary"
 
 
 def test_what_is_published_is_what_the_engine_has(room, engine):

@@ -136,7 +136,7 @@ def test_a_rate_limit_says_when_to_come_back(platform):
         assert 0 < float(refused.value.response.headers["retry-after-ms"]) <= 1000
 
 
-def test_the_sdk_comes_back_by_itself_when_it_is_told_to(platform):
+def test_the_sdk_retries_by_itself_after_the_announced_time(platform):
     """One request at a time is allowed, and a stream that does not end holds that place until the SDK was refused."""
     _, key = platform.new_tenant("patient", concurrent_requests=1)
     url = platform.status()["gateway_url"] + "/v1"

@@ -99,7 +99,7 @@ def test_what_was_asked_around_the_kills_is_billed(platform, customer, model):
 
 
 @pytest.mark.soak
-def test_a_replica_told_to_stop_finishes_what_it_has_begun(platform, customer, model):
+def test_a_replica_that_stops_finishes_the_requests_it_has_begun(platform, customer, model):
     """SIGTERM in the middle of a stream: the stream ends whole, and the replica comes back."""
     _, key = customer
     with openai.OpenAI(

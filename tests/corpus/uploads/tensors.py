@@ -73,8 +73,8 @@ def numbers() -> Iterator[Item]:
     ):  # fmt: skip
         yield Item(row=row, what=what, code="weights_not_finite", says=("NaN", fix), files=_half_bits(bits, dtype),
                    where=_A)  # fmt: skip
-    yield _item("U22", "a weight of -1e5", "weights_out_of_range", _holding(_A, -1e5), "1e+05", "10000", "learning rate",
-                where=_A)  # fmt: skip
+    yield _item("U22", "a weight of -1e5", "weights_out_of_range", _holding(_A, -1e5), "1e+05", "10000",
+                "learning rate", where=_A)  # fmt: skip
     yield _item(
         "U22",
         "an absurd product of small weights",

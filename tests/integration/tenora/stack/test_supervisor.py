@@ -111,7 +111,7 @@ def test_a_program_that_ignores_the_stop_signal_is_killed_in_time(run_folder, su
 
 
 def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path):
-    def told(name):
+    def records_its_end(name):
         return f"""if True:
             import signal, sys
             def stop(*_):
@@ -121,8 +121,8 @@ def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path)
             open({str(tmp_path / name)!r}, 'w')
             {SLEEPER}"""
 
-    below = program(tmp_path, "below", told("below"), ready=(tmp_path / "below").exists)
-    above = program(tmp_path, "above", told("above"), ready=(tmp_path / "above").exists, needs=("below",))
+    below = program(tmp_path, "below", records_its_end("below"), ready=(tmp_path / "below").exists)
+    above = program(tmp_path, "above", records_its_end("above"), ready=(tmp_path / "above").exists, needs=("below",))
     supervisor = supervised(below, above)
     wait_until(is_in_state(run_folder, "above", "ready"))
     supervisor._request_stop(signal.SIGTERM, None)

@@ -308,7 +308,7 @@ def test_an_event_bills_the_engines_counts(prompt, cached, outputs):
     assert event.cached_tokens == min(cached, event.input_tokens)
     counts = TokenCounts(prompt, 0, outputs, cached_known=False)
     early = usage_event(request, msgspec.structs.replace(run, estimated=True), counts)
-    assert early.cached_tokens == early.input_tokens  # so that the request costs no more than its whole usage
+    assert early.cached_tokens == early.input_tokens  # so that the request costs at most its whole usage
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)
     assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

@@ -41,7 +41,7 @@ def test_at_ten_times_the_capacity_requests_are_served_up_to_it_and_refused_at_o
     assert max(served) <= 2 * min(served)
 
 
-def test_a_tenant_at_two_gateways_gets_no_more_than_one_at_one_of_them(redis_server, tmp_path):
+def test_a_tenant_at_two_gateways_gets_the_share_of_a_tenant_at_one(redis_server, tmp_path):
     with fairness.deployment(tmp_path, redis_server, pages=fairness.PAGES // 4, gateways=2) as on:
         everywhere, at_one = on.tenant("everywhere", at_once=48), replace(on.tenant("at one", at_once=24), gateway=0)
         answers = on.run(everywhere, at_one, seconds=8)

@@ -253,7 +253,7 @@ class QuotaMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.live)
     @rule()
-    def redis_forgets_and_is_told_again(self):
+    def redis_loses_its_data_and_is_restored(self):
         """Usage and holds are lost; then billing restores the usage from the ledger, and gateways restore the holds.
         Checkpoints of requests are lost too, and an ended request may be settled again.
         """

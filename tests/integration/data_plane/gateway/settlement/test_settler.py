@@ -140,8 +140,8 @@ async def test_a_shutdown_without_a_journal_waits_for_redis_to_return(redis_sett
     await line.close()
 
 
-@pytest.mark.parametrize("reached_anew", [True, False], ids=["restarted", "emptied"])
-async def test_a_settlement_that_redis_lost_is_settled_again(redis_settings, redis, tmp_path, reached_anew):
+@pytest.mark.parametrize("reconnected", [True, False], ids=["restarted", "emptied"])
+async def test_a_settlement_that_redis_lost_is_settled_again(redis_settings, redis, tmp_path, reconnected):
     async with journal(tmp_path, "gw_own") as own:
         back, line = settler(redis_settings.redis_url, journal=own)
         one, other = settlement("tn_1"), settlement("tn_1")
@@ -149,7 +149,7 @@ async def test_a_settlement_that_redis_lost_is_settled_again(redis_settings, red
         await back.refresh_replays()
         assert await back.flush()
         redis.flushall()
-        if reached_anew:
+        if reconnected:
             await line.close()
             await asyncio.sleep(0)
         await back.settle(other)

@@ -148,7 +148,7 @@ def test_at_ten_times_the_capacity_fitting_requests_are_served_and_the_rest_refu
     assert quantile(refused, 0.99) <= 0.05
 
 
-def test_gateways_together_send_a_replica_no_more_adapters_than_slots():
+def test_gateways_together_send_a_replica_at_most_as_many_adapters_as_slots():
     stage = Stage(2, pages=PAGES, slots=2)
 
     async def scene() -> None:
