@@ -105,7 +105,7 @@ def _linear_modules(directory: Path) -> dict[str, tuple[int, int]]:
                 out_features, in_features = tensor.shape
                 modules[match["module"]] = (in_features, out_features)
     if not modules:
-        raise _invalid(directory, f"holds none of the linear modules that take LoRA ({', '.join(LINEAR_KINDS)})")
+        raise _invalid(f"{directory} holds none of the linear modules that take LoRA ({', '.join(LINEAR_KINDS)})")
     return dict(sorted(modules.items(), key=lambda item: (layer_of(item[0]), item[0])))
 
 
@@ -115,7 +115,7 @@ def _shards(directory: Path) -> list[Path]:
         return [_existing(directory / "model.safetensors")]
     weight_map = _read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise _invalid(index, "has no weight_map")
+        raise _invalid(f"{index} has no weight_map that maps tensors to files; download the model again")
     return [_existing(directory / Path(name).name) for name in sorted(set(weight_map.values()))]
 
 
@@ -127,7 +127,7 @@ def _chat_template(directory: Path, tokenizer_config: dict[str, object]) -> str:
     if isinstance(template, list):  # several named templates; "default" is the one for plain chat
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     if not isinstance(template, str):
-        raise _invalid(directory, "has no chat template; put one into chat_template.jinja")
+        raise _invalid(f"{directory} has no chat template; put one into chat_template.jinja")
     return template
 
 
@@ -139,7 +139,7 @@ def _special_token(value: object) -> str | None:
 def _positive(config: dict[str, object], field: str, directory: Path) -> int:
     value = config.get(field)
     if type(value) is not int or value <= 0:
-        raise _invalid(directory / "config.json", f"{field} must be a positive integer, not {value!r}")
+        raise _invalid(f"{directory / 'config.json'}: {field} must be a positive integer, not {value!r}")
     return value
 
 
@@ -147,20 +147,20 @@ def _read_object(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(_read_text(path), type=dict[str, object])
     except msgspec.DecodeError as error:
-        raise _invalid(path, f"is not a JSON object: {error}") from error
+        raise _invalid(f"{path} is not a JSON object: {error}") from error
 
 
 def _read_text(path: Path) -> str:
     if _existing(path).stat().st_size > _JSON_BYTES_MAX:
-        raise _invalid(path, f"is larger than {_JSON_BYTES_MAX} bytes")
+        raise _invalid(f"{path} is larger than {_JSON_BYTES_MAX} bytes")
     return path.read_text("utf-8")
 
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise _invalid(path, "is missing; a base model is a directory in Hugging Face's checkpoint format")
+        raise _invalid(f"{path} is missing; a base model is a directory in Hugging Face's checkpoint format")
     return path
 
 
-def _invalid(path: Path, what: str) -> Unprocessable:
-    return Unprocessable(f"{path}: {what}", code="base_model_invalid")
+def _invalid(message: str) -> Unprocessable:
+    return Unprocessable(message, code="base_model_invalid")

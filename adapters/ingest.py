@@ -97,8 +97,7 @@ def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Valid
                 report.refuse("file_empty", f"is empty; {fix}", file=file.path)
     total = sum(file.size_bytes for file in files)
     if total > limits.bytes_max:
-        text = f'the files have {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
-        report.add(UploadProblem(code="upload_too_large", message=text))
+        report.add(UploadProblem(code="upload_too_large", message=limits.too_large(total)))
     return report.build()
 
 

@@ -81,7 +81,7 @@ def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: st
     try:
         header = parse(text, depth_max=_DEPTH)
     except JsonRefused as error:
-        raise _refused("header_invalid", file, f"has a header we refuse: {error}; {_AGAIN}") from None
+        raise _refused("header_invalid", file, f"has an invalid header: {error}; {_AGAIN}") from None
     assert isinstance(header, dict), "it begins with a brace"
     _check_metadata(header.pop("__metadata__", None), file)
     if len(header) > bounds.tensors:
@@ -114,7 +114,7 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
             "tensor_name_invalid",
             file,
             f"has a tensor named {shorten(name)}; names are letters, digits, '_', '-' and '.', "
-            f"at most {bounds.name_characters} characters",
+            f"at most {bounds.name_characters} characters: {_AGAIN}",
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _refused(
@@ -127,7 +127,11 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
         )
     if not _are_naturals(shape) or len(shape) > _DIMENSIONS_MAX:
         raise _refused(
-            "shape_mismatch", file, f"{name} has the shape {shorten(shape)}, which is none; save it again", name
+            "shape_mismatch",
+            file,
+            f"{name} has the shape {shorten(shape)}; it must be a list of at most {_DIMENSIONS_MAX} whole numbers: "
+            "save it again",
+            name,
         )
     if not _are_naturals(offsets) or len(offsets) != 2:
         raise _refused(
@@ -163,7 +167,7 @@ def _check_offsets(tensors: list[TensorEntry], data_begin: int, file_bytes: int,
         position = tensor.end
     if position != file_bytes:
         what = "bytes behind its last tensor" if position < file_bytes else "fewer bytes than its tensors need"
-        text = f"has {what} ({file_bytes} bytes, {position} described); upload it again"
+        text = f"has {what} ({file_bytes} bytes; its header describes {position}); upload it again"
         raise _refused("offsets_invalid", file, text)
 
 

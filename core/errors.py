@@ -77,7 +77,7 @@ class Conflict(AppError):
 
 
 class TooLarge(AppError):
-    """Above a size limit."""
+    """The request is larger than a size limit allows."""
 
     status = 413
     default_code = "request_too_large"

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+_UNIT_MS: Final = {"ms": 1, "s": 1000}
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
@@ -18,10 +19,17 @@ class Fragment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TENORA_", frozen=True, extra="ignore")
 
 
-def require_shorter(interval: str, interval_s: float, timeout: str, timeout_s: float) -> None:
-    """Raise a ValueError that names both settings unless the interval is shorter than the timeout."""
-    if interval_s >= timeout_s:
-        names = f"TENORA_{interval.upper()} is {interval_s:g} s, TENORA_{timeout.upper()} is {timeout_s:g} s"
+def require_shorter(interval: str, interval_value: float, timeout: str, timeout_value: float) -> None:
+    """Raise a ValueError that names both settings unless the interval is shorter than the timeout.
+
+    Each value is in the unit that ends its setting's name: ``_ms`` or ``_s``.
+    """
+    interval_unit, timeout_unit = interval.rpartition("_")[2], timeout.rpartition("_")[2]
+    if interval_value * _UNIT_MS[interval_unit] >= timeout_value * _UNIT_MS[timeout_unit]:
+        names = (
+            f"TENORA_{interval.upper()} is {interval_value:g} {interval_unit}, "
+            f"TENORA_{timeout.upper()} is {timeout_value:g} {timeout_unit}"
+        )
         raise ValueError(f"{names}: the first must be shorter. Lower the first or raise the second.")
 
 

@@ -91,7 +91,12 @@ def check_config(
     alpha = _read_alpha(config.get("lora_alpha"), report)
     rslora = config.get("use_rslora") or False
     if not isinstance(rslora, bool):
-        _refuse(report, "config_invalid", f"use_rslora is {shorten(rslora)}; it must be true or false", "use_rslora")
+        _refuse(
+            report,
+            "config_invalid",
+            f"use_rslora is {shorten(rslora)}; it must be true or false: {_AGAIN}",
+            "use_rslora",
+        )
     modules = read_targets(config, base, report)
     if report.count > problems_before or rank is None or alpha is None:
         return None
@@ -144,14 +149,14 @@ def _check_method(config: dict[str, object], report: ReportBuilder) -> None:
     for field, plain in _OTHER_METHODS.items():
         value = config.get(field, plain)
         if value != plain and (plain == "none" or not is_unset(value)):  # vLLM wants the word, and no null for it
-            fix = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without"
+            fix = f"only plain LoRA is served ({field} {shorten(plain)}); train it again without this option"
             _refuse(report, "adapter_type_not_supported", f"{field} is {shorten(value)}; {fix}", field)
     task = config.get("task_type")
     if task not in (None, "CAUSAL_LM"):
         _refuse(
             report,
             "adapter_type_not_supported",
-            f'task_type is {shorten(task)}; only "CAUSAL_LM" is served',
+            f'task_type is {shorten(task)}; only "CAUSAL_LM" is served: train a causal language model',
             "task_type",
         )
     init = config.get("init_lora_weights")
@@ -192,7 +197,9 @@ def _is_written_by_peft(mapping: object) -> bool:
 
 def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: ReportBuilder) -> int | None:
     if type(value) is not int or value < 1:
-        _refuse(report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1", "r")
+        _refuse(
+            report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1: {_AGAIN}", "r"
+        )
         return None
     if value > min(rank_max, base.rank_max):
         bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
@@ -206,7 +213,7 @@ def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str
 
 def _read_alpha(value: object, report: ReportBuilder) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _ALPHA_MIN <= value <= _ALPHA_MAX:
-        fix = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}"
+        fix = f"it must be a number from 1/{_ALPHA_MAX} to {_ALPHA_MAX}: train with such a lora_alpha"
         _refuse(report, "config_invalid", f"lora_alpha is {shorten(value)}; {fix}", "lora_alpha")
         return None
     return int(value) if value == int(value) else value

@@ -32,7 +32,11 @@ def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportB
     for target in sorted(targets - known):
         linear = target.rpartition(".")[2] in LINEAR_KINDS
         code: Code = "module_unknown" if linear else "module_not_allowed"
-        fix = f"{base.id} has no such linear module" if linear else f"LoRA may be on {', '.join(LINEAR_KINDS)} only"
+        fix = (
+            f"{base.id} has no such linear module; upload the adapter for the base model that it was trained on"
+            if linear
+            else f"LoRA may be on {', '.join(LINEAR_KINDS)} only; train without it"
+        )
         _refuse(report, code, f"target_modules names {shorten(target)}; {fix}", "target_modules")
     return frozenset(
         module
@@ -74,7 +78,7 @@ def _read_layers(config: dict[str, object], report: ReportBuilder) -> frozenset[
         _refuse(
             report,
             "config_invalid",
-            f"layers_to_transform is {shorten(value)}; write a list of layer numbers",
+            f"layers_to_transform is {shorten(value)}; write a list of layer numbers from 0 to 9999",
             "layers_to_transform",
         )
     return layers

@@ -21,6 +21,7 @@ PREFIX: Final = "base_model.model."
 SIDES: Final = ("A", "B")
 DTYPES: Final = ("F32", "F16", "BF16")
 
+_TRAINED_ON: Final = "upload the adapter for the base model that it was trained on"
 _NAME: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _OTHER_METHOD: Final = re.compile(r".*(lora_magnitude_vector|lora_[AB]\.bias|vera_|ia3_|hada_|oft_|boft_).*")
 _NOT_LINEAR: Final = re.compile(r".*(lm_head|embed_tokens|lora_embedding_[AB]|norm|modules_to_save).*")
@@ -67,17 +68,27 @@ def _locate(tensor: TensorEntry, base: BaseModelSpec, report: ReportBuilder) -> 
         return match["module"], "A" if match["side"] == "A" else "B"
     if _OTHER_METHOD.fullmatch(name):
         _refuse(
-            report, "adapter_type_not_supported", f"{name} is no plain LoRA weight; only plain LoRA is served", name
+            report,
+            "adapter_type_not_supported",
+            f"{name} is no plain LoRA weight; only plain LoRA is served: train it again without other methods",
+            name,
         )
     elif _NOT_LINEAR.fullmatch(name):
         kinds = ", ".join(LINEAR_KINDS)
-        _refuse(report, "module_not_allowed", f"{name} changes another module than {kinds}; train without it", name)
+        _refuse(
+            report, "module_not_allowed", f"{name} changes a module that is not one of {kinds}; train without it", name
+        )
     elif match:
-        why = f"{base.id} has no linear module {match['module']}; was it trained on another base model?"
+        why = f"{base.id} has no linear module {match['module']}; {_TRAINED_ON}"
         _refuse(report, "module_unknown", f"{name}: {why}", name)
     else:
         wanted = f"{PREFIX}<module>.lora_A.weight"
-        _refuse(report, "tensor_name_invalid", f"{name} is not named as PEFT's save_pretrained does ({wanted})", name)
+        _refuse(
+            report,
+            "tensor_name_invalid",
+            f"{name} is not a name that PEFT writes ({wanted}); save it again with save_pretrained",
+            name,
+        )
     return None
 
 
@@ -99,9 +110,7 @@ def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank
         text = f"{tensor.name} has rank {found_rank}, adapter_config.json says r is {rank}: upload files of one save"
         _refuse(report, "rank_mismatch", text, tensor.name)
     else:
-        text = (
-            f"{tensor.name} has shape {shown}; the base model needs {expected}; was it trained on another base model?"
-        )
+        text = f"{tensor.name} has shape {shown}; the base model needs {expected}; {_TRAINED_ON}"
         _refuse(report, "shape_mismatch", text, tensor.name)
 
 

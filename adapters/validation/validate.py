@@ -26,6 +26,13 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
     rank_max: int
     bytes_max: int
 
+    def too_large(self, total_bytes: int) -> str:
+        """The message that refuses files of ``total_bytes``: the size, the plan's limit and the fix."""
+        return (
+            f'the files have {total_bytes} bytes in all; plan "{self.plan_name}" allows {self.bytes_max}: '
+            "train with a lower rank or on fewer modules, or change the plan"
+        )
+
 
 class PlatformBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The platform's bounds, which apply to every plan."""
@@ -89,7 +96,7 @@ def _check_kinds(folder: Path, limits: UploadLimits, report: ReportBuilder) -> N
             if size == 0 and path.name in REQUIRED_FILES:
                 report.refuse("file_empty", "is empty; upload it again", file=path.name)
     if total > limits.bytes_max:
-        text = f'has {total} bytes in all; plan "{limits.plan_name}" allows {limits.bytes_max}'
+        text = limits.too_large(total)
         report.refuse("upload_too_large", text, file=WEIGHTS_FILE)
 
 

@@ -478,7 +478,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
             ("heartbeat_period_ms", self.heartbeat_period_ms, "heartbeat_lease_s", self.heartbeat_lease_s),
             ("engine_liveness_poll_ms", self.engine_liveness_poll_ms, "engine_stalled_s", self.engine_stalled_s),
         ):
-            require_shorter(interval, interval_ms / 1000, timeout, timeout_s)
+            require_shorter(interval, interval_ms, timeout, timeout_s)
         return self
 
     @property

@@ -101,8 +101,8 @@ def _errors() -> str:
             note(code, path, said)
     intro = (
         "Stable error codes: in `code` of problem+json (control plane), in `error.code` of OpenAI's format (gateway),"
-        " and in `report.problems[].code` of a rejected revision. The message is one example for the code; … stands for"
-        " the value, the file or the limit that it names. A problem of a report names its file in `file`."
+        " and in `report.problems[].code` of a rejected revision. The message is one example for the code."
+        " A problem of a report names its file in `file`."
     )
     listed = [
         (code, ", ".join(sorted(places)), EXAMPLES.get(code.strip("`"), messages[0] if messages else ""))

@@ -145,7 +145,7 @@ def _unlisted(route: AdapterRoute) -> str:
 def _not_found(model: str, cure: str = "") -> NotFound:
     shown = model if len(model) <= _SHOWN_CHARS else model[:_SHOWN_CHARS] + "…"
     return NotFound(
-        f"The model `{shown}` does not exist or you do not have access to it.{cure}",
+        f"The model `{shown}` does not exist or you do not have access to it." + cure,
         code="model_not_found",
         param="model",
     )

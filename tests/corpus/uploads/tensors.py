@@ -74,20 +74,20 @@ def numbers() -> Iterator[Item]:
         yield Item(row=row, what=what, code="weights_not_finite", says=("NaN", fix), files=_half_bits(bits, dtype),
                    where=_A)  # fmt: skip
     yield _item("U22", "a weight of -1e5", "weights_out_of_range", _holding(_A, -1e5), "1e+05", "10000",
-                "learning rate", where=_A)  # fmt: skip
+                "train with a lower learning rate", where=_A)  # fmt: skip
     yield _item(
         "U22",
         "an absurd product of small weights",
         "weights_out_of_range",
         lambda tensors: {name: weights * 0 + 5_000 for name, weights in tensors.items()},
         "|A|",
-        "learning rate",
+        "train with a lower learning rate",
     )
 
 
 def pairs() -> Iterator[Item]:
     """U23 to U25: both factors of each module, of the right shapes."""
-    again, other = "save the adapter again", "trained on another base model"
+    again, other = "save the adapter again", "the base model that it was trained on"
     yield _item("U23", "B without A", "tensor_missing", _without(_A), "missing", "save the adapter again", where=_A)
     yield _item("U23", "A without B", "tensor_missing", _without(_B), "missing", again, where=_B)
     yield _item("U23", "no B at all", "tensor_missing", _without("lora_B"), "missing", again, where=_B)
@@ -121,8 +121,8 @@ def modules() -> Iterator[Item]:
     """U26 to U28: which modules there are, and what may be on them."""
     for what, layer in {"layer 99": "layers.99", "layer 00": "layers.00", "layer 0x0": "layers.0x0"}.items():
         name = _A.replace("layers.0", layer)
-        yield _item("U26", what, "module_unknown", _renamed(_A, name), "no linear module", "another base model",
-                    where=name)  # fmt: skip
+        yield _item("U26", what, "module_unknown", _renamed(_A, name), "no linear module",
+                    "the base model that it was trained on", where=name)  # fmt: skip
     linear = "train without it"
     for what, name in {
         "lm_head": "base_model.model.lm_head.lora_A.weight",

@@ -27,6 +27,11 @@ def test_an_interval_that_reaches_its_timeout_is_refused_with_both_names_and_the
     assert "Lower the first or raise the second" in str(refused.value)
 
 
+def test_a_refused_interval_is_shown_in_the_unit_of_its_name():
+    with pytest.raises(ValidationError, match="TENORA_HEARTBEAT_PERIOD_MS is 5000 ms, TENORA_HEARTBEAT_LEASE_S is 5 s"):
+        settings(heartbeat_period_ms=5000, heartbeat_lease_s=5)
+
+
 def test_an_interval_below_its_timeout_is_accepted():
     accepted = settings(lease_renewal_s=19.5, lease_s=20, heartbeat_period_ms=1999, heartbeat_lease_s=2)
     assert accepted.lease_renewal_s == 19.5
