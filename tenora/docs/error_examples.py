@@ -48,7 +48,7 @@ EXAMPLES: Final = {
     "F32, F16 or BF16",
     "encoding_not_allowed": "content-encoding is gzip. Send the JSON uncompressed.",
     "engine_worker_unreachable": "the engine's worker closed the connection",
-    "engine_refused": "GET /tenora/adapters: invalid answer of the engine: Expected `array`, got `object`",
+    "engine_refused": "GET /tenora/v1/adapters: invalid answer of the engine: Expected `array`, got `object`",
     "file_empty": "is empty; upload it again",
     "file_missing": "is missing; a PEFT adapter is adapter_config.json and adapter_model.safetensors",
     "format_not_allowed": "is a pickle; save the adapter as safetensors",
