@@ -84,6 +84,7 @@ QUOTA_SLICE_REQUESTS = Counter(
 LEASES_MISSING = Counter(
     "tenora_gateway_leases_missing", "Leases that had already expired when the gateway came to renew them."
 )
+RESERVATIONS_LOST = Counter("tenora_gateway_reservations_lost", "Running requests ended because their lease expired.")
 RESERVATIONS_RESTORED = Counter(
     "tenora_gateway_reservations_restored", "Reservations of running requests that Redis had lost and has again."
 )

@@ -103,7 +103,7 @@ class Checkpoints:
         """End a request whose lease expired: another request may have taken its holds."""
         running = None if hold is None else self._running.get(hold.request_id)
         if hold is not None and running is not None:
-            metrics.ACCESS_REVOKED_REQUESTS.inc()
+            metrics.RESERVATIONS_LOST.inc()
             _log.warning("request cut off: lease expired", request_id=hold.request_id)
             running.cut_off(
                 Unavailable(

@@ -1,10 +1,12 @@
 """Leases are renewed on a real Redis, and a request whose lease expired is cut off."""
 
 import pytest
+from prometheus_client import Counter
 
 from core import redis_keys
 from core.contracts.grants import KeyLimits, Prices
 from core.errors import AppError
+from data_plane.gateway import metrics
 from data_plane.gateway.quota.allowance import PlatformLimits
 from data_plane.gateway.quota.reservation import Checkpoint, Reservations, Settlement
 from data_plane.gateway.settlement.checkpoints import Checkpoints
@@ -57,6 +59,12 @@ def checkpoints(quota: Reservations, running: dict[Hold, Request], *others: Hold
     return Checkpoints(lambda: holds, requests, quota, every_s=1, tokens=64, renewal_s=5)
 
 
+def count(metric: Counter) -> float:
+    """The value of a counter without labels."""
+    (family,) = metric.collect()
+    return next(sample.value for sample in family.samples if sample.name.endswith("_total"))
+
+
 async def test_a_request_whose_checkpoint_fails_does_not_cost_other_requests_their_leases(server, capsys):
     redis, quota = server
     allowed = granted()
@@ -80,9 +88,12 @@ async def test_a_request_with_an_expired_lease_is_cut_off_and_one_lost_by_redis_
     )
     waiting = Hold("req_waiting", allowed.tenant_id, "rep_one", 1)
     waiting.renewed_at -= 100
+    lost_before, revoked_before = count(metrics.RESERVATIONS_LOST), count(metrics.ACCESS_REVOKED_REQUESTS)
     await checkpoints(quota, running, waiting).run_once()
     assert running[late].error.code == "reservation_lost"
     assert running[forgotten].error is None
+    assert count(metrics.RESERVATIONS_LOST) == lost_before + 1
+    assert count(metrics.ACCESS_REVOKED_REQUESTS) == revoked_before
 
 
 async def test_running_requests_reserve_again_after_redis_lost_its_data(server):
