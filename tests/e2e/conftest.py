@@ -44,6 +44,7 @@ LIMITS = {
 PRICES = {"input_nanos": 50_000, "cached_input_nanos": 10_000, "output_nanos": 150_000, "kv_page_second_nanos": 20_000}
 
 
+LOG_CHARACTERS = 4_000
 SLOTS, MEMORY, ADAPTERS = 8, 10, 16
 """Of the replica alone: fewer slots than adapters fit its memory, and less memory than there are adapters."""
 
@@ -56,6 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: (item.path.is_relative_to(here) != shared, "platform" in getattr(item, "fixturenames", ()))
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure on the platform shows the ends of its programs' logs."""
+    report = yield
+    if report.failed and (platform := getattr(item, "funcargs", {}).get("platform")):
+        for log in sorted((Path(platform.environment["TENORA_HOME"]) / "logs").glob("*.log")):
+            report.sections.append((log.name, log.read_text(errors="replace")[-LOG_CHARACTERS:]))
+    return report
 
 
 @dataclass(frozen=True)
