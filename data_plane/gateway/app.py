@@ -196,8 +196,8 @@ def _counters(settings: GatewaySettings, redis: Redis, threads: TenantThreadPool
         redis,
         threads,
         inline_max_bytes=settings.tokenize_inline_max_bytes,
-        kept_max=settings.tokenizers_max,
-        kept_max_bytes=settings.token_count_cache_max_bytes,
+        counters_max=settings.tokenizers_max,
+        cache_max_bytes=settings.token_count_cache_max_bytes,
         load_s=settings.tokenizer_load_s,
     )
 

@@ -81,9 +81,9 @@ def error_body(error: AppError) -> bytes:
     """``{"error": {"message", "type", "param", "code"}}``, always with all four, and with ``eta_s`` or
     ``max_tokens_that_fit`` where known.
     """
-    said = {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
-    more = {name: known for name in _MORE if (known := getattr(error, name, None)) is not None}
-    return msgspec.json.encode({"error": {**said, **more}})
+    fields = {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
+    optional = {name: known for name in _MORE if (known := getattr(error, name, None)) is not None}
+    return msgspec.json.encode({"error": {**fields, **optional}})
 
 
 def error_headers(error: AppError) -> Headers:

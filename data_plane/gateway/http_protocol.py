@@ -30,7 +30,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:  # uvicorn's own signature
         super().__init__(config, *arguments, **options)
         settings: GatewaySettings = config.loaded_app.state.settings
-        self._kept_max_bytes = settings.headers_max_bytes
+        self._headers_max_bytes = settings.headers_max_bytes
         self._head_s = settings.headers_s
         self._unsent_max_bytes = settings.client_write_buffer_max_bytes
         self._connections_max = settings.gateway_connections_max
@@ -40,22 +40,22 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._unsent_max_bytes)
-        self._kept_bytes = 0  # bytes outside bodies: headers, trailers, or between requests
+        self._buffered_bytes = 0  # bytes outside bodies: headers, trailers, or between requests
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self._head_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
-        self._tell_gone()
+        self._notify_gone()
 
     def data_received(self, data: bytes) -> None:
-        self._kept_bytes += len(data)
+        self._buffered_bytes += len(data)
         # Count headers before parsing: the parser buffers unfinished headers of any size.
-        if self._head_timer is not None and self._kept_bytes > self._kept_max_bytes and b"\r\n\r\n" not in data:
+        if self._head_timer is not None and self._buffered_bytes > self._headers_max_bytes and b"\r\n\r\n" not in data:
             self._refuse_size()
             return
         super().data_received(data)
-        if self._head_timer is None and self._kept_bytes > self._kept_max_bytes:
+        if self._head_timer is None and self._buffered_bytes > self._headers_max_bytes:
             self._refuse_size()  # trailers, which uvicorn would buffer as well
 
     def on_message_begin(self) -> None:
@@ -75,7 +75,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        self._kept_bytes = 0
+        self._buffered_bytes = 0
         full = len(self.connections) > self._connections_max
         self.app = _overloaded if full else self._handle
         super().on_headers_complete()
@@ -83,11 +83,11 @@ class GatewayProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._kept_bytes = 0
+        self._buffered_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._kept_bytes = 0
+        self._buffered_bytes = 0
         super().on_message_complete()
 
     def whole_body(self) -> bytes | None:
@@ -106,7 +106,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()  # a long body had paused reading, and a paused socket reports no disconnect
         if self.cycle is not None and self.cycle.disconnected:
-            self.loop.call_soon(self._tell_gone)
+            self.loop.call_soon(self._notify_gone)
 
     def begin(self, headers: Headers, data: bytes) -> bool:
         """Begin a chunked response of status 200 with its first piece; else as ``push``. Header names are in lower
@@ -140,7 +140,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Close the connection at once, without sending pending data."""
         self.transport.abort()
 
-    def _tell_gone(self) -> None:
+    def _notify_gone(self) -> None:
         on_gone, self._on_gone = self._on_gone, None
         if on_gone is not None:
             on_gone()
@@ -156,13 +156,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._head_timer = None
-        if self._kept_bytes == 0 and not self.transport.is_closing():
+        if self._buffered_bytes == 0 and not self.transport.is_closing():
             self.transport.close()  # the client opened it in advance and did not use it
         else:
             self._refuse(RequestTimeout(f"The headers did not arrive within {self._head_s:g} s.", retryable=True))
 
     def _refuse_size(self) -> None:
-        self._refuse(HeadersTooLarge(f"At most {self._kept_max_bytes} bytes of headers are accepted."))
+        self._refuse(HeadersTooLarge(f"At most {self._headers_max_bytes} bytes of headers are accepted."))
 
     def _refuse(self, error: AppError) -> None:
         """Send an error, unless another response has begun, and close. A running request sees its client disconnect."""
@@ -172,7 +172,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if (cycle := self.cycle) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-            self._tell_gone()
+            self._notify_gone()
             if cycle.response_started:
                 self.transport.abort()
                 return

@@ -105,7 +105,7 @@ class Routes:
         elif path in self._table:
             label, (method, serve) = path, self._table[path]
         else:
-            return "unknown", self._nothing
+            return "unknown", self._unknown_path
         return label, serve if client.method == method else _wrong_method(method)
 
     def _completions(self, kind: Kind, parse: Parse = parse_call) -> Serve:
@@ -145,14 +145,14 @@ class Routes:
         state = {"ready": ready, "snapshot": has_snapshot, "redis": has_redis, "current": self._heartbeat.current}
         await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
 
-    async def _nothing(self, client: Client, _request_id: str) -> None:
+    async def _unknown_path(self, client: Client, _request_id: str) -> None:
         raise NotFound(f"No route matches the path {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
 
 
 def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -> Client:
     """The client of a request, which answers in the API format of its path."""
-    speaks = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
-    return speaks(scope, receive, send, [(b"x-request-id", request_id.encode())])
+    client_type = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
+    return client_type(scope, receive, send, [(b"x-request-id", request_id.encode())])
 
 
 def _drop_traceback(error: BaseException | None) -> None:

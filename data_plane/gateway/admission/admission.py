@@ -176,7 +176,7 @@ class Admission:
     async def _reserve(
         self, request: InferenceRequest, allowance: Allowance, replica: ReplicaStatus, pages_max: int
     ) -> ReservationResult:
-        ask = ReservationRequest(
+        reservation_request = ReservationRequest(
             request_id=request.id,
             sequences=request.call.n,
             prompt_tokens=request.prompt_tokens,
@@ -187,7 +187,11 @@ class Admission:
         started = time.monotonic()
         try:
             return await self._reservations.reserve(
-                ask, allowance, replica_id=replica.id, replica_pages_max=pages_max, within_s=self._deadline_s
+                reservation_request,
+                allowance,
+                replica_id=replica.id,
+                replica_pages_max=pages_max,
+                within_s=self._deadline_s,
             )
         except BaseException as error:
             # The script may have run although its answer did not arrive: give back what it may have reserved.

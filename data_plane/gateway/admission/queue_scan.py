@@ -44,7 +44,7 @@ class PoolCapacity:
             if self._below_headroom_tokens is None or below < self._below_headroom_tokens:
                 self._below_headroom_tokens = below
             self._block_tokens = max(self._block_tokens, status.block_tokens)
-            self._slot_open = self._slot_open or candidate.load.in_work < max(1, status.slots)
+            self._slot_open = self._slot_open or candidate.load.adapters_in_use < max(1, status.slots)
             self._adapters |= candidate.load.adapters.keys()
             self._elsewhere |= candidate.load.elsewhere
 

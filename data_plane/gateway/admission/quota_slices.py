@@ -127,23 +127,29 @@ class QuotaSlices:
     async def _reserve(self, caller: _Caller) -> bool:
         """Add one slice; False where the caller's limits have no room for it."""
         allowance, tokens, started = caller.allowance, self._settings.quota_slice_tokens, time.monotonic()
-        ask = ReservationRequest(
+        reservation_request = ReservationRequest(
             request_id=new_id("req"), sequences=1, prompt_tokens=0, max_tokens=tokens, min_tokens=tokens,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
         try:
             verdict = await self._reservations.reserve(
-                ask, allowance, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
+                reservation_request, allowance, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
             )
         except BaseException:
             # The script may have run although its answer did not arrive.
-            self._return(allowance.tenant_id, ask.request_id)
+            self._return(allowance.tenant_id, reservation_request.request_id)
             raise
         if verdict.blocked_by:
             return False
         nanos = tokens * allowance.costs.output_nanos + verdict.pages * allowance.costs.page_nanos
         caller.slices.append(
-            QuotaSlice(request_id=ask.request_id, tokens=tokens, pages=verdict.pages, nanos=nanos, renewed_at=started)
+            QuotaSlice(
+                request_id=reservation_request.request_id,
+                tokens=tokens,
+                pages=verdict.pages,
+                nanos=nanos,
+                renewed_at=started,
+            )
         )
         return True
 

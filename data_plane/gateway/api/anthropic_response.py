@@ -18,10 +18,10 @@ def message(answer: bytes) -> bytes:
     """A whole chat completion as a message."""
     given = _decode(answer)
     choice = given["choices"][0]
-    said = choice["message"]
+    reply = choice["message"]
     content: list[dict[str, Any]] = []
-    if said.get("content"):
-        content.append({"type": "text", "text": said["content"]})
+    if reply.get("content"):
+        content.append({"type": "text", "text": reply["content"]})
     content += [
         {
             "type": "tool_use",
@@ -29,7 +29,7 @@ def message(answer: bytes) -> bytes:
             "name": call["function"]["name"],
             "input": _input(call["function"]["arguments"]),
         }
-        for call in said.get("tool_calls") or ()
+        for call in reply.get("tool_calls") or ()
     ]
     reason, sequence = _stop(choice)
     return _encode(

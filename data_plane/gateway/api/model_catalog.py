@@ -142,10 +142,10 @@ def _unlisted(route: AdapterRoute) -> str:
     )
 
 
-def _not_found(model: str, cure: str = "") -> NotFound:
+def _not_found(model: str, fix: str = "") -> NotFound:
     shown = model if len(model) <= _SHOWN_CHARS else model[:_SHOWN_CHARS] + "…"
     return NotFound(
-        f"The model `{shown}` does not exist or you do not have access to it." + cure,
+        f"The model `{shown}` does not exist or you do not have access to it." + fix,
         code="model_not_found",
         param="model",
     )

@@ -62,11 +62,11 @@ def _tojson(
 
 
 class PromptCounter:
-    """One base model's tokenizer and template. Safe to share between threads. ``kept_max_bytes`` bounds the cache of
+    """One base model's tokenizer and template. Safe to share between threads. ``cache_max_bytes`` bounds the cache of
     token counts.
     """
 
-    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute, kept_max_bytes: int = 0) -> None:
+    def __init__(self, tokenizer_json: bytes | str, route: BaseModelRoute, cache_max_bytes: int = 0) -> None:
         self._tokenizer = Tokenizer.from_str(
             tokenizer_json if isinstance(tokenizer_json, str) else tokenizer_json.decode()
         )
@@ -84,7 +84,7 @@ class PromptCounter:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._special = _any_of(token.content for token in added if token.special)
         self._boundary = _any_of(token.content for token in added) if parts_are_independent(tokenizer_json) else None
-        self._known = KnownCounts(kept_max_bytes)
+        self._token_counts = TokenCountCache(cache_max_bytes)
 
     def refuse_special_tokens(self, call: Call) -> None:
         """Refuse text that spells a special token: it would become one, and could change the speaker. Raises
@@ -141,13 +141,13 @@ class PromptCounter:
         total, unknown = len(parts) - 1, []
         for part in parts:
             if part:
-                if (count := self._known.get(owner, part)) is None:
+                if (count := self._token_counts.get(owner, part)) is None:
                     unknown.append(part)
                 else:
                     total += count
         if unknown:
             for part, count in zip(unknown, self._lengths(unknown, add_special_tokens=False), strict=True):
-                self._known.put(owner, part, count)
+                self._token_counts.put(owner, part, count)
                 total += count
         return total
 
@@ -158,7 +158,7 @@ class PromptCounter:
         return [len(encoded) for encoded in batch]
 
 
-class KnownCounts:
+class TokenCountCache:
     """An LRU cache of token counts by owner and text, in about ``max_bytes`` of memory: a conversation repeats its
     earlier turns in each request. Entries belong to one tenant, because a fast count would tell another tenant what was
     sent before. Safe to share between threads.
@@ -248,15 +248,15 @@ class PromptCounters:
         threads: TenantThreadPool,
         *,
         inline_max_bytes: int,
-        kept_max: int,
-        kept_max_bytes: int,
+        counters_max: int,
+        cache_max_bytes: int,
         load_s: float,
     ) -> None:
         self._redis = redis
         self._threads = threads
         self._inline_max_bytes = inline_max_bytes
-        self._kept_max = kept_max
-        self._kept_max_bytes = kept_max_bytes
+        self._counters_max = counters_max
+        self._cache_max_bytes = cache_max_bytes
         self._load_s = load_s
         self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
         self._loading = asyncio.Lock()
@@ -276,8 +276,8 @@ class PromptCounters:
         """Load published tokenizers in advance, so that no first request waits for one. Never returns."""
         while True:
             routes = [] if snapshot.tables is None else list(snapshot.tables.base_models.values())
-            for route in routes[: self._kept_max]:
-                if route not in self._counters and len(self._counters) < self._kept_max:
+            for route in routes[: self._counters_max]:
+                if route not in self._counters and len(self._counters) < self._counters_max:
                     with contextlib.suppress(AppError):
                         await self._load(route)
             await asyncio.sleep(_PRELOAD_S)
@@ -297,8 +297,8 @@ class PromptCounters:
                     code="tokenizer_unavailable",
                     retry_after_s=2,
                 )
-            counter = await self._threads.run(_NO_TENANT, PromptCounter, blob, route, self._kept_max_bytes)
+            counter = await self._threads.run(_NO_TENANT, PromptCounter, blob, route, self._cache_max_bytes)
             self._counters[route] = counter
-            while len(self._counters) > self._kept_max:
+            while len(self._counters) > self._counters_max:
                 self._counters.popitem(last=False)
             return counter

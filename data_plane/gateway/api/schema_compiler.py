@@ -143,7 +143,7 @@ class SchemaCompiler:
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(self._settings.schema_compile_s):
-                        result = await child.ask(CompileSchema(base.tokenizer_sha256, schema))
+                        result = await child.request(CompileSchema(base.tokenizer_sha256, schema))
                 except TimeoutError:
                     break
                 except (asyncio.IncompleteReadError, OSError):
@@ -196,7 +196,7 @@ class SchemaCompiler:
                     blob = await self._redis.get(redis_keys.blob(base.tokenizer_sha256))
                     if not isinstance(blob, bytes):
                         raise unavailable  # the tokenizer is not published
-                    await child.ask(LoadTokenizer(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
+                    await child.request(LoadTokenizer(base.tokenizer_sha256, blob, base.eos_token, base.vocab_size))
                     child.loaded.add(base.tokenizer_sha256)
             if limit.expired():
                 raise TimeoutError  # redis-py may swallow a cancellation
@@ -232,7 +232,7 @@ class _Child:
             )
         )
 
-    async def ask(self, frame: LoadTokenizer | CompileSchema) -> CompileResult:
+    async def request(self, frame: LoadTokenizer | CompileSchema) -> CompileResult:
         """Send one frame and read its answer. Raises OSError or IncompleteReadError when the child has died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None

@@ -62,8 +62,8 @@ class QuotaReader:
                 code="quota_unavailable",
                 retry_after_s=1,
             ) from error
-        of_tenant = without_expired(read_level(tenant, now_us=now_us), [said for *said, _ in held])
-        by_key = [said for *said, levels in held if of_key.encode() in (levels or b"").split()]
+        of_tenant = without_expired(read_level(tenant, now_us=now_us), [fields for *fields, _ in held])
+        by_key = [fields for *fields, levels in held if of_key.encode() in (levels or b"").split()]
         level = without_expired(read_level(key, now_us=now_us), by_key)
         return {
             "object": "quota",

@@ -43,12 +43,12 @@ class AccessWatch:
             self._key_ids = frozenset(grant.key_id for grant in tables.keys.values())
             self._seen = seen
         for request_id, running in list(self._running.items()):
-            if (error := self._objection(running.caller, tables)) is not None:
+            if (error := self._access_error(running.caller, tables)) is not None:
                 metrics.ACCESS_REVOKED_REQUESTS.inc()
                 _log.info("running request lost access", request_id=request_id, code=error.code)
                 running.cut_off(error)
 
-    def _objection(self, caller: Caller, tables: Tables) -> AppError | None:
+    def _access_error(self, caller: Caller, tables: Tables) -> AppError | None:
         tenant = tables.tenants.get(caller.tenant.tenant_id)
         if caller.key.key_id not in self._key_ids or tenant is None:
             return Unauthenticated("The API key was revoked while the answer was generated.")

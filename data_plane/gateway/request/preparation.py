@@ -154,32 +154,32 @@ async def _yield_to_streams() -> None:
     await asyncio.sleep(0)
 
 
-def output_ceiling(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> int:
+def output_ceiling(prompt_tokens: int, requested: int | None, limits: Limits, base: BaseModelRoute) -> int:
     """``max_tokens`` for the engine: what the caller asked for, else all that its limits and the context allow. Whether
     that is allowed, ``require_output_allowed`` decides.
     """
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return min(min(limits.context_tokens, base.context_tokens) - prompt_tokens, limits.output_tokens)
 
 
-def require_output_allowed(prompt_tokens: int, asked: int | None, limits: Limits, base: BaseModelRoute) -> None:
+def require_output_allowed(prompt_tokens: int, requested: int | None, limits: Limits, base: BaseModelRoute) -> None:
     """Refuse a request that its limits or the context do not allow, instead of cutting its answer short without notice.
     Raises InvalidRequest.
     """
     context = min(limits.context_tokens, base.context_tokens)
     room = context - prompt_tokens
-    if room < 1 or (asked is not None and asked > room):
-        wanted = f"{prompt_tokens} in the prompt" + (f" and {asked} for the completion" if asked else "")
+    if room < 1 or (requested is not None and requested > room):
+        wanted = f"{prompt_tokens} in the prompt" + (f" and {requested} for the completion" if requested else "")
         raise InvalidRequest(
             f"The context is limited to {context} tokens; this request asks for {wanted}. Shorten the prompt"
             " or lower `max_tokens`.",
             code="context_length_exceeded",
             param="max_tokens" if room >= 1 else "messages",
         )
-    if asked is not None and asked > limits.output_tokens:
+    if requested is not None and requested > limits.output_tokens:
         raise InvalidRequest(
-            f"`max_tokens` is {asked}; this key allows at most {limits.output_tokens}. Lower `max_tokens`.",
+            f"`max_tokens` is {requested}; this key allows at most {limits.output_tokens}. Lower `max_tokens`.",
             code="invalid_value",
             param="max_tokens",
         )

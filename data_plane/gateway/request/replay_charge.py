@@ -32,16 +32,16 @@ class ReplayCharge:
         """Raises QuotaExceeded when the minute has no request left, and Unavailable when Redis does not answer in time;
         the concurrency slot that the charge holds for a moment is given back once Redis answers.
         """
-        ask = ReservationRequest(
+        reservation_request = ReservationRequest(
             request_id=request_id, sequences=1, prompt_tokens=0, max_tokens=0, min_tokens=0,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
-        allowed = one_request(caller.tenant, caller.key)
-        settlement = Settlement(request_id=request_id, tenant_id=allowed.tenant_id, replica_id=_NO_REPLICA)
+        allowance = one_request(caller.tenant, caller.key)
+        settlement = Settlement(request_id=request_id, tenant_id=allowance.tenant_id, replica_id=_NO_REPLICA)
         try:
             async with asyncio.timeout(self._deadline_s):
                 verdict = await self._reservations.reserve(
-                    ask, allowed, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
+                    reservation_request, allowance, replica_id=_NO_REPLICA, replica_pages_max=_UNBOUNDED
                 )
                 if not verdict.blocked_by:
                     await self._reservations.settle(settlement)

@@ -1,7 +1,7 @@
 """Which replica should serve a request: one pure function over a snapshot of the replicas. It does not decide waiting.
 
 The view of other gateways is as old as their last message and Redis's last answer. Pages become exact when they are
-reserved (Redis decides), adapters in work are what other gateways reported last, and queued prompts are those of this
+reserved (Redis decides), adapters in use are what other gateways reported last, and queued prompts are those of this
 process.
 """
 
@@ -124,7 +124,7 @@ def rank(
     """Order the replicas for one request: those of its base model that are ready, accept its rank, can ever hold its
     pages and are not in ``tried``. The same snapshot gives the same answer.
 
-    A replica with as many adapters in work as slots accepts no other adapter unless the request is overdue: the
+    A replica with as many adapters in use as slots accepts no other adapter unless the request is overdue: the
     adapters would swap in turn, and each swap delays every request. The cheapest rank class comes first (a larger one
     pays for its rank with KV pages), then the fewest milliseconds to a first token.
 
@@ -199,9 +199,9 @@ def pages_max(candidate: Candidate, query: PlacementQuery, costs: PlacementCosts
 
 
 def _is_one_too_many(candidate: Candidate, adapter: str, its_tag: str) -> bool:
-    """Whether the replica would have more adapters in work than slots with this one."""
+    """Whether the replica would have more adapters in use than slots with this one."""
     load = candidate.load
-    return load.in_work >= max(1, candidate.status.slots) and not load.runs(adapter, its_tag)
+    return load.adapters_in_use >= max(1, candidate.status.slots) and not load.runs(adapter, its_tag)
 
 
 def _cost_ms(candidate: Candidate, adapter: str, costs: PlacementCosts, users: int) -> float:

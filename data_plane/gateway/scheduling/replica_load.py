@@ -15,23 +15,24 @@ def tag(engine_name: str) -> str:
 
 
 class ReplicaLoad:
-    """One replica's load. ``held_pages`` are all gateways' reservations by Redis's last reply; ``asked_pages`` are
+    """One replica's load. ``held_pages`` are all gateways' reservations by Redis's last reply; ``pending_pages`` are
     those that this process is requesting from Redis now. ``adapters`` counts running requests by engine name.
-    ``in_work`` is the number of adapters in use by all gateways, kept ready because placement reads it for each replica
-    and request.
+    ``adapters_in_use`` is the number for all gateways, kept ready because placement reads it for each replica and
+    request.
     """
 
     __slots__ = (
-        "_elsewhere", "_tags", "adapters", "asked_pages", "held_pages", "in_work", "prompt_tokens", "requests",
+        "_elsewhere", "_tags", "adapters", "adapters_in_use", "held_pages", "pending_pages", "prompt_tokens",
+        "requests",
     )  # fmt: skip
 
     def __init__(self, held_pages: int = 0) -> None:
         self.held_pages = held_pages
-        self.asked_pages = 0
+        self.pending_pages = 0
         self.requests = 0
         self.prompt_tokens = 0
         self.adapters: Counter[str] = Counter()
-        self.in_work = 0
+        self.adapters_in_use = 0
         self._tags: dict[str, str] = {}
         self._elsewhere: frozenset[str] = frozenset()
 
@@ -69,11 +70,13 @@ class ReplicaLoad:
         return adapter in self.adapters or its_tag in self._elsewhere
 
     def _count(self) -> None:
-        self.in_work = len(self._elsewhere.union(self._tags.values())) if self._elsewhere else len(self.adapters)
+        self.adapters_in_use = (
+            len(self._elsewhere.union(self._tags.values())) if self._elsewhere else len(self.adapters)
+        )
 
     @property
     def taken_pages(self) -> int:
-        return self.held_pages + self.asked_pages
+        return self.held_pages + self.pending_pages
 
 
 class Shares:
@@ -107,8 +110,8 @@ class Shares:
     def apply_elsewhere(self, elsewhere: Mapping[str, PageDemand]) -> None:
         """Apply what tenants hold at other gateways."""
         self._elsewhere = elsewhere
-        at_work = self._held.keys() | {tenant_id for tenant_id, demand in elsewhere.items() if demand.held}
-        self._weights = sum(self._weight(tenant_id) for tenant_id in at_work)
+        tenants_running = self._held.keys() | {tenant_id for tenant_id, demand in elsewhere.items() if demand.held}
+        self._weights = sum(self._weight(tenant_id) for tenant_id in tenants_running)
 
     def is_idle(self, tenant_id: str) -> bool:
         """Whether a tenant has no running request, as far as this process knows."""
@@ -138,7 +141,7 @@ class Shares:
 class Occupancy:
     """One request's part of a replica's load, from the moment it is placed. ``adapter`` is "" for a base model."""
 
-    __slots__ = ("_asking", "_load", "_prompt_tokens", "_shares", "_tenant", "adapter", "pages")
+    __slots__ = ("_load", "_pending", "_prompt_tokens", "_shares", "_tenant", "adapter", "pages")
 
     def __init__(
         self,
@@ -159,8 +162,8 @@ class Occupancy:
         shares.add(*self._tenant, pages)
         self._load: ReplicaLoad | None = load
         self._prompt_tokens = prompt_tokens
-        self._asking = True
-        load.asked_pages += pages
+        self._pending = True
+        load.pending_pages += pages
         load.requests += 1
         load.prompt_tokens += prompt_tokens
         if adapter:
@@ -171,7 +174,7 @@ class Occupancy:
         if self._load is None:
             return
         self._load.held_pages = held_pages
-        self._stop_asking(self._load)
+        self._clear_pending(self._load)
         if granted_pages != self.pages:
             self._shares.add(*self._tenant, granted_pages - self.pages)
             self.pages = granted_pages
@@ -180,7 +183,7 @@ class Occupancy:
         """Record that Redis has moved the reservation here from another replica."""
         if self._load is not None:
             self._load.held_pages += self.pages
-            self._stop_asking(self._load)
+            self._clear_pending(self._load)
         other.give_back()
 
     def prefilled(self) -> None:
@@ -194,8 +197,8 @@ class Occupancy:
         load, self._load = self._load, None
         if load is None:
             return
-        if self._asking:
-            self._stop_asking(load)
+        if self._pending:
+            self._clear_pending(load)
         self._shares.add(*self._tenant, -self.pages)
         load.requests -= 1
         load.prompt_tokens -= self._prompt_tokens
@@ -204,11 +207,11 @@ class Occupancy:
 
     def give_back(self) -> None:
         """Remove this request from the load, and its pages from those held: Redis has released them."""
-        if self._load is not None and not self._asking:
+        if self._load is not None and not self._pending:
             self._load.held_pages = max(0, self._load.held_pages - self.pages)
         self.leave()
 
-    def _stop_asking(self, load: ReplicaLoad) -> None:
-        if self._asking:
-            self._asking = False
-            load.asked_pages -= self.pages
+    def _clear_pending(self, load: ReplicaLoad) -> None:
+        if self._pending:
+            self._pending = False
+            load.pending_pages -= self.pages

@@ -154,15 +154,15 @@ class Replicas:
         backlogs. Raises redis.RedisError.
         """
         pool = self._pools.get(base_model, [])
-        some, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
+        batch, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
         async with self._redis.pipeline(transaction=False) as pipe:
             sent = self.peers.add_exchange(pipe, (base_model,))
-            for candidate in some:
+            for candidate in batch:
                 pipe.hget(redis_keys.replica_held_pages(candidate.status.id), "total")
-            found = await pipe.execute()
-        for candidate, held in zip(some, found[sent.commands :], strict=True):
+            replies = await pipe.execute()
+        for candidate, held in zip(batch, replies[sent.commands :], strict=True):
             _apply_held(candidate.status.id, candidate.load, held)
-        self.peers.apply(sent, found[: sent.commands])
+        self.peers.apply(sent, replies[: sent.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
         """Heartbeats and held pages in the order of the ids. Applies the other gateways' backlogs as well."""
@@ -173,11 +173,11 @@ class Replicas:
                 pipe.get(redis_keys.replica(name))
             for name in ids:
                 pipe.hget(redis_keys.replica_held_pages(name), "total")
-            who, *found = await pipe.execute()
-        self.peers.apply_peers(who)
-        self.peers.apply(sent, found[: sent.commands])
-        found = found[sent.commands :]
-        return found[: len(ids)], found[len(ids) :]
+            peers, *replies = await pipe.execute()
+        self.peers.apply_peers(peers)
+        self.peers.apply(sent, replies[: sent.commands])
+        replies = replies[sent.commands :]
+        return replies[: len(ids)], replies[len(ids) :]
 
     async def _refresh_residency(self) -> None:
         changed = [

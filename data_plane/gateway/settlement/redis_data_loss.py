@@ -10,14 +10,14 @@ from data_plane.gateway.state.redis_connection import RedisConnection
 
 
 class RedisDataLossDetector:
-    """Watches the connection to Redis, and a mark in Redis whose absence shows a loss. The mark expires ``kept_s``
+    """Watches the connection to Redis, and a mark in Redis whose absence shows a loss. The mark expires ``ttl_s``
     after the last check.
     """
 
-    def __init__(self, redis: RedisConnection, gateway_id: str, *, kept_s: int) -> None:
+    def __init__(self, redis: RedisConnection, gateway_id: str, *, ttl_s: int) -> None:
         self._redis = redis
         self._key = redis_keys.gateway_mark(gateway_id)
-        self._kept_s = kept_s
+        self._ttl_s = ttl_s
         self._connection = 0
         self._generation = 0
 
@@ -32,7 +32,7 @@ class RedisDataLossDetector:
     async def generation(self) -> int:
         """A number that grows each time Redis may have lost data; 0 where Redis does not answer."""
         try:
-            mark = await self._redis.call("SET", self._key, 1, "GET", "EX", self._kept_s)
+            mark = await self._redis.call("SET", self._key, 1, "GET", "EX", self._ttl_s)
         except (RedisError, OSError):
             return 0
         if mark is None or self._redis.connection != self._connection:

@@ -24,11 +24,11 @@ class _Entry:
 
 
 class ReplayBuffer:
-    """One process's billed settlements, in the order in which they settled, each for at least ``kept_s``."""
+    """One process's billed settlements, in the order in which they settled, each for at least ``retention_s``."""
 
-    def __init__(self, journal: Journal, *, kept_s: float, count_max: int) -> None:
+    def __init__(self, journal: Journal, *, retention_s: float, count_max: int) -> None:
         self._journal = journal
-        self._min_age_s = kept_s
+        self._retention_s = retention_s
         self._count_max = count_max
         self._entries: deque[_Entry] = deque()
 
@@ -40,7 +40,7 @@ class ReplayBuffer:
         """Evict the settlements that are old enough (at the process's end: of any age) and in billing's ledger, as all
         entries below ``recorded`` are. Evicts a few in each turn of the event loop, which streams share.
         """
-        oldest, below = time.monotonic() - (0 if at_end else self._min_age_s), order_of(recorded or b"")
+        oldest, below = time.monotonic() - (0 if at_end else self._retention_s), order_of(recorded or b"")
         evicted = 0
         while self._entries:
             first = self._entries[0]

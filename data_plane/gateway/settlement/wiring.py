@@ -44,8 +44,8 @@ class SettlementRuntime:
         self.settler = Settler(
             reservations,
             self._journal,
-            RedisDataLossDetector(redis, gateway_id, kept_s=settings.settled_marker_s),
-            ReplayBuffer(self._journal, kept_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
+            RedisDataLossDetector(redis, gateway_id, ttl_s=settings.settled_marker_s),
+            ReplayBuffer(self._journal, retention_s=settings.replay_buffer_s, count_max=settings.replay_buffer_max),
             clock,
             deadline_s=settings.settlement_deadline_s,
             retry_s=settings.settlement_retry_s,

@@ -152,8 +152,8 @@ class _Wire(asyncio.Protocol):
             if future.done():
                 continue  # its caller has stopped waiting
             if isinstance(reply, hiredis.ReplyError):
-                said = str(reply)
-                future.set_exception(NoScriptError(said) if said.startswith("NOSCRIPT") else ResponseError(said))
+                text = str(reply)
+                future.set_exception(NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text))
             else:
                 future.set_result(reply)
 

@@ -80,7 +80,7 @@ class Attempt(ABC):
         self._deadline = dispatch.deadline
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
-        self._asked: EngineRequest | None = None
+        self._engine_request: EngineRequest | None = None
         self._gone = self._ending = False
         self._writing = False
 
@@ -92,7 +92,7 @@ class Attempt(ABC):
         self._client.watch(self._on_gone)
         try:
             async with asyncio.timeout_at(self._first_deadline()) as self._guard:
-                self._asked = await self._engines.ask(
+                self._engine_request = await self._engines.send(
                     self.replica,
                     request.call.kind,
                     request.id,
@@ -100,7 +100,7 @@ class Attempt(ABC):
                     adapter=request.adapter or None,
                     tenant_id=request.tenant_id,
                 )
-                return await self._exchange(await self._asked.answer())
+                return await self._exchange(await self._engine_request.response())
         except TimeoutError:
             if self._gone or self._writing:  # a caller that does not read counts as disconnected
                 return await self._end_early("client_gone")
@@ -115,8 +115,8 @@ class Attempt(ABC):
             return self._replica_gone(error)
         finally:
             self._client.watch(None)
-            if self._asked is not None:
-                self._asked.close()
+            if self._engine_request is not None:
+                self._engine_request.close()
 
     def cut_off(self, error: AppError) -> None:
         """End the attempt now and send its caller this error."""
@@ -149,8 +149,8 @@ class Attempt(ABC):
 
     async def _end_early(self, outcome: Outcome) -> AttemptResult:
         """Abort on the engine and read its answer to the end, for the final count."""
-        if self._asked is not None:
-            await self._abort(self._asked)
+        if self._engine_request is not None:
+            await self._abort(self._engine_request)
         counts = self.counts()
         if outcome == "client_gone":
             return AttemptResult(outcome, counts)
@@ -161,11 +161,11 @@ class Attempt(ABC):
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
         return AttemptResult(outcome, counts, error=late)
 
-    async def _abort(self, asked: EngineRequest) -> None:
+    async def _abort(self, engine_request: EngineRequest) -> None:
         aborting = asyncio.create_task(self._abort_repeatedly())
         try:
             async with asyncio.timeout(self._limits.abort_s):
-                await self._read_to_end(await asked.answer())
+                await self._read_to_end(await engine_request.response())
         except AppError:
             pass  # the engine refused the request: it never ran
         except asyncio.CancelledError:
@@ -196,11 +196,11 @@ class Attempt(ABC):
         """What the engine has counted so far."""
 
     @abstractmethod
-    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
+    async def _exchange(self, response: EngineResponse) -> AttemptResult:
         """Relay the answer, except for its end."""
 
     @abstractmethod
-    async def _read_to_end(self, answer: EngineResponse) -> None:
+    async def _read_to_end(self, response: EngineResponse) -> None:
         """Read the rest of the answer, for its counts only."""
 
 

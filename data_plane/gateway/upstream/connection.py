@@ -89,7 +89,7 @@ class EngineConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[bool] | None = None
         self._consume: Callable[[bytes], bool] | None = None
-        self._answer: EngineResponse | None = None
+        self._response: EngineResponse | None = None
         self._headers: dict[str, str] = {}
         self._head_bytes = 0  # bytes that the parser buffers outside bodies: headers or trailers
         self._unread: list[bytes] = []
@@ -101,16 +101,16 @@ class EngineConnection(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         """Send a request."""
         assert self._transport is not None
-        self.complete, self._answer, self._headers, self._head_bytes = False, None, {}, 0
+        self.complete, self._response, self._headers, self._head_bytes = False, None, {}, 0
         self._transport.write(request)
 
-    async def answer(self) -> EngineResponse:
+    async def response(self) -> EngineResponse:
         """The response, once its headers have arrived. A caller that was cancelled may call it again. Raises
         EngineLost.
         """
-        while (answer := self._answer) is None:
+        while (response := self._response) is None:
             await self.wait_for_data()
-        return answer
+        return response
 
     async def wait_for_data(self, consume: Callable[[bytes], bool] | None = None) -> bool:
         """Wait for the next bytes. With ``consume``, pass the bytes to it as they arrive, and wait for the end of the
@@ -136,11 +136,11 @@ class EngineConnection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    def release(self, answer: EngineResponse) -> None:
+    def release(self, response: EngineResponse) -> None:
         """Release the connection after this response: keep it for the next request, or drop it."""
-        if answer is not self._answer:
+        if response is not self._response:
             return
-        self._answer = None
+        self._response = None
         if self.complete and self._keep_alive and not self.lost and not self._unread:
             self.idle_since = time.monotonic()
             self._owner.released(self)
@@ -197,17 +197,17 @@ class EngineConnection(asyncio.Protocol):
                 waiter.set_result(wanted)
 
     def on_message_begin(self) -> None:
-        if self._answer is not None:
+        if self._response is not None:
             raise EngineLost("two responses to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is None:  # trailers are ignored
+        if self._response is None:  # trailers are ignored
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200:
-            self._answer, self._head_bytes = EngineResponse(self, status, self._headers), 0
+            self._response, self._head_bytes = EngineResponse(self, status, self._headers), 0
         else:
             self._headers = {}  # of an interim response (1xx)
 
@@ -217,7 +217,7 @@ class EngineConnection(asyncio.Protocol):
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if self._answer is not None:
+        if self._response is not None:
             self.complete, self._head_bytes = True, 0
             self._keep_alive = self._parser.should_keep_alive()
 

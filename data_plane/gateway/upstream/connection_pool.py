@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from data_plane.gateway.upstream.connection import EngineConnection, EngineResponse
 
-_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_LOCAL_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connection errors caused by this machine, not by the engine."""
 
 
@@ -54,14 +54,14 @@ class ConnectionPool:
         """Send a request and return the response once its headers have arrived. ``spare`` allows a reserved connection.
         Raises OSError, for example EngineLost or ConnectionsExhausted.
         """
-        connection = await self.ask(method, origin, path, headers, body, spare=spare)
+        connection = await self.send(method, origin, path, headers, body, spare=spare)
         try:
-            return await connection.answer()
+            return await connection.response()
         except BaseException:
             connection.drop()
             raise
 
-    async def ask(
+    async def send(
         self, method: str, origin: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, spare: bool = False
     ) -> EngineConnection:
         """Send a request, and return the connection that will carry the response. The caller closes it. Raises
@@ -109,7 +109,7 @@ class ConnectionPool:
                     ssl=True if tls else None,
                 )
         except OSError as error:
-            if error.errno in _OURS:
+            if error.errno in _LOCAL_ERRNOS:
                 raise ConnectionsExhausted(f"this machine has no connection left: {error}") from error
             raise
         finally:

@@ -108,7 +108,7 @@ class EngineClient:
     async def __aexit__(self, *_: object) -> None:
         self._pool.close()
 
-    async def ask(
+    async def send(
         self, replica: ReplicaStatus, kind: Kind, request_id: str, body: bytes, *, adapter: str | None, tenant_id: str
     ) -> "EngineRequest":
         """Send a request. ``adapter`` is the engine name of the adapter that the replica must load first, in turn with
@@ -122,7 +122,7 @@ class EngineClient:
         if adapter is not None:
             headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
         try:
-            return EngineRequest(await self._pool.ask("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
+            return EngineRequest(await self._pool.send("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
         except ConnectionsExhausted as error:
             _log.warning("no connection left", error=str(error))
             raise LocalShortage("This gateway has no connection left; try again shortly.", retry_after_s=1) from error
@@ -135,7 +135,7 @@ class EngineClient:
         external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
         try:
             async with asyncio.timeout(self._abort_s):
-                answer = await self._pool.request(
+                response = await self._pool.request(
                     "POST",
                     replica.url,
                     "/inference/v1/abort_requests",
@@ -144,11 +144,11 @@ class EngineClient:
                     spare=True,
                 )
                 try:
-                    await answer.read(_ERROR_BYTES_MAX)
+                    await response.read(_ERROR_BYTES_MAX)
                 finally:
-                    answer.close()
-            if answer.status != 200:
-                _log.warning("abort refused", replica=replica.id, status=answer.status)
+                    response.close()
+            if response.status != 200:
+                _log.warning("abort refused", replica=replica.id, status=response.status)
         except OSError as error:  # TimeoutError is one
             _log.info("abort not delivered", replica=replica.id, error=repr(error))
 
@@ -156,12 +156,12 @@ class EngineClient:
         """Whether an engine's health check succeeds in time. Never raises."""
         try:
             async with asyncio.timeout(self._abort_s):
-                answer = await self._pool.request("GET", replica.url, "/health", {}, spare=True)
+                response = await self._pool.request("GET", replica.url, "/health", {}, spare=True)
                 try:
-                    await answer.read(_ERROR_BYTES_MAX)
+                    await response.read(_ERROR_BYTES_MAX)
                 finally:
-                    answer.close()
-                return answer.status == 200
+                    response.close()
+                return response.status == 200
         except OSError:  # TimeoutError is one
             return False
 
@@ -171,10 +171,10 @@ class EngineRequest:
 
     def __init__(self, connection: EngineConnection, replica: ReplicaStatus) -> None:
         self._connection: EngineConnection | None = connection
-        self._answer: EngineResponse | None = None
+        self._response: EngineResponse | None = None
         self._replica = replica
 
-    async def answer(self) -> EngineResponse:
+    async def response(self) -> EngineResponse:
         """The response, once its headers have arrived. A caller that was cancelled may call it again. Raises
         ReplicaFailed (AdapterUnavailable if the replica's middleware gives the reason), AdapterLoadPending or
         InvalidRequest.
@@ -182,24 +182,24 @@ class EngineRequest:
         if self._connection is None:
             raise ReplicaFailed("The replica refused the request.")
         try:
-            answer = self._answer = await self._connection.answer()
+            response = self._response = await self._connection.response()
         except EngineLost as error:
             raise _unreachable(self._replica, error) from error
-        if answer.status == 200:
-            return answer
+        if response.status == 200:
+            return response
         try:
-            raw = await answer.read(_ERROR_BYTES_MAX)
+            raw = await response.read(_ERROR_BYTES_MAX)
         except EngineLost:
             raw = b""
         finally:
             self.close()
-        raise _refusal(self._replica, answer, raw)
+        raise _refusal(self._replica, response, raw)
 
     def close(self) -> None:
         """Release the connection. If the response has not been read to its end, the connection is dropped."""
         connection, self._connection = self._connection, None
-        if self._answer is not None:
-            self._answer.close()
+        if self._response is not None:
+            self._response.close()
         elif connection is not None:
             connection.drop()
 
@@ -209,23 +209,23 @@ def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
     return ReplicaFailed(f"The replica could not be reached ({type(error).__name__}).")
 
 
-def _refusal(replica: ReplicaStatus, answer: EngineResponse, raw: bytes) -> AppError:
+def _refusal(replica: ReplicaStatus, response: EngineResponse, raw: bytes) -> AppError:
     """The error for a status other than 200."""
     body_text = raw[:500].decode(errors="replace")
     reported = _error(raw)
-    if answer.status == 503 and reported.code == "adapter_loading":
-        return AdapterLoadPending(_seconds(answer.headers), _bounded(reported.eta_s))
-    _log.warning("request refused by replica", replica=replica.id, status=answer.status, body=body_text)
-    if answer.status == 503 and reported.code in _LOAD_FAILURES:
+    if response.status == 503 and reported.code == "adapter_loading":
+        return AdapterLoadPending(_seconds(response.headers), _bounded(reported.eta_s))
+    _log.warning("request refused by replica", replica=replica.id, status=response.status, body=body_text)
+    if response.status == 503 and reported.code in _LOAD_FAILURES:
         return AdapterUnavailable(
-            _LOAD_FAILURES[reported.code], code=reported.code, retry_after_s=_seconds(answer.headers)
+            _LOAD_FAILURES[reported.code], code=reported.code, retry_after_s=_seconds(response.headers)
         )
     # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
-    if answer.status == 404 or (answer.status == 400 and "LoRA adapter" in body_text):
+    if response.status == 404 or (response.status == 400 and "LoRA adapter" in body_text):
         failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
         failed.about_adapter = True
         return failed
-    if answer.status in (400, 422):
+    if response.status in (400, 422):
         return InvalidRequest(
             "The engine refused this combination of parameters; check `response_format`, `tools` and sampling.",
             code="request_refused",

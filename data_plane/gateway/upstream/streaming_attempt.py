@@ -54,8 +54,8 @@ class StreamingAttempt(Attempt):
     def counts(self) -> TokenCounts:
         return self._rewriter.counts()
 
-    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
-        while not await answer.forward(self._forward):
+    async def _exchange(self, response: EngineResponse) -> AttemptResult:
+        while not await response.forward(self._forward):
             self._writing = True
             await self._client.drained()
             self._writing = False
@@ -89,9 +89,9 @@ class StreamingAttempt(Attempt):
             self._guard.reschedule(min(now + 1.1 * patience_s, self._deadline))
             self._reschedule_at = now + 0.1 * patience_s
 
-    async def _read_to_end(self, answer: EngineResponse) -> None:
+    async def _read_to_end(self, response: EngineResponse) -> None:
         self._rewriter.aborting = True
-        while data := await answer.read_chunk():
+        while data := await response.read_chunk():
             self._rewriter.feed(data)
         if not self._rewriter.final:
             raise StreamBroken("stream ended without a final count")

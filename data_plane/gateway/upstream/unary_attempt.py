@@ -83,8 +83,8 @@ class UnaryAttempt(Attempt):
             else openai_response.counts(self._answer, sequences=self.request.call.n)
         )
 
-    async def _exchange(self, answer: EngineResponse) -> AttemptResult:
-        await self._read_to_end(answer)
+    async def _exchange(self, response: EngineResponse) -> AttemptResult:
+        await self._read_to_end(response)
         if self._oversized is not None:
             return AttemptResult("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
         assert self._answer is not None
@@ -105,9 +105,9 @@ class UnaryAttempt(Attempt):
             ),
         )
 
-    async def _read_to_end(self, answer: EngineResponse) -> None:
-        self._load = openai_response.load(answer.headers.get("x-tenora-load"))
-        while data := await answer.read_chunk():
+    async def _read_to_end(self, response: EngineResponse) -> None:
+        self._load = openai_response.load(response.headers.get("x-tenora-load"))
+        while data := await response.read_chunk():
             if not self._raw and not data.startswith(b"{"):
                 raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end
             self._raw += data

@@ -126,16 +126,16 @@ local function expire_leases(tenant, now)
   local expired = redis.call('ZRANGEBYSCORE', tenant.leases, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)
   for _, request_id in ipairs(expired) do
     local reservation = tenant.reservation_prefix .. request_id
-    local said = redis.call('HMGET', reservation, 'checkpoint', 'checkpoint_input', 'checkpoint_output', 'checkpoint_nanos')
+    local fields = redis.call('HMGET', reservation, 'checkpoint', 'checkpoint_input', 'checkpoint_output', 'checkpoint_nanos')
     local used = { input = 0, output = 0, nanos = 0 }
-    if said[1] then
-      used = { input = tonumber(said[2]), output = tonumber(said[3]), nanos = tonumber(said[4]) }
+    if fields[1] then
+      used = { input = tonumber(fields[2]), output = tonumber(fields[3]), nanos = tonumber(fields[4]) }
     end
-    local marker = marker_of(used, said[1] or '')
+    local marker = marker_of(used, fields[1] or '')
     if not redis.call('SET', tenant.settled_prefix .. request_id, marker, 'NX', 'EX', tenant.marker_ttl_s) then
       used = { input = 0, output = 0, nanos = 0 }
-    elseif said[1] then
-      redis.call('XADD', tenant.usage_stream, '*', 'event', said[1])
+    elseif fields[1] then
+      redis.call('XADD', tenant.usage_stream, '*', 'event', fields[1])
     end
     finish(tenant.leases, reservation, request_id, used, now)
   end

@@ -23,7 +23,7 @@ local FIELDS = { 'month', 'concurrent', 'kv_pages', 'month_held', 'month_used', 
 
 local leases, reservation, replica_held, replica_pages = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local request_id, tenant_id, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local sequences, prompt, asked, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local sequences, prompt, requested, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local block, replica_pages_max = tonumber(ARGV[11]), tonumber(ARGV[12])
 local input_nanos, output_nanos, page_nanos = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 
@@ -142,7 +142,7 @@ end
 
 -- The max_tokens that fit at every level now, at most the requested number; below 0 where even the prompt does not fit.
 local function fitting()
-  local most, money = asked, NANOS_MAX
+  local most, money = requested, NANOS_MAX
   for _, level in ipairs(levels) do
     if level.month_limit >= 0 then
       most = math.min(most, math.floor((level.month_limit - level.month_used - level.month_held) / sequences) - prompt)
@@ -259,12 +259,12 @@ if redis.call('EXISTS', KEYS[8]) == 0 then
 end
 replica_total = tonumber(redis.call('HGET', replica_pages, 'total')) or 0
 
-local granted = asked
+local granted = requested
 local need = needs(granted)
 local verdict, number, wait_us, limit, left = blocked(need)
 if verdict then
   local fits = fitting()
-  granted = (fits >= least and least < asked) and fits or least
+  granted = (fits >= least and least < requested) and fits or least
   need = needs(granted)
   verdict, number, wait_us, limit, left = blocked(need)
   if verdict then

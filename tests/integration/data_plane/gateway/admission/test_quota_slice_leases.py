@@ -36,7 +36,7 @@ async def place(redis_settings, tmp_path):
     async with connected(redis_settings.redis_url) as (redis, line):
         quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
         journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
-        memory, kept = RedisDataLossDetector(line, "gw_1", kept_s=60), ReplayBuffer(journal, kept_s=1, count_max=10)
+        memory, kept = RedisDataLossDetector(line, "gw_1", ttl_s=60), ReplayBuffer(journal, retention_s=1, count_max=10)
         settler = Settler(
             quota, journal, memory, kept, RedisClock(), deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
         )  # fmt: skip

@@ -52,7 +52,7 @@ async def test_a_prompt_of_100_000_tokens_blocks_the_event_loop_for_at_most_20_m
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
         await client.set(redis_keys.blob(route.tokenizer_sha256), tokenizer_json())
         threads = TenantThreadPool(2, waiting_max=8, tenant_waiting_max=8)
-        counters = PromptCounters(client, threads, inline_max_bytes=16_384, kept_max=2, kept_max_bytes=0, load_s=2)
+        counters = PromptCounters(client, threads, inline_max_bytes=16_384, counters_max=2, cache_max_bytes=0, load_s=2)
 
         async def serve() -> None:
             call = parse_call("chat", body, BodyLimits(24, 256))

@@ -167,7 +167,7 @@ async def test_a_settlement_that_redis_lost_is_settled_again(redis_settings, red
 
 
 async def test_no_settlement_is_dropped_while_redis_is_away(nowhere, redis_settings, redis):
-    back, line = settler(redis_settings.redis_url, kept_s=0)
+    back, line = settler(redis_settings.redis_url, retention_s=0)
     one = settlement("tn_1")
     await back.settle(one)
     away, _ = settler(nowhere)
@@ -183,7 +183,7 @@ async def test_no_settlement_is_dropped_while_redis_is_away(nowhere, redis_setti
 
 async def test_settlements_are_kept_until_billing_has_recorded_them(redis_settings, redis, tmp_path):
     async with journal(tmp_path, "gw_own") as own:
-        back, line = settler(redis_settings.redis_url, journal=own, kept_s=0)
+        back, line = settler(redis_settings.redis_url, journal=own, retention_s=0)
         await back.refresh_replays()
         early, late = settlement("tn_1"), settlement("tn_1")
         await back.settle(early)
@@ -204,7 +204,7 @@ async def test_settlements_are_kept_until_billing_has_recorded_them(redis_settin
 
 
 async def test_kept_settlements_are_bounded_and_the_oldest_go_first(redis_settings, redis):
-    back, line = settler(redis_settings.redis_url, kept_max=2)
+    back, line = settler(redis_settings.redis_url, retained_max=2)
     await back.refresh_replays()
     some = [settlement("tn_1") for _ in range(4)]
     for one in some:

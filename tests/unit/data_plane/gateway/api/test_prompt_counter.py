@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.openai_request import Call
-from data_plane.gateway.api.prompt_counter import KnownCounts, PromptCounter, parts_are_independent
+from data_plane.gateway.api.prompt_counter import PromptCounter, TokenCountCache, parts_are_independent
 from tests.fixtures.gateway.tiny_tokenizer import SPECIAL_TOKENS, tiny_route, tokenizer_json
 from tests.fixtures.late_import import LateModule
 
@@ -57,7 +57,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def counter():
-    return PromptCounter(tokenizer_json(), ROUTE, kept_max_bytes=20_000)
+    return PromptCounter(tokenizer_json(), ROUTE, cache_max_bytes=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_tokens_that_depend_on_their_neighbors_are_counted_with_them(how):
     assert parts_are_independent(json.dumps(tokenizer))
     tokenizer["added_tokens"][1][how] = True
     assert not parts_are_independent(json.dumps(tokenizer))
-    counter = PromptCounter(json.dumps(tokenizer), ROUTE, kept_max_bytes=20_000)
+    counter = PromptCounter(json.dumps(tokenizer), ROUTE, cache_max_bytes=20_000)
     chat = [{"role": "user", "content": "  where is it?  "}]
     whole = Tokenizer.from_str(json.dumps(tokenizer)).encode(counter.render(chat, None), add_special_tokens=False)
     assert counter.count(call(chat)) == len(whole)
@@ -184,7 +184,7 @@ def cached_size_bytes(text: str) -> int:
 
 
 def test_a_count_of_one_tenant_is_hidden_from_another():
-    known = KnownCounts(100_000)
+    known = TokenCountCache(100_000)
     known.put("tn_1", "our secret prompt", 4)
     assert known.get("tn_1", "our secret prompt") == 4
     assert known.get("tn_2", "our secret prompt") is None
@@ -192,7 +192,7 @@ def test_a_count_of_one_tenant_is_hidden_from_another():
 
 def test_the_least_recently_used_count_is_evicted_first():
     texts = [chr(97 + number) for number in range(21)]
-    known = KnownCounts(20 * cached_size_bytes("a"))
+    known = TokenCountCache(20 * cached_size_bytes("a"))
     for text in texts[:20]:
         known.put("tn_1", text, 1)
     assert known.get("tn_1", texts[0]) == 1
@@ -201,7 +201,7 @@ def test_the_least_recently_used_count_is_evicted_first():
 
 
 def test_one_long_text_does_not_evict_the_others():
-    known = KnownCounts(100_000)
+    known = TokenCountCache(100_000)
     known.put("tn_1", "hello", 1)
     known.put("tn_2", "x" * 50_000, 10_000)
     assert known.get("tn_1", "hello") == 1
@@ -210,7 +210,7 @@ def test_one_long_text_does_not_evict_the_others():
 
 @given(texts=st.lists(st.text(max_size=50), max_size=60), max_bytes=st.integers(0, 20_000))
 def test_remembered_counts_are_right_and_bounded(texts, max_bytes):
-    known = KnownCounts(max_bytes)
+    known = TokenCountCache(max_bytes)
     for text in texts:
         known.put("tn_1", text, len(text))
     remembered = [text for text in set(texts) if known.get("tn_1", text) is not None]

@@ -31,7 +31,7 @@ def test_the_recording_has_moments_of_each_kind():
     assert MOMENTS.keys() == {"busy", "cold", "short_of_room"}
     most = max(replica.held_pages / replica.status.pages_total for replica in MOMENTS["short_of_room"].replicas)
     assert most > 0.9
-    assert {len(replica.in_work) for replica in MOMENTS["busy"].replicas} == {3}, "as many adapters as slots"
+    assert {len(replica.adapters_in_use) for replica in MOMENTS["busy"].replicas} == {3}, "as many adapters as slots"
     assert len(MOMENTS["short_of_room"].replicas) < len(MOMENTS["busy"].replicas), "one replica had died"
 
 
@@ -56,7 +56,7 @@ def test_no_replica_exceeds_its_slots_or_pages(seen):
             assert (
                 not wanted.request.adapter
                 or load.runs(wanted.request.adapter, tag(wanted.request.adapter))
-                or load.in_work < candidate.status.slots
+                or load.adapters_in_use < candidate.status.slots
             )
 
 
@@ -105,8 +105,8 @@ def test_continued_placement_fills_every_replica_and_overfills_none(seen):
     assert placed == free // 4, "until no free page fits a request"
     for candidate in candidates:
         assert candidate.load.taken_pages <= candidate.status.pages_total
-        in_work = candidate.load.elsewhere | {tag(name) for name in candidate.load.adapters}
-        assert len(in_work) <= candidate.status.slots
+        adapters_in_use = candidate.load.elsewhere | {tag(name) for name in candidate.load.adapters}
+        assert len(adapters_in_use) <= candidate.status.slots
 
 
 def place(candidate: Candidate, wanted: PlacementQuery, shares: Shares) -> bool:

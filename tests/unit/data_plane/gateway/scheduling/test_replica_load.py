@@ -55,14 +55,14 @@ def test_running_adapters_of_all_gateways_are_counted_once_each(ours, theirs):
     load.elsewhere = frozenset(tag(name) for name in theirs)
     for name in ours[1::2]:
         load.begin(name)
-    assert load.in_work == len(theirs.union(ours))
+    assert load.adapters_in_use == len(theirs.union(ours))
     assert load.tags == [tag(name) for name in load.adapters]
     assert all(load.runs(name, tag(name)) == (name in theirs.union(ours)) for name in "abcdefgh")
     for name in ours:
         load.end(name)
-    assert load.in_work == len(theirs)
+    assert load.adapters_in_use == len(theirs)
     load.elsewhere = frozenset()
-    assert (load.in_work, load.tags) == (0, [])
+    assert (load.adapters_in_use, load.tags) == (0, [])
 
 
 def test_a_moved_request_moves_its_pages():
