@@ -197,7 +197,7 @@ def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_ti
 
 
 def test_what_a_real_engine_said_of_tiers_is_in_the_usage_of_each_revision(customer):
-    """The door's report in the stream of an answer becomes the gateway's usage event, and a row of billing."""
+    """The engine middleware's report in a stream becomes the gateway's usage event, and a row of billing."""
     for _ in range(3):
         assert customer.ask().status_code == 200
 

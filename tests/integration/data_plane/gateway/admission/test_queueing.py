@@ -1,4 +1,4 @@
-"""Which requests wait for room on a replica, in which order they get it, and what other requests see meanwhile.
+"""The wait queue at the gateway: which requests wait for room on a replica, their order, and what other requests see.
 
 The replica holds every answer after its first token until the test releases it.
 """

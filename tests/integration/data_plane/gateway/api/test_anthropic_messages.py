@@ -84,7 +84,7 @@ def test_a_caller_that_disconnects_from_a_message_pays_for_the_produced_tokens(s
     assert event.cached_tokens == 3
 
 
-def test_the_wire_has_named_events_and_a_ping(stack, claude, tenant):
+def test_a_message_stream_has_named_events_and_a_ping(stack, claude, tenant):
     headers = {"x-api-key": tenant.key, "anthropic-version": "2023-06-01"}
     body = {"model": "tiny-chat", "max_tokens": 4, "messages": HI, "stream": True}
     answer = httpx.post(f"{stack.gateway.url}/v1/messages", json=body, headers=headers)
@@ -103,7 +103,7 @@ def test_a_conversation_with_tools_is_translated_in_both_directions(claude, stac
     (block,) = answer.content
     assert (block.type, block.name, block.input, answer.stop_reason) == ("tool_use", "get_weather", WEATHER, "tool_use")
     result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "sunny"}]}
-    said = ask(
+    reply = ask(
         claude,
         tools=TOOLS,
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
@@ -113,7 +113,7 @@ def test_a_conversation_with_tools_is_translated_in_both_directions(claude, stac
             {"role": "user", "content": [result, {"type": "text", "text": "and now?"}]},
         ],
     )
-    assert said.stop_reason == "end_turn"
+    assert reply.stop_reason == "end_turn"
     messages = stack.witness.received()[-1]["body"]["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
     assert messages[0]["content"] == "Be brief."

@@ -35,63 +35,63 @@ def python_client(tenant: Tenant, name: str) -> dict:
 
 @pytest.mark.clients("bin/python")
 def test_instructor_gets_its_models_by_tool_and_by_schema(tenant):
-    said = python_client(tenant, "instructor")
-    assert said == {mode: {"name": "amber", "age": 7} for mode in ("TOOLS", "JSON_SCHEMA")}
+    output = python_client(tenant, "instructor")
+    assert output == {mode: {"name": "amber", "age": 7} for mode in ("TOOLS", "JSON_SCHEMA")}
     assert len(tenant.events()) == 2
 
 
 @pytest.mark.clients("bin/python")
-def test_litellm_speaks_both_shapes(tenant):
-    said = python_client(tenant, "litellm")
-    assert [said["text"], said["streamed"], said["message"]] == answers(tenant)
-    assert said["usage"] == tenant.events()[0].input_tokens
+def test_litellm_gets_whole_and_streamed_answers(tenant):
+    output = python_client(tenant, "litellm")
+    assert [output["text"], output["streamed"], output["message"]] == answers(tenant)
+    assert output["usage"] == tenant.events()[0].input_tokens
 
 
 @pytest.mark.clients("bin/python")
 def test_langchain_calls_tools_and_continues(tenant):
-    said = python_client(tenant, "langchain")
+    output = python_client(tenant, "langchain")
     whole, streamed, _, then = answers(tenant)
-    assert (said["text"], said["streamed"], said["then"]) == (whole, streamed, then)
-    assert said["calls"] == [{"name": "get_weather", "args": {"city": "amber"}}]
-    assert said["result"] == "sunny in amber"
-    assert said["usage"] == tenant.events()[0].input_tokens
+    assert (output["text"], output["streamed"], output["then"]) == (whole, streamed, then)
+    assert output["calls"] == [{"name": "get_weather", "args": {"city": "amber"}}]
+    assert output["result"] == "sunny in amber"
+    assert output["usage"] == tenant.events()[0].input_tokens
 
 
 @pytest.mark.clients("bin/python")
 def test_llama_index_chats_streams_and_completes(tenant):
-    said = python_client(tenant, "llama_index")
-    assert sorted(said.values()) == sorted(answers(tenant))
+    output = python_client(tenant, "llama_index")
+    assert sorted(output.values()) == sorted(answers(tenant))
 
 
 @pytest.mark.clients("node_modules/openai")
-def test_openai_for_node_streams_calls_tools_keeps_to_schemas_and_knows_its_errors(tenant):
-    said = ran("node", "node_client.mjs", tenant, "answers")
+def test_openai_for_node_streams_calls_tools_follows_schemas_and_maps_errors(tenant):
+    output = ran("node", "node_client.mjs", tenant, "answers")
     whole, streamed, call, shaped = answers(tenant)
-    assert (said["text"], said["streamed"]) == (whole, streamed)
-    assert said["usage"] == [tenant.events()[1].input_tokens, 3]
-    assert said["call"] == {"name": "get_weather", "arguments": call}
-    assert said["shaped"] == json.loads(shaped) == {"city": "amber"}
-    assert said["models"] == ["tiny-chat"]
-    assert said["refused"] == ["NotFoundError", 404, "model_not_found", True]
+    assert (output["text"], output["streamed"]) == (whole, streamed)
+    assert output["usage"] == [tenant.events()[1].input_tokens, 3]
+    assert output["call"] == {"name": "get_weather", "arguments": call}
+    assert output["shaped"] == json.loads(shaped) == {"city": "amber"}
+    assert output["models"] == ["tiny-chat"]
+    assert output["refused"] == ["NotFoundError", 404, "model_not_found", True]
 
 
 @pytest.mark.clients("node_modules/openai")
 def test_openai_for_node_retries_by_itself_when_the_gateway_asks_for_it(stack):
     slowly(stack)
     tenant = stack.tenant(concurrent_requests=1)
-    said = ran("node", "node_client.mjs", tenant, "retries")
-    *refused, served = said["attempts"]
+    output = ran("node", "node_client.mjs", tenant, "retries")
+    *refused, served = output["attempts"]
     assert refused
     assert refused == [[429, number, "1000"] for number in range(len(refused))]
     assert served == [200, len(refused), None]
-    assert len(said["text"].split()) == 3
+    assert len(output["text"].split()) == 3
 
 
 @pytest.mark.clients("node_modules/openai")
 def test_openai_for_node_gets_the_error_that_ends_a_stream(stack, tenant):
     slowly(stack, cut_after=3)
-    said = ran("node", "node_client.mjs", tenant, "breaks")
+    output = ran("node", "node_client.mjs", tenant, "breaks")
     event, journal = assert_settled(tenant, "replica_gone")
     assert event.output_tokens == 3
-    assert said["streamed"] == "".join(journal.words)
-    assert said["failed"] == ["APIError", "replica_failed", "server_error"]
+    assert output["streamed"] == "".join(journal.words)
+    assert output["failed"] == ["APIError", "replica_failed", "server_error"]

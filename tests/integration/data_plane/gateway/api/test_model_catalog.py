@@ -178,8 +178,8 @@ def test_a_gateway_publishes_the_snapshot_version_that_it_uses(stack):
         generation = stack.publisher.generation
 
         def all_have() -> bool:
-            said = [json.loads(stack.client.get(redis_keys.gateway(name)) or "{}") for name in alive]
-            return all(one.get("generation") == generation for one in said) and bool(said)
+            statuses = [json.loads(stack.client.get(redis_keys.gateway(name)) or "{}") for name in alive]
+            return all(one.get("generation") == generation for one in statuses) and bool(statuses)
 
         wait_until(all_have, timeout_s=5, what="every gateway to have the change")
     left = {member.decode() for member in stack.client.zrange(redis_keys.GATEWAYS, 0, -1)}

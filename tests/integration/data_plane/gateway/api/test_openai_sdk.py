@@ -65,10 +65,10 @@ def test_a_conversation_continues_with_the_sdks_own_message_objects(tenant):
 
 
 def test_a_pydantic_model_is_parsed_from_the_answer(tenant):
-    said = tenant.sdk().chat.completions.parse(
+    reply = tenant.sdk().chat.completions.parse(
         model="tiny-chat", messages=[{"role": "user", "content": "Who is it?"}], response_format=Person
     )
-    assert said.choices[0].message.parsed == Person(name="amber", age=7)
+    assert reply.choices[0].message.parsed == Person(name="amber", age=7)
 
 
 @pytest.mark.parametrize("stream", [False, True])

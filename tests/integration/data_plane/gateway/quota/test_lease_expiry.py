@@ -23,8 +23,8 @@ async def test_an_orphan_is_billed_once_by_its_last_checkpoint(quotas):
     group = (allowed.tenant_id, "rep_one")
     for tokens in (5, 9):
         used = Used(output_tokens=tokens, cost_nanos=tokens * 400)
-        said = Checkpoint(event=event(dead.request_id, allowed.tenant_id, tokens), used=used)
-        assert await quota.renew({group: {dead.request_id: said, silent.request_id: None}}) == (0, [], [])
+        checkpoint = Checkpoint(event=event(dead.request_id, allowed.tenant_id, tokens), used=used)
+        assert await quota.renew({group: {dead.request_id: checkpoint, silent.request_id: None}}) == (0, [], [])
     assert await quota.renew({group: {dead.request_id: None}}) == (0, [], [])
     assert await quota.sweep(allowed.tenant_id) == 0
     await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {dead.request_id: 1, silent.request_id: 1})
@@ -48,8 +48,8 @@ async def test_an_orphan_that_was_still_running_is_reported_once_and_its_rest_is
     for each in (alive, silent):
         assert not (await reserve(quota, each, allowed)).blocked_by
     estimate = msgspec.structs.replace(event(alive.request_id, allowed.tenant_id, 5), kv_page_ms=70, estimated=True)
-    said = Checkpoint(event=estimate, used=Used(input_tokens=5, cost_nanos=2000))
-    await quota.renew({(allowed.tenant_id, "rep_one"): {alive.request_id: said}})
+    checkpoint = Checkpoint(event=estimate, used=Used(input_tokens=5, cost_nanos=2000))
+    await quota.renew({(allowed.tenant_id, "rep_one"): {alive.request_id: checkpoint}})
     await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {alive.request_id: 1, silent.request_id: 1})
     assert await quota.sweep(allowed.tenant_id) == 2
     exact = msgspec.structs.replace(

@@ -163,11 +163,15 @@ class QuotaMachine(RuleBasedStateMachine):
 
     def settle_now(self, held: Held, used: Used) -> bool:
         tenant_id, billed = held.allowance.tenant_id, used.input_tokens + used.output_tokens > 0
-        said = event(held.request_id, tenant_id, key_id=held.key_id) if billed else None
+        billed_as = event(held.request_id, tenant_id, key_id=held.key_id) if billed else None
         return self.run(
             self.scripts.settle(
                 Settlement(
-                    request_id=held.request_id, tenant_id=tenant_id, replica_id=held.replica, used=used, event=said
+                    request_id=held.request_id,
+                    tenant_id=tenant_id,
+                    replica_id=held.replica,
+                    used=used,
+                    event=billed_as,
                 )
             )
         )

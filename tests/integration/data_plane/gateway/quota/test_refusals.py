@@ -69,7 +69,7 @@ async def everything(redis: Redis) -> dict[str, object]:
         match kind:
             case "hash":
                 fields = await redis.hgetall(key)
-                value = {name: said for name, said in fields.items() if name != b"month" and said != b"0"}
+                value = {name: content for name, content in fields.items() if name != b"month" and content != b"0"}
             case "zset":
                 value = await redis.zrange(key, 0, -1, withscores=True)
             case "stream":

@@ -1,5 +1,5 @@
-"""A tenant's spending at the gateway: never above its ceiling, for any number of gateways and requests, and what
-callers learn about it.
+"""A tenant's spending at the gateway: never above its ceiling, for any number of gateways and requests, and the
+answers that callers get.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ def ask(stack, tenant):
     ("method", "path", "body", "status"),
     [
         ("POST", "/v1/chat/completions", {"temperature": "hot"}, 400),
-        ("POST", "/v1/chat/completions", {"model": "nobody"}, 404),
+        ("POST", "/v1/chat/completions", {"model": "no-such-model"}, 404),
         ("POST", "/v1/chat/completions", {"max_tokens": 10**6}, 400),
         ("POST", "/v1/tokenize", {}, 200),
         ("GET", "/v1/models", {}, 200),

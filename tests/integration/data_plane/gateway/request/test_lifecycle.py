@@ -149,7 +149,7 @@ def test_engine_internals_are_not_shown(stack, tenant):
         assert route.adapter_id not in models
 
 
-def test_tokenize_counts_what_a_request_is_billed_for(stack, tenant):
+def test_tokenize_counts_the_prompt_tokens_that_are_billed(stack, tenant):
     client = tenant.sdk()
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -160,7 +160,7 @@ def test_every_row_of_the_corpus_table_has_its_items():
         assert function in tests, name
 
 
-def test_a_body_above_its_limit_is_refused_whether_or_not_it_says_so(http):
+def test_a_body_above_its_limit_is_refused_with_or_without_a_content_length(http):
     big = json.dumps({**CHAT, "messages": [{"role": "user", "content": "a" * (1 << 20)}]}).encode()
     assert http.post("/v1/chat/completions", content=big, headers=JSON).status_code == 413
 
@@ -200,7 +200,7 @@ def test_another_tenants_adapter_is_not_found(stack, tenant, http):
     assert "secret-bot" not in http.get("/v1/models").text
 
 
-def test_without_a_good_key_nothing_is_read(stack):
+def test_a_body_is_not_read_without_a_valid_key(stack):
     good = api_keys.mint_key("live")
     credentials = [
         "",

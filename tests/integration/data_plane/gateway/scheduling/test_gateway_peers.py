@@ -100,7 +100,7 @@ async def test_during_a_redis_outage_received_backlogs_expire_as_they_would_in_r
     assert other.replicas.alive("m"), "the replicas stay"
 
 
-async def test_the_last_gateway_learns_that_it_is_alone_and_stops_publishing(client, pair):
+async def test_the_last_gateway_receives_no_backlog_and_stops_publishing(client, pair):
     one, other = pair
     await other.replicas.refresh_held("m")
     assert other.received == [one.has]
@@ -142,8 +142,8 @@ async def test_names_that_are_not_text_are_ignored(client, pair):
 async def test_held_pages_that_are_not_a_number_are_ignored(client, pair):
     one, _ = pair
     held = redis_keys.replica_held_pages("rep_1")
-    for said, expected in ((b"7", 7), (b"many", 7), (b"2", 2)):
-        await client.hset(held, "total", said)
+    for total, expected in ((b"7", 7), (b"many", 7), (b"2", 2)):
+        await client.hset(held, "total", total)
         for refresh in (one.replicas.refresh(), one.replicas.refresh_held("m")):
             await refresh
             assert [candidate.load.held_pages for candidate in one.replicas.pool("m")] == [expected]

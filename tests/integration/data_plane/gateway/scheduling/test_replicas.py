@@ -188,49 +188,49 @@ def test_when_all_replicas_fail_the_caller_gets_the_gateways_own_error(replicas)
 def test_replicas_that_drain_or_stop_their_heartbeat_are_not_chosen(replicas):
     stack, _ = replicas
     client = stack.tenant().sdk()
-    with door() as (url, knocks):
-        ghost = ReplicaStatus(
-            id="rep_ghost", url=url, base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
+    with counting_listener() as (url, connections):
+        unused_replica = ReplicaStatus(
+            id="rep_unused", url=url, base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
             pages_total=10_000, pages_free=10_000, slots=1, running_requests=0, waiting_requests=0,
             heartbeat_ms=1,
         )  # fmt: skip
         for state in ("draining", "unhealthy", "starting"):
-            _publish(stack, msgspec.structs.replace(ghost, state=state))
+            _publish(stack, msgspec.structs.replace(unused_replica, state=state))
             wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it by then
             assert chat(client, max_tokens=4).choices
         time.sleep(BRISK["replica_stale_s"])
-        _publish(stack, ghost)
+        _publish(stack, unused_replica)
         wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # ready, but its heartbeat has stopped
         assert chat(client, max_tokens=4).choices
-        assert knocks == []
-        _publish(stack, msgspec.structs.replace(ghost, heartbeat_ms=2))
+        assert connections == []
+        _publish(stack, msgspec.structs.replace(unused_replica, heartbeat_ms=2))
         prompts = itertools.count()  # each prefers a different replica
-        wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and knocks, what="a live one's turn")
-        stack.client.delete(redis_keys.replica("rep_ghost"))
-        stack.client.zrem(redis_keys.REPLICAS, "rep_ghost")
+        wait_until(lambda: chat(client, f"{next(prompts)}", max_tokens=1).choices and connections, what="its turn")
+        stack.client.delete(redis_keys.replica("rep_unused"))
+        stack.client.zrem(redis_keys.REPLICAS, "rep_unused")
         wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")
-        knocked = len(knocks)
+        connected = len(connections)
         assert chat(client, max_tokens=4).choices
-        assert len(knocks) == knocked
+        assert len(connections) == connected
 
 
 @contextlib.contextmanager
-def door():
+def counting_listener():
     """A listener that notes each connection and cuts it."""
-    knocks: list[tuple] = []
+    connections: list[tuple] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connection, peer = listener.accept()
-                    knocks.append(peer)
+                    connections.append(peer)
                     connection.close()
 
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", knocks
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", connections
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()

@@ -32,8 +32,10 @@ def listen(client, streams: int) -> list[threading.Thread]:
 def noted(stack, tenant, streams: int, *, tokens: int) -> bool:
     """Whether ``streams`` running requests have a checkpoint of at least ``tokens`` tokens."""
     running = stack.client.zrange(redis_keys.tenant_leases(tenant.id), 0, -1)
-    said = [stack.client.hget(redis_keys.reservation(tenant.id, one.decode()), "checkpoint_output") for one in running]
-    return len(said) == streams and all(int(one or 0) >= tokens for one in said)
+    counts = [
+        stack.client.hget(redis_keys.reservation(tenant.id, one.decode()), "checkpoint_output") for one in running
+    ]
+    return len(counts) == streams and all(int(one or 0) >= tokens for one in counts)
 
 
 def killed_under_streams(stack, tenant, name: str) -> None:

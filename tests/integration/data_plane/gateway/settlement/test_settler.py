@@ -56,9 +56,9 @@ async def test_a_shutdown_without_redis_logs_unsettled_requests(nowhere, capsys)
     await away.drain(5)  # not billable, so it does not wait
     away.settle_later(paid)
     await away.drain(0.3)
-    said = capsys.readouterr().out
-    assert "settlement lost at shutdown" in said
-    assert paid.request_id in said
+    log = capsys.readouterr().out
+    assert "settlement lost at shutdown" in log
+    assert paid.request_id in log
 
 
 async def test_two_concurrent_flushes_lose_nothing(redis_settings, redis):

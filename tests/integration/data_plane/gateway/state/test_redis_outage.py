@@ -137,7 +137,7 @@ def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(own, promised_s):
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_gateway_without_a_published_snapshot_is_not_ready_and_says_so(tmp_path):
+def test_a_gateway_without_a_published_snapshot_reports_that_it_is_not_ready(tmp_path):
     with processes.valkey(tmp_path) as valkey:
         publishing = threading.Timer(1.5, lambda: Publisher(valkey.client, processes.PEPPER).base_model())
         publishing.start()

@@ -79,7 +79,7 @@ def refusals_of(client: openai.OpenAI, model: str) -> list[str]:
             return str(error.code)
 
     with ThreadPoolExecutor(CALLS) as callers:
-        return [said for said in callers.map(one, range(CALLS)) if said]
+        return [failure for failure in callers.map(one, range(CALLS)) if failure]
 
 
 @pytest.mark.parametrize("broken", ["rep_one", "rep_two"])

@@ -53,8 +53,8 @@ def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenan
     assert "[DONE]" not in response.text
     assert "secret" not in response.text
     _, journal = assert_settled(tenant, "replica_gone")
-    said = [json.loads(each.removeprefix("data: "))["choices"][0]["delta"]["content"] for each in events[:-1]]
-    assert "".join(said) == "".join(journal.words)
+    words = [json.loads(each.removeprefix("data: "))["choices"][0]["delta"]["content"] for each in events[:-1]]
+    assert "".join(words) == "".join(journal.words)
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}])
@@ -160,14 +160,14 @@ def test_a_replica_killed_in_the_middle_of_many_streams(stack):
 
 
 @pytest.mark.parametrize(
-    ("faults", "said"),
+    ("faults", "log_event"),
     [({"status": 500}, "request refused by replica"), ({"cut_before": True}, "replica unreachable")],
 )
-def test_log_lines_of_a_request_carry_its_id(stack, tenant, faults, said):
+def test_log_lines_of_a_request_carry_its_id(stack, tenant, faults, log_event):
     client = tenant.sdk()
     stack.witness.faults(**faults)
     before = len(stack.gateway.log.read_text())
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client)
-    lines = [json.loads(line) for line in stack.gateway.log.read_text()[before:].splitlines() if said in line]
+    lines = [json.loads(line) for line in stack.gateway.log.read_text()[before:].splitlines() if log_event in line]
     assert [line["request_id"] for line in lines] == [refused.value.response.headers["x-request-id"]]

@@ -120,7 +120,7 @@ async def test_segments_of_finished_requests_are_deleted_and_none_is_left_at_the
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_full_journal_refuses_records_and_says_so(tmp_path):
+async def test_a_full_journal_refuses_records_and_counts_the_failure(tmp_path):
     before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path, bytes_max=4096) as journaling:
         taken = [one for one in (settlement() for _ in range(50)) if journaling.append(one) is not None]
@@ -224,7 +224,7 @@ async def test_records_written_while_a_segment_fills_up_go_to_the_next(tmp_path,
         journaling.done(late.request_id)
 
 
-async def test_a_siblings_scan_for_dead_journals_does_not_block_a_processs_own_journal(tmp_path, monkeypatch):
+async def test_a_scan_for_dead_journals_does_not_block_a_live_processs_journal(tmp_path, monkeypatch):
     answers = iter([None, None])
     monkeypatch.setattr(journal_module, "lock", lambda path: next(answers, -1) and lock(path))
     async with journal(tmp_path) as journaling:
@@ -233,7 +233,7 @@ async def test_a_siblings_scan_for_dead_journals_does_not_block_a_processs_own_j
         assert journaling.holds(one.request_id)
 
 
-async def test_a_process_that_never_gets_its_lock_journals_nothing_and_says_so(tmp_path, monkeypatch):
+async def test_a_process_without_its_lock_journals_nothing_and_counts_the_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_module, "lock", lambda _: None)
     before = metrics.JOURNAL_FAILURES._value.get()
     async with journal(tmp_path) as journaling:

@@ -10,16 +10,16 @@ from data_plane.gateway.upstream.unary_attempt import counts_at_end
 USAGE = {"prompt_tokens": 9, "total_tokens": 16, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
-def tail(said: str, **more: object) -> bytes:
-    answer = {"choices": [{"message": {"content": said}}], "service_tier": None, "usage": USAGE, **more}
+def tail(content: str, **more: object) -> bytes:
+    answer = {"choices": [{"message": {"content": content}}], "service_tier": None, "usage": USAGE, **more}
     return json.dumps(answer, separators=(",", ":")).encode()[20:]
 
 
 @pytest.mark.parametrize(
-    "said", ["hi", '","usage":{"prompt_tokens":1}}', '\\","usage":{"completion_tokens":1', "ü" * 99]
+    "content", ["hi", '","usage":{"prompt_tokens":1}}', '\\","usage":{"completion_tokens":1', "ü" * 99]
 )
-def test_the_usage_is_read_from_the_end_of_the_answer(said):
-    counts = counts_at_end(tail(said, prompt_logprobs=None), sequences=1)
+def test_the_usage_is_read_from_the_end_of_the_answer(content):
+    counts = counts_at_end(tail(content, prompt_logprobs=None), sequences=1)
     assert (counts.input_tokens, counts.cached_tokens, counts.outputs) == (9, 4, [7])
 
 

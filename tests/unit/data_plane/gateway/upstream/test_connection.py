@@ -40,10 +40,10 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def engine(say, **options):
-    if isinstance(said := say, bytes):
+    if isinstance(raw := say, bytes):
 
         async def say(writer):
-            writer.write(said)
+            writer.write(raw)
 
     made = Engine(say)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
@@ -69,14 +69,14 @@ async def read_all(answer) -> bytes:
         answer.close()
 
 
-@pytest.mark.parametrize(("said", "body"), [(WHOLE, b"hello"), (CHUNKED, b"hello world")])
-async def test_an_answer_is_the_same_however_it_is_cut(said, body):
+@pytest.mark.parametrize(("raw", "body"), [(WHOLE, b"hello"), (CHUNKED, b"hello world")])
+async def test_an_answer_is_the_same_for_any_split_into_packets(raw, body):
     async def drip(writer):
-        for byte in said:
+        for byte in raw:
             writer.write(bytes([byte]))
             await writer.drain()
 
-    for say in (said, drip):
+    for say in (raw, drip):
         async with engine(say) as (server, lines):
             for _ in range(3):
                 answer = await ask(lines, server, b'{"a":1}', authorization="Bearer k")
@@ -95,7 +95,7 @@ async def test_headers_are_found_by_lower_case_names():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw",
     [
         WHOLE[:-2],
         CHUNKED[:-3],
@@ -107,9 +107,9 @@ async def test_headers_are_found_by_lower_case_names():
     ],
     ids=["short body", "no last chunk", "half a head", "nothing", "no HTTP", "a huge head", "no chunk"],
 )
-async def test_an_incomplete_answer_fails_its_caller(said):
+async def test_an_incomplete_answer_fails_its_caller(raw):
     async def say(writer):
-        writer.write(said)
+        writer.write(raw)
         writer.close()
 
     async with engine(say) as (server, lines):
