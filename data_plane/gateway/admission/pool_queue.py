@@ -57,7 +57,7 @@ class WaitingRequest:
     arrived: float
     passed_at: float | None = None
     reserved_replica: str = ""  # once it is overdue
-    gave_way: bool = False  # to tenants that wait at other gateways
+    yielded: bool = False  # to tenants that wait at other gateways
     gone: bool = False  # its caller has disconnected
 
 

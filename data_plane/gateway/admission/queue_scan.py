@@ -117,8 +117,8 @@ class QueueScan:
         if gives_way and not lacks_slot:
             self.blocked.add(tenant_id)
             self._passed.append((waiting, query))  # a smaller request may pass it, for which enough is left
-            if not waiting.gave_way:
-                waiting.gave_way = True
+            if not waiting.yielded:
+                waiting.yielded = True
                 metrics.QUEUE_YIELDS.inc()
         else:
             all_reserved = not (lacks_slot or ranking.able) and bool(self._reserved_for_others[query.headroom])

@@ -81,8 +81,10 @@ class Idempotency:
             return
         tenant_id = caller.tenant.tenant_id
         digest = hashlib.sha256(caller.key.key_id.encode() + b"\0" + name).hexdigest()
-        same = hashlib.sha256(client.path.encode() + b"\0" + client.body_sha256).digest()
-        claim = _Claim(tenant_id, redis_keys.idempotent_request(tenant_id, digest), StoredRequest(request_id, same))
+        request_sha256 = hashlib.sha256(client.path.encode() + b"\0" + client.body_sha256).digest()
+        claim = _Claim(
+            tenant_id, redis_keys.idempotent_request(tenant_id, digest), StoredRequest(request_id, request_sha256)
+        )
         answer = await self._claim(claim)
         if answer is not None:
             await self._replay_charge.charge(caller, request_id)
@@ -94,7 +96,7 @@ class Idempotency:
             yield False
             return
         client.recording = ResponseRecording(
-            self._settings.idempotency_answer_max_bytes, lambda recorded: self._keep(claim, recorded)
+            self._settings.idempotency_answer_max_bytes, lambda recorded: self._store_answer(claim, recorded)
         )
         self._in_progress.add(claim)
         try:
@@ -119,7 +121,7 @@ class Idempotency:
         lease_ms = int(self._settings.idempotency_lease_s * 1000)
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
-                found = await self._redis.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
+                stored = await self._redis.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             task = asyncio.create_task(self._undo(claim))
             self._undoing.add(task)
@@ -129,9 +131,9 @@ class Idempotency:
                 code="idempotency_unavailable",
                 retry_after_s=1,
             ) from error
-        if found is None:
+        if stored is None:
             return None
-        first = _records.decode(found)
+        first = _records.decode(stored)
         if first.request_sha256 != claim.record.request_sha256:
             raise Unprocessable(
                 "Idempotency-Key: it was used for another request; use a new key for a new request.",
@@ -166,7 +168,7 @@ class Idempotency:
                         return
                     await asyncio.sleep(_UNDO_INTERVAL_S)
 
-    async def _keep(self, claim: "_Claim", recorded: ResponseRecording) -> None:
+    async def _store_answer(self, claim: "_Claim", recorded: ResponseRecording) -> None:
         headers = [(name, value) for name, value in recorded.headers if not name.startswith(_TRANSIENT_HEADERS)]
         answer = (
             StoredAnswer(0, [], b"")
@@ -178,22 +180,24 @@ class Idempotency:
         if not await self._change(claim, "keep", _encode(record)):
             metrics.IDEMPOTENT_ANSWERS_LOST.inc()
 
-    async def _change(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
+    async def _change(self, claim: "_Claim", operation: str, record: bytes = b"") -> bool:
         """Change the key in Redis. False where Redis did not do it; the key then stays until its lease expires."""
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
-                return await self._run(claim, what, record)
+                return await self._run(claim, operation, record)
         except (RedisError, OSError) as error:
-            _log.warning("idempotency key not changed, its lease expires", change=what, error=repr(error))
+            _log.warning("idempotency key not changed, its lease expires", change=operation, error=repr(error))
             return False
 
-    async def _run(self, claim: "_Claim", what: str, record: bytes = b"") -> bool:
+    async def _run(self, claim: "_Claim", operation: str, record: bytes = b"") -> bool:
         settings = self._settings
-        life_ms = settings.idempotency_expires_s * 1000 if what == "keep" else int(settings.idempotency_lease_s * 1000)
+        life_ms = (
+            settings.idempotency_expires_s * 1000 if operation == "keep" else int(settings.idempotency_lease_s * 1000)
+        )
         done = await self._script(
             self._redis,
             (claim.key, redis_keys.idempotent_answers(claim.tenant_id)),
-            (what, claim.value, life_ms, record, settings.idempotency_answers_max),
+            (operation, claim.value, life_ms, record, settings.idempotency_answers_max),
         )
         return bool(done)
 

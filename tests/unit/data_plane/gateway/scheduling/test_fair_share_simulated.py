@@ -11,7 +11,7 @@ from benchmarks.load import quantile
 from tests.fixtures.gateway.simulated_gateways import Stage
 from tests.fixtures.virtual_time import run_in_virtual_time
 
-GAVE_WAY = "tenora_gateway_queue_yields_total"
+YIELDS = "tenora_gateway_queue_yields_total"
 PAGES = 256  # 64 requests of four pages
 SECONDS = 20.0
 
@@ -56,11 +56,11 @@ def test_a_better_tier_goes_first_even_behind_another_gateway(ours, theirs):
 
 
 def test_a_tenant_that_yields_to_tenants_behind_another_gateway_is_counted_once():
-    stage, before = Stage(2, pages=PAGES), REGISTRY.get_sample_value(GAVE_WAY)
+    stage, before = Stage(2, pages=PAGES), REGISTRY.get_sample_value(YIELDS)
     traffic = stage.always("one", [90, 0]), stage.always("other", [0, 90])
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
-    gave_way = REGISTRY.get_sample_value(GAVE_WAY) - before
-    assert 0 < gave_way <= len(stage.served) + 180
+    yielded = REGISTRY.get_sample_value(YIELDS) - before
+    assert 0 < yielded <= len(stage.served) + 180
 
 
 def test_weights_count_for_tenants_behind_different_gateways():
