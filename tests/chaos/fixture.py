@@ -43,7 +43,7 @@ def heal(platform: Platform) -> None:
     wait_until(healthy, timeout_s=40, what="the platform to be healthy")
 
 
-def whole(gateway: str, key: str, calls: int = 10, **how: object) -> list[CallResult]:
+def unary_calls(gateway: str, key: str, calls: int = 10, **how: object) -> list[CallResult]:
     """Request ``calls`` whole answers of a few tokens and return their results."""
     return Load([gateway], key, calls, **{"stream": False, "max_tokens": 5, **how}).join()
 

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from data_plane.gateway.settings import GatewaySettings
-from tests.chaos.fixture import assert_served, memory_bytes, records, whole
+from tests.chaos.fixture import assert_served, memory_bytes, records, unary_calls
 from tests.chaos.ledger_check import recorded
 from tests.chaos.load import CallResult, Load
 from tests.chaos.platform import BRISK, PRICES, Platform
@@ -32,7 +32,7 @@ def disconnected(platform: Platform) -> str:
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
     key, url = platform.tenant(), platform.gateways["gw_one"]
-    whole(url, key, 1)
+    unary_calls(url, key, 1)
     extra: dict[str, int] = {}
     for name, leave in (
         ("FIN", callers.hang_up), ("RST", callers.reset), ("nothing", callers.vanish),
@@ -68,7 +68,7 @@ def read_slowly(platform: Platform) -> str:
     asked = callers.request(key, stream=True, max_tokens=480, logprobs=True, top_logprobs=2)
     grown = 0
     with platform.gateway_for_now("gw_patient", **READ_SLOWLY) as url:
-        whole(url, key, 5)
+        unary_calls(url, key, 5)
         pid = platform.running["gw_patient"].pid
         memory = memory_bytes(pid)
         with (
@@ -94,7 +94,7 @@ def sent_slowly(platform: Platform) -> str:
     """Request heads without an end, and slow bodies from two tenants. The measured caller belongs to neither tenant."""
     key, slow_keys = platform.tenant(), [platform.tenant(), platform.tenant()]
     with platform.gateway_for_now("gw_patient", **SENT_SLOWLY) as url:
-        whole(url, key)
+        unary_calls(url, key)
         quiet_s = [_p99(url, key)]
         began = time.monotonic()
         part = [callers.head(one, 100_000) + b'{"model": "' for one in slow_keys]
@@ -104,7 +104,7 @@ def sent_slowly(platform: Platform) -> str:
             callers.callers(url, _SLOW // 2, part[1]) as others,
         ):
             slow = [*heads, *some, *others]
-            (behind,) = whole(url, key, 1, max_tokens=1)  # waits until the gateway has accepted all connections
+            (behind,) = unary_calls(url, key, 1, max_tokens=1)  # waits until the gateway has accepted all connections
             assert_served([behind])
             with callers.each_second(slow, sends=b"a"):
                 during_s = _p99(url, key)
@@ -119,7 +119,7 @@ def sent_slowly(platform: Platform) -> str:
 
 def _p99(url: str, key: str) -> float:
     """The p99 of whole answers of one token, in seconds."""
-    results = whole(url, key, 600, max_tokens=1, spread_s=6)
+    results = unary_calls(url, key, 600, max_tokens=1, spread_s=6)
     assert_served(results)
     return sorted(one.ended_s for one in results)[-6]
 
@@ -162,7 +162,7 @@ def exhausted(platform: Platform) -> str:
         platform.publisher.tenant(tenant_id=platform.tenants[key], prices=PRICES, **change)
     for key, change in zip(loads, changes, strict=True):
         wait_until(
-            lambda key=key: whole(url, key, 1)[0].code == "insufficient_quota", what=f"{change} to be in the way"
+            lambda key=key: unary_calls(url, key, 1)[0].code == "insufficient_quota", what=f"{change} to be in the way"
         )
     assert all(one.end == "cut" for load in loads.values() for one in load.results), "they ended before the test"
     for load in loads.values():

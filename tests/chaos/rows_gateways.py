@@ -11,7 +11,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from core import redis_keys
-from tests.chaos.fixture import assert_served, memory_bytes, records, whole
+from tests.chaos.fixture import assert_served, memory_bytes, records, unary_calls
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.verdict import emitted, judge, quiet
@@ -108,7 +108,7 @@ def killed_under_whole_answers(platform: Platform) -> str:
 
 def without_descriptors(platform: Platform) -> str:
     key, url = platform.tenant(), platform.gateways["gw_two"]
-    whole(url, key)
+    unary_calls(url, key)
     pid = platform.running["gw_two"].pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (80, limits[1]))
@@ -118,11 +118,11 @@ def without_descriptors(platform: Platform) -> str:
             wait_until(lambda: len(list(used.iterdir())) >= 80, what="its descriptors to be used up")
             assert platform.running["gw_two"].poll() is None
         began = time.monotonic()
-        wait_until(lambda: whole(url, key, 1)[0].end == "done", timeout_s=5, what="the gateway to serve again")
+        wait_until(lambda: unary_calls(url, key, 1)[0].end == "done", timeout_s=5, what="the gateway to serve again")
         served_s = time.monotonic() - began
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    assert_served(whole(url, key))
+    assert_served(unary_calls(url, key))
     return f"150 connections with 80 descriptors; served again after {served_s:.1f} s"
 
 
@@ -130,7 +130,7 @@ def without_memory(platform: Platform) -> str:
     """Limit the gateway's allocators. Parts of Python do not survive this, so the gateway may need a restart."""
     key = platform.tenant()
     with platform.gateway_for_now("gw_small") as url:
-        whole(url, key)
+        unary_calls(url, key)
         process, said = platform.running["gw_small"], platform.log("gw_small").count("MemoryError")
         limits = resource.prlimit(process.pid, resource.RLIMIT_DATA)
         resource.prlimit(
@@ -143,7 +143,7 @@ def without_memory(platform: Platform) -> str:
         else:
             platform.restart("gw_small")
         began = time.monotonic()
-        wait_until(lambda: whole(url, key, 1)[0].end == "done", timeout_s=5, what="the gateway to serve again")
+        wait_until(lambda: unary_calls(url, key, 1)[0].end == "done", timeout_s=5, what="the gateway to serve again")
         served_s = time.monotonic() - began
     end = "it survived" if status is None else f"it exited with status {status} and was restarted"
     return (

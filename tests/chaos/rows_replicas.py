@@ -5,14 +5,14 @@ import time
 from typing import Final
 
 from data_plane.gateway.settings import GatewaySettings
-from tests.chaos.fixture import assert_served, memory_bytes, watch_memory, whole
+from tests.chaos.fixture import assert_served, memory_bytes, unary_calls, watch_memory
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import wait_until
 
 # An open circuit breaker would reduce the attempts. The retry budget is the default.
-THRIFTY: Final = {"breaker_failures": 10_000}
+NEVER_OPEN: Final = {"breaker_failures": 10_000}
 _GROWN_BYTES = 20_000_000
 _STREAM_TOKENS = 60
 _AT_ONCE = 50
@@ -34,7 +34,7 @@ def killed_before_its_first_byte(platform: Platform) -> str:
     platform.witnesses["rep_one"].faults(hang=True)
     key, before = platform.tenant(), _received(platform, "rep_one")
     load = Load([platform.gateways["gw_one"]], key, 10, max_tokens=20, spread_s=0.1)
-    wait_until(lambda: _received(platform, "rep_one") - before >= 3, what="requests at the replica")
+    wait_until(lambda: _received(platform, "rep_one") - before >= 3, what="requests")
     platform.kill("rep_one")
     killed_at = time.monotonic()
     assert_served(load.join())
@@ -50,7 +50,7 @@ def killed_under_streams(platform: Platform) -> str:
     wait_until(lambda: load.begun == 50, what="streams to run")
     platform.kill("rep_one")
     began = time.monotonic()
-    assert_served(whole(platform.gateways["gw_one"], key))
+    assert_served(unary_calls(platform.gateways["gw_one"], key))
     served_s = time.monotonic() - began
     assert served_s <= 2
     results = load.join()
@@ -75,7 +75,7 @@ def stopped(platform: Platform) -> str:
     wait_until(lambda: load.begun == 20, what="streams to run")
     platform.signal("rep_one", signal.SIGSTOP)
     began = time.monotonic()
-    assert_served(whole(platform.gateways["gw_two"], key, timeout_s=30))
+    assert_served(unary_calls(platform.gateways["gw_two"], key, timeout_s=30))
     results = load.join()
     ended_s = time.monotonic() - began
     assert {one.code for one in results if one.end != "done"} <= {"generation_timeout", "replica_failed"}
@@ -88,10 +88,12 @@ def stopped(platform: Platform) -> str:
 def hung_but_healthy(platform: Platform) -> str:
     key, url = platform.tenant(), platform.gateways["gw_one"]
     before = _received(platform, "rep_one")
-    wait_until(lambda: whole(url, key) and _received(platform, "rep_one") > before, what="requests at the replica")
+    wait_until(
+        lambda: unary_calls(url, key) and _received(platform, "rep_one") > before, what="requests at the replica"
+    )
     platform.witnesses["rep_one"].faults(hang=True, deaf=True)
     before = _received(platform, "rep_one")
-    results = whole(url, key, calls=8, timeout_s=30)
+    results = unary_calls(url, key, calls=8, timeout_s=30)
     assert_served(results)
     hung = _received(platform, "rep_one") - before
     assert hung > 0
@@ -103,12 +105,12 @@ def hung_but_healthy(platform: Platform) -> str:
 def failing_now_and_then(platform: Platform) -> str:
     calls, key, defaults = 200, platform.tenant(), GatewaySettings.model_fields
     burst, percent = defaults["retry_burst"].default, defaults["retry_percent"].default
-    with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
-        whole(url, key)
+    with platform.gateway_for_now("gw_never_open", **NEVER_OPEN) as url:
+        unary_calls(url, key)
         before = _received(platform)
         for witness in platform.witnesses.values():
             witness.faults(status=500, share=0.3)
-        results = whole(url, key, calls=calls, spread_s=2)
+        results = unary_calls(url, key, calls=calls, spread_s=2)
         attempts = _received(platform) - before
     assert calls < attempts <= calls + burst + calls * percent / 100, attempts
     assert {one.end for one in results} <= {"done", "refused"}
@@ -121,9 +123,9 @@ def failing_now_and_then(platform: Platform) -> str:
 
 def sending_garbage(platform: Platform) -> str:
     key, grown = platform.tenant(), {}
-    with platform.gateway_for_now("gw_thrifty", **THRIFTY) as url:
-        whole(url, key, calls=5)
-        pid = platform.running["gw_thrifty"].pid
+    with platform.gateway_for_now("gw_never_open", **NEVER_OPEN) as url:
+        unary_calls(url, key, calls=5)
+        pid = platform.running["gw_never_open"].pid
         for stream in (True, False):
             before = watch_memory(pid)
             for name, reply in GARBAGE.items():
@@ -162,9 +164,11 @@ def _adapters_in_turn(platform: Platform, url: str) -> tuple[int, int]:
         names = [f"support-{broken.id[4:]}-{number}" for number in range(6)]
         for name in names:
             platform.publisher.adapter(platform.tenants[key], name)
-        wait_until(lambda last=names[-1]: whole(url, key, 1, model=last)[0].end == "done", what="adapters to be known")
+        wait_until(
+            lambda last=names[-1]: unary_calls(url, key, 1, model=last)[0].end == "done", what="adapters to be known"
+        )
         for name in names[:-1]:
-            assert_served(whole(url, key, 1, model=name))
+            assert_served(unary_calls(url, key, 1, model=name))
         tried += _received(platform, broken.id) - before
         served += len(names)
         broken.faults()
@@ -181,14 +185,14 @@ def _first_calls_at_once(platform: Platform, url: str, broken: str) -> tuple[int
     names = [f"crowd-{broken[4:]}-{number}" for number in range(20)]
     for name in names:
         platform.publisher.adapter(platform.tenants[key], name)
-    wait_until(lambda: whole(url, key, 1, model=names[-1])[0].end == "done", what="adapters to be known")
+    wait_until(lambda: unary_calls(url, key, 1, model=names[-1])[0].end == "done", what="adapters to be known")
     platform.witnesses[broken].faults(**_NO_ADAPTER)
     platform.proxies[broken].set(latency_s=_FAILS_AFTER_S)
     sent = refused = 0
     while sent <= burst:
         assert len(names) > 1, "the first calls of no adapter went where it could not be loaded"
         before = _received(platform, broken)
-        results = whole(url, key, _AT_ONCE, model=names.pop(0), spread_s=0)
+        results = unary_calls(url, key, _AT_ONCE, model=names.pop(0), spread_s=0)
         sent, failed = _received(platform, broken) - before, [one for one in results if one.end != "done"]
         refused += len(failed)
         assert refused <= 1, f"{refused} of {_AT_ONCE} calls failed, of {sent} sent there: {failed[:2]}"

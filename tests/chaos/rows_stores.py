@@ -3,7 +3,7 @@
 import time
 
 from core import redis_keys
-from tests.chaos.fixture import FAR, assert_served, whole
+from tests.chaos.fixture import FAR, assert_served, unary_calls
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
 from tests.chaos.verdict import emitted, judge
@@ -20,12 +20,12 @@ def late_and_silent(platform: Platform) -> str:
         load = Load([url], key, 10, max_tokens=60, spread_s=0.2)
         wait_until(lambda load=load: load.begun == 10, what="streams to run")
         proxy.set(**toxics)
-        refused = whole(url, key, calls=100, spread_s=1)
+        refused = unary_calls(url, key, calls=100, spread_s=1)
         assert {(one.end, one.status) for one in refused} == {("refused", 503)}
         p99_s = max(p99_s, sorted(one.ended_s for one in refused)[-2])
         assert_served(load.join())
         proxy.set()
-        wait_until(lambda: whole(url, key, 1)[0].end == "done", what="the gateway to serve again")
+        wait_until(lambda: unary_calls(url, key, 1)[0].end == "done", what="the gateway to serve again")
     assert p99_s <= FAR["reserve_deadline_ms"] / 1000 + _ADDED_S, p99_s
     return f"200 refused, p99 {p99_s * 1000:.0f} ms; 20 streams ended and settled"
 
@@ -44,7 +44,7 @@ def flushed(platform: Platform) -> str:
     platform.client.flushall()
     for name, value in published.items():
         platform.client.restore(name, 0, value)
-    refused = whole(platform.gateways["gw_one"], key, 1)
+    refused = unary_calls(platform.gateways["gw_one"], key, 1)
     assert {(one.end, one.status) for one in refused} == {("refused", 503)}  # the month's usage is unknown
     assert_served(load.join())
     wait_until(

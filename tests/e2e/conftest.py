@@ -99,7 +99,7 @@ class Platform:
         )
 
     def new_tenant(self, name: str, **limits: int) -> tuple[str, str]:
-        """(tenant id, key) on a plan of its own."""
+        """(tenant id, key) on a new plan."""
         plan = f"{name}-{time.time_ns()}"
         with self.admin() as admin:
             body = {"name": plan, "limits": LIMITS | limits, "prices": PRICES}

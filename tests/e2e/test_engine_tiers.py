@@ -1,5 +1,5 @@
-"""Adapters in a real engine with fewer slots than room in host memory, and less room than adapters: brought in,
-alternated, lost, pinned, taken out. What is asserted is asked of the engine itself.
+"""Adapters in a real engine with fewer slots than room in host memory, and less room than adapters: loaded,
+alternated, lost, pinned, evicted. The tests ask the engine itself.
 
 Texts are compared word by word only where both came from requests that no other ran beside: the engine then computes
 the same to the last bit, on any CPU. Answers of a batch are judged by ``isolation_judge``.

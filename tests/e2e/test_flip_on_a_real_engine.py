@@ -118,7 +118,7 @@ def test_no_call_meets_the_wrong_revision_or_its_cached_prefixes(tenant, revisio
             f"\n  {MOVES} moves, slowest acknowledged after {slowest:.2f} s; {len(served)} calls, {judged} after"
             f" a move, {wrong} wrong; {cached_later} met their own revision's cache, {stale} another's"
         )
-    assert judged > MOVES, "traffic went on after the moves"
+    assert judged > MOVES, "requests followed the moves"
     assert wrong == 0
     assert stale == 0
     assert cached_later > len(PROMPTS), "the prefix cache works, so a stale hit could have been seen"

@@ -2,7 +2,7 @@
 
 Rounding is so small there that weights which are wrong by a hundredth show, also where an answer stays nearest to its
 own model. Which request gets which slot, and where adapters lie, is the same code as in bfloat16; the native kernel of
-bfloat16 has exact tests of its own (tests/unit/data_plane/engine/cpu_lora/test_punica_wrapper.py).
+bfloat16 has separate, exact tests (tests/unit/data_plane/engine/cpu_lora/test_punica_wrapper.py).
 """
 
 import asyncio

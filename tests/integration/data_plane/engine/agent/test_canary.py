@@ -26,6 +26,14 @@ def harness(module_harness):
     assert "Traceback" not in module_harness.agent.log.read_text()
 
 
+def published_counters(harness):
+    """The agent's counters, once they hold all that the engine has counted."""
+    return wait_until(
+        lambda: (found := harness.counters()) and found.generation_tokens == harness.engine.counters()[1] and found,
+        what="the agent's counters",
+    )
+
+
 def gave_no_verdict(harness, job) -> bool:
     """Whether the agent logged that this job's run gave no verdict."""
     lines = harness.agent.log.read_text().splitlines()
@@ -33,18 +41,16 @@ def gave_no_verdict(harness, job) -> bool:
 
 
 def test_an_adapter_that_differs_from_its_base_passes_and_no_tenant_is_billed(harness):
-    name = engine_name()
+    name, before = engine_name(), published_counters(harness)
     result = harness.canary(name)
     assert (result.code, result.message) == (None, "")
     assert result.prompt
     assert result.base_answer != result.adapter_answer
     assert 0 < len(result.base_answer) <= 200
     assert result.logprob_difference >= 0.5
-    counted = wait_until(
-        lambda: (found := harness.counters()) and found.generation_tokens == harness.engine.counters()[1] and found
-    )
-    assert counted.tenant_tokens == 0
-    assert counted.probe_generation_tokens > 10
+    counted = published_counters(harness)
+    assert counted.tenant_tokens == before.tenant_tokens
+    assert counted.probe_generation_tokens > before.probe_generation_tokens + 10
     models = [line["body"]["model"] for line in harness.engine.received() if "cache_salt" in line["body"]]
     assert {"tiny-chat", name} <= set(models)
 

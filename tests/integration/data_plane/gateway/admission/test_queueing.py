@@ -21,6 +21,7 @@ TOKENS = 33
 HELD = {"output_tokens": TOKENS, "token_interval_s": 0, "held": True}
 SETTINGS = {
     **BRISK, "queue_wait_s": 60, "queue_overdue_after_s": 60, "queue_requests_max": 4, "inter_token_s": 60,
+    "first_byte_s": 60, "engine_stalled_s": 60,
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def pair(redis_server, tmp_path_factory):
             up.enter_context(processes.witness(folder, redis_server, f"rep_{name}", pages=PAGES))
             for name in ("one", "two")
         )
-        settings = {**BRISK, "queue_requests_max": 3, "queue_wait_s": 4, "inter_token_s": 60}
+        settings = {**BRISK, "queue_requests_max": 3, "queue_wait_s": 4, "inter_token_s": 60, "first_byte_s": 60}
         gateway = up.enter_context(processes.gateway(folder, redis_server, **settings))
         yield Stack(client, publisher, one, gateway, folder, redis_server, contextlib.ExitStack()), two
 
