@@ -78,15 +78,15 @@ def _run_steps(settings: StackSettings, console: Console, started: float) -> lis
     bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
     names = {"": MODEL_ID}
-    for tenant in (bank, shop):
-        folder = fine_tune(tenant, settings.root / "models" / MODEL_ID, settings.root / "fine-tunes")
+    folders = fine_tune((bank, shop), settings.root / "models" / MODEL_ID, settings.root / "fine-tunes")
+    for tenant, folder in zip((bank, shop), folders, strict=True):
         begun = time.monotonic()
         revision = tenant.control.upload_adapter(tenant.adapter, MODEL_ID, folder)
         console.print(
             f"{tenant.name}: {tenant.adapter} ready in {time.monotonic() - begun:.1f} s, {revision['sha256'][:12]}…"
         )
         names[tenant.control.get(f"/api/v1/adapters/{tenant.adapter}")["id"]] = tenant.adapter
-    revisions = upload_two_revisions(shop, folder)
+    revisions = upload_two_revisions(shop, folders[1])
     console.print(f"{shop.name}: a second revision of {shop.adapter}, at half the strength; prod stays on the first")
     console.rule("They call them, mixed, on one replica", align="left")
     answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, revisions, console))

@@ -1,8 +1,8 @@
 """The demo's tenants: one plan, two tenants with one API key each, and the adapter that each tenant fine-tunes."""
 
 import secrets
-import subprocess
-import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 from core.ids import new_id
 from tenora.demo.control import ControlPlane
 from tenora.training.example_tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
+from tenora.training.finetune import finetune, print_summary, progress_of_finetunes
 
 _EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
 
@@ -64,19 +65,23 @@ def create_tenants(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenan
     return created[0], created[1]
 
 
-def fine_tune(tenant: Tenant, checkpoint: Path, folder: Path) -> Path:
-    """Train the tenant's adapter in a child process that prints its progress; returns the adapter's folder.
+def fine_tune(tenants: Sequence[Tenant], checkpoint: Path, folder: Path) -> list[Path]:
+    """Train the tenants' adapters at the same time, each in a child process; returns the adapters' folders.
 
-    Raises RuntimeError when the training fails.
+    One fine-tune computes while another loads torch, or waits for a core that another process uses. Raises
+    RuntimeError when a training fails.
     """
-    out = folder / f"{tenant.adapter}-{new_id('up')}"
-    command = (
-        sys.executable, "-m", "tenora.training.finetune",
-        "--base", str(checkpoint), "--dataset", str(dataset(tenant)), "--out", str(out),
-    )  # fmt: skip
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-        raise RuntimeError(f"fine-tuning {tenant.adapter} failed; its output is above")
-    return out
+    folders = [folder / f"{tenant.adapter}-{new_id('up')}" for tenant in tenants]
+    names = [tenant.task.name for tenant in tenants]
+    with progress_of_finetunes(names) as callbacks, ThreadPoolExecutor(len(tenants)) as pool:
+        running = [
+            pool.submit(finetune, checkpoint, dataset(tenant), out, task=tenant.task, progress=callback)
+            for tenant, out, callback in zip(tenants, folders, callbacks, strict=True)
+        ]
+        reports = [each.result() for each in running]
+    for report in reports:
+        print_summary(report)
+    return folders
 
 
 def dataset(tenant: Tenant) -> Path:

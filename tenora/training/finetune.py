@@ -5,18 +5,19 @@
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tenora.stack.base_model import HUB_NAME
 from tenora.training.example_tasks import TASKS, Task
@@ -117,6 +118,33 @@ def run(
     )
 
 
+@contextlib.contextmanager
+def progress_of_finetunes(names: Sequence[str]) -> Iterator[list[StepProgress]]:
+    """A progress bar on standard error for each fine-tune, where that is a terminal. Yields one callback for each."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def callback(bar: TaskID) -> StepProgress:
+            return lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss)
+
+        yield [callback(bars.add_task(f"fine-tuning {name}", total=None, loss=float("nan"))) for name in names]
+
+
+def print_summary(report: FinetuneReport) -> None:
+    """Print one line on standard error where no progress bar showed the fine-tune."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        line = f"fine-tuned {report.task}: {report.steps} steps in {report.wall_s:.0f} s, loss {report.final_loss:.3f}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Train one of the example adapters."""
     parser = argparse.ArgumentParser(prog="python -m tenora.training.finetune", description=main.__doc__)
@@ -134,23 +162,9 @@ def main() -> None:
     if arguments.json:
         _say(run(**job, task=TASKS[name], progress=lambda step, steps, loss: _say(Step(step, steps, loss))))
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(f"fine-tuning {name}", total=None, loss=float("nan"))
-        report = run(
-            **job,
-            task=TASKS[name],
-            progress=lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss),
-        )
-    if not console.is_terminal:
-        line = f"fine-tuned {name}: {report.steps} steps in {report.wall_s:.0f} s, loss {report.final_loss:.3f}"
-        console.print(line, highlight=False, soft_wrap=True)
+    with progress_of_finetunes([name]) as (show,):
+        report = run(**job, task=TASKS[name], progress=show)
+    print_summary(report)
     _say(report)
 
 
