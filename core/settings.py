@@ -18,19 +18,20 @@ class Fragment(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TENORA_", frozen=True, extra="ignore")
 
+    def require_shorter(self, interval: str, timeout: str) -> None:
+        """Raise a ValueError that names both settings unless the interval is shorter than the timeout.
 
-def require_shorter(interval: str, interval_value: float, timeout: str, timeout_value: float) -> None:
-    """Raise a ValueError that names both settings unless the interval is shorter than the timeout.
+        Each value is in the unit that ends its setting's name: ``_ms`` or ``_s``.
+        """
+        (interval_text, interval_ms), (timeout_text, timeout_ms) = self._duration(interval), self._duration(timeout)
+        if interval_ms >= timeout_ms:
+            raise ValueError(
+                f"{interval_text}, {timeout_text}: the first must be shorter. Lower the first or raise the second."
+            )
 
-    Each value is in the unit that ends its setting's name: ``_ms`` or ``_s``.
-    """
-    interval_unit, timeout_unit = interval.rpartition("_")[2], timeout.rpartition("_")[2]
-    if interval_value * _UNIT_MS[interval_unit] >= timeout_value * _UNIT_MS[timeout_unit]:
-        names = (
-            f"TENORA_{interval.upper()} is {interval_value:g} {interval_unit}, "
-            f"TENORA_{timeout.upper()} is {timeout_value:g} {timeout_unit}"
-        )
-        raise ValueError(f"{names}: the first must be shorter. Lower the first or raise the second.")
+    def _duration(self, name: str) -> tuple[str, float]:
+        value, unit = getattr(self, name), name.rpartition("_")[2]
+        return f"TENORA_{name.upper()} is {value:g} {unit}", value * _UNIT_MS[unit]
 
 
 class RedisSettings(Fragment):

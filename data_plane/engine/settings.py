@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings, require_shorter
+from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
 
 
 class AdapterTaskSettings(Fragment):
@@ -231,5 +231,5 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
     @model_validator(mode="after")
     def _check_intervals(self) -> Self:
         """A status must be published again before it expires; otherwise gateways lose a healthy replica."""
-        require_shorter("heartbeat_s", self.heartbeat_s, "status_ttl_s", self.status_ttl_s)
+        self.require_shorter("heartbeat_s", "status_ttl_s")
         return self

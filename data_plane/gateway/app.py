@@ -103,10 +103,8 @@ class _Gateway:
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
         self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
-        self._schemas, self._idempotency = (
-            SchemaCompiler(redis, settings),
-            Idempotency(connection, replay_charge, settings),
-        )
+        self._schemas = SchemaCompiler(redis, settings)
+        self._idempotency = Idempotency(connection, replay_charge, settings)
         self._last_used = _last_used(settings, redis, clock)
         self._slices = _slices(settings, connection, settler)
         self._quota = QuotaReader(connection, deadline_s=settings.settlement_deadline_s)

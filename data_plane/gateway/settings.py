@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.redis_keys import GATEWAYS_LEASE_S_MAX
-from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings, require_shorter
+from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
 
 _PlatformLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | None
 
@@ -473,12 +473,9 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     @model_validator(mode="after")
     def _check_intervals(self) -> Self:
         """Each interval must be shorter than the time after which its absence counts as a failure."""
-        require_shorter("lease_renewal_s", self.lease_renewal_s, "lease_s", self.lease_s)
-        for interval, interval_ms, timeout, timeout_s in (
-            ("heartbeat_period_ms", self.heartbeat_period_ms, "heartbeat_lease_s", self.heartbeat_lease_s),
-            ("engine_liveness_poll_ms", self.engine_liveness_poll_ms, "engine_stalled_s", self.engine_stalled_s),
-        ):
-            require_shorter(interval, interval_ms, timeout, timeout_s)
+        self.require_shorter("lease_renewal_s", "lease_s")
+        self.require_shorter("heartbeat_period_ms", "heartbeat_lease_s")
+        self.require_shorter("engine_liveness_poll_ms", "engine_stalled_s")
         return self
 
     @property

@@ -1,8 +1,9 @@
 """The demo's tenants: one plan, two tenants with one API key each, and the adapter that each tenant fine-tunes."""
 
 import secrets
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from core.ids import new_id
 from tenora.demo.control import ControlPlane
 from tenora.training.example_tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
-from tenora.training.finetune import finetune, print_summary, progress_of_finetunes
+from tenora.training.finetune import StepProgress, finetune, print_summary, progress_of_finetunes
 
 _EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
 
@@ -69,16 +70,30 @@ def fine_tune(tenants: Sequence[Tenant], checkpoint: Path, folder: Path) -> list
     """Train the tenants' adapters at the same time, each in a child process; returns the adapters' folders.
 
     One fine-tune computes while another loads torch, or waits for a core that another process uses. Raises
-    RuntimeError when a training fails.
+    RuntimeError when a training fails. A failure or an interruption ends the other trainings at their next step.
     """
+    stopped = threading.Event()
+
+    def until_stopped(show: StepProgress) -> StepProgress:
+        def on_step(step: int, steps: int, loss: float) -> None:
+            if stopped.is_set():
+                raise RuntimeError("stopped, because another fine-tune failed or the demo was interrupted")
+            show(step, steps, loss)
+
+        return on_step
+
     folders = [folder / f"{tenant.adapter}-{new_id('up')}" for tenant in tenants]
     names = [tenant.task.name for tenant in tenants]
     with progress_of_finetunes(names) as callbacks, ThreadPoolExecutor(len(tenants)) as pool:
         running = [
-            pool.submit(finetune, checkpoint, dataset(tenant), out, task=tenant.task, progress=callback)
+            pool.submit(finetune, checkpoint, dataset(tenant), out, task=tenant.task, progress=until_stopped(callback))
             for tenant, out, callback in zip(tenants, folders, callbacks, strict=True)
         ]
-        reports = [each.result() for each in running]
+        try:
+            reports = [each.result() for each in as_completed(running)]
+        except BaseException:
+            stopped.set()
+            raise
     for report in reports:
         print_summary(report)
     return folders

@@ -87,14 +87,10 @@ def queued(stack: Stack, tenant: Tenant, client: openai.OpenAI, count: int, **op
 
 def reached(witness: processes.WitnessProcess, since: int, count: int) -> list[dict]:
     """The bodies of the requests that reached the replica after its first ``since``, once they are ``count``."""
-    bodies = [line["body"] for line in wait_until(lambda: _received(witness, since, count), what="requests to run")]
+    wait_until(lambda: len(witness.received()) >= since + count, what="requests to run")
+    bodies = [line["body"] for line in witness.received()[since:]]
     assert len(bodies) == count
     return bodies
-
-
-def _received(witness: processes.WitnessProcess, since: int, count: int) -> list[dict]:
-    received = witness.received()[since:]
-    return received if len(received) >= count else []
 
 
 def finish(witness: processes.WitnessProcess, streams: list, *rest: list[Asked]) -> None:
