@@ -55,7 +55,7 @@ def test_every_written_example_of_an_error_is_a_message_in_the_source():
     """Each example matches a text in the source; a value stands where the text inserts one."""
     texts = [text for text in reference.message_texts() if len(text.replace("…", "")) >= 6]
     patterns = [re.compile(".+".join(map(re.escape, text.split("…")))) for text in texts]
-    missing = [code for code, said in EXAMPLES.items() if not any(each.fullmatch(said) for each in patterns)]
+    missing = [code for code, example in EXAMPLES.items() if not any(each.fullmatch(example) for each in patterns)]
     assert missing == []
 
 

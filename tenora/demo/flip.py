@@ -15,8 +15,9 @@ from rich.console import Console
 
 from core.contracts.routes import PROD
 from tenora.demo.calls import Callers
+from tenora.demo.fine_tunes import dataset
 from tenora.demo.report import table
-from tenora.demo.tenants import Tenant, dataset
+from tenora.demo.tenants import Tenant
 
 _CALLERS: Final = 4
 _BETWEEN_MOVES_S: Final = 2.0
@@ -131,7 +132,7 @@ async def flip_and_roll_back(callers: Callers, tenant: Tenant, first: str, secon
 
 
 async def _call_until(stop: asyncio.Event, callers: Callers, tenant: Tenant, served: list[Served]) -> None:
-    prompts = [example.prompt for example in tenant.task.load(dataset(tenant), "heldout")]
+    prompts = [example.prompt for example in tenant.task.load(dataset(tenant.task), "heldout")]
     count = 0
     while not stop.is_set():
         sent_at = time.monotonic()

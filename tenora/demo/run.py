@@ -19,14 +19,15 @@ from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
 from tenora.demo.engine_counts import EngineCount, read_engine_count
+from tenora.demo.fine_tunes import FineTunes, dataset
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.report import show_invoice, show_usage, table, write_report
-from tenora.demo.tenants import Tenant, create_tenants, dataset, fine_tune, usage_by_adapter
+from tenora.demo.tenants import TENANTS, Tenant, create_tenants, usage_by_adapter
 from tenora.settings import StackSettings
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.daemon import is_up
 from tenora.stack.status import read_status
-from tenora.stack.up_down import start_stack, stop_stack
+from tenora.stack.up_down import launch_stack, stop_stack, wait_until_ready
 
 _SEED: Final = 20
 _LEDGER_CATCHES_UP_S: Final = 30
@@ -59,8 +60,12 @@ def run_demo(settings: StackSettings) -> int:
     was_up = is_up(settings)
     started = time.monotonic()
     try:
-        start_stack(settings)
-        violations = _run_steps(settings, console, started)
+        launch_stack(settings)
+        checkpoint = settings.root / "models" / MODEL_ID
+        tasks = [task for _, _, task in TENANTS]
+        with FineTunes(tasks, checkpoint, settings.root / "fine-tunes") as fine_tunes:
+            wait_until_ready(settings)
+            violations = _run_steps(settings, console, fine_tunes, started)
     except CountMismatchError as mismatch:
         console.print(f"[bold red]The token counts differ.[/] {mismatch}")
         return 1
@@ -70,7 +75,7 @@ def run_demo(settings: StackSettings) -> int:
     return 1 if violations else 0
 
 
-def _run_steps(settings: StackSettings, console: Console, started: float) -> list[str]:
+def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes, started: float) -> list[str]:
     """Run and print every step; returns descriptions of the failed checks."""
     status = read_status(settings)
     admin = ControlPlane(status["control_url"], status["admin_key"])
@@ -78,7 +83,7 @@ def _run_steps(settings: StackSettings, console: Console, started: float) -> lis
     bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
     names = {"": MODEL_ID}
-    folders = fine_tune((bank, shop), settings.root / "models" / MODEL_ID, settings.root / "fine-tunes")
+    folders = fine_tunes.wait()
     for tenant, folder in zip((bank, shop), folders, strict=True):
         begun = time.monotonic()
         revision = tenant.control.upload_adapter(tenant.adapter, MODEL_ID, folder)
@@ -161,7 +166,7 @@ def _questions(tenant: Tenant, model: str, tag: str) -> list[Call]:
             tenant=tenant.id, model=model, messages=list(tenant.task.messages(example.prompt)), stream=index % 2 == 0,  # type: ignore[arg-type] # our TypedDict is one of the SDK's
             max_tokens=tenant.task.answer_tokens_max, tag=tag, expected=example.answer,
         )
-        for index, example in enumerate(tenant.task.load(dataset(tenant), "heldout"))
+        for index, example in enumerate(tenant.task.load(dataset(tenant.task), "heldout"))
     ]  # fmt: skip
 
 

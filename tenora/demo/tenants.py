@@ -1,20 +1,17 @@
-"""The demo's tenants: one plan, two tenants with one API key each, and the adapter that each tenant fine-tunes."""
+"""The demo's tenants: one plan, two tenants with one API key each, and the task of each tenant's adapter."""
 
 import secrets
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from core.ids import new_id
 from tenora.demo.control import ControlPlane
 from tenora.training.example_tasks import OUTDOOR_VOICE, TICKET_ROUTER, Task
-from tenora.training.finetune import StepProgress, finetune, print_summary, progress_of_finetunes
 
-_EXAMPLES: Final = Path(__file__).parent.parent.parent / "examples"
-
+# Each tenant's name, the name of its adapter, and the task that the adapter is fine-tuned for.
+TENANTS: Final = (
+    ("Alder Bank", "ticket-router", TICKET_ROUTER),
+    ("Juniper Outdoor", "shop-voice", OUTDOOR_VOICE),
+)
 LIMITS: Final = {
     "requests_per_minute": 2_000,
     "tokens_per_minute": 2_000_000,
@@ -55,53 +52,12 @@ def create_tenants(admin: ControlPlane, control_url: str) -> tuple[Tenant, Tenan
     run = secrets.token_hex(3)
     plan = admin.post("/api/v1/admin/plans", {"name": f"demo-{run}", "limits": LIMITS, "prices": PRICES})
     created = []
-    for name, adapter, task in (
-        ("Alder Bank", "ticket-router", TICKET_ROUTER),
-        ("Juniper Outdoor", "shop-voice", OUTDOOR_VOICE),
-    ):
+    for name, adapter, task in TENANTS:
         tenant = admin.post("/api/v1/admin/tenants", {"name": f"{name} {run}", "plan": plan["name"]})
         key = admin.post(f"/api/v1/admin/tenants/{tenant['id']}/api-keys", {"name": "demo"})["key"]
         control = ControlPlane(control_url, key)
         created.append(Tenant(id=tenant["id"], name=name, key=key, adapter=adapter, task=task, control=control))
     return created[0], created[1]
-
-
-def fine_tune(tenants: Sequence[Tenant], checkpoint: Path, folder: Path) -> list[Path]:
-    """Train the tenants' adapters at the same time, each in a child process; returns the adapters' folders.
-
-    One fine-tune computes while another loads torch, or waits for a core that another process uses. Raises
-    RuntimeError when a training fails. A failure or an interruption ends the other trainings at their next step.
-    """
-    stopped = threading.Event()
-
-    def until_stopped(show: StepProgress) -> StepProgress:
-        def on_step(step: int, steps: int, loss: float) -> None:
-            if stopped.is_set():
-                raise RuntimeError("stopped, because another fine-tune failed or the demo was interrupted")
-            show(step, steps, loss)
-
-        return on_step
-
-    folders = [folder / f"{tenant.adapter}-{new_id('up')}" for tenant in tenants]
-    names = [tenant.task.name for tenant in tenants]
-    with progress_of_finetunes(names) as callbacks, ThreadPoolExecutor(len(tenants)) as pool:
-        running = [
-            pool.submit(finetune, checkpoint, dataset(tenant), out, task=tenant.task, progress=until_stopped(callback))
-            for tenant, out, callback in zip(tenants, folders, callbacks, strict=True)
-        ]
-        try:
-            reports = [each.result() for each in as_completed(running)]
-        except BaseException:
-            stopped.set()
-            raise
-    for report in reports:
-        print_summary(report)
-    return folders
-
-
-def dataset(tenant: Tenant) -> Path:
-    """The folder of the tenant's examples in this repository."""
-    return _EXAMPLES / tenant.task.name
 
 
 def usage_by_adapter(tenant: Tenant, start: str, end: str) -> list[dict[str, Any]]:

@@ -21,6 +21,12 @@ console = Console(stderr=True)
 
 def start_stack(settings: StackSettings) -> None:
     """Start what is not running and show progress until everything is ready. Raises click.ClickException."""
+    launch_stack(settings)
+    wait_until_ready(settings)
+
+
+def launch_stack(settings: StackSettings) -> None:
+    """Start the supervisor if it does not run; returns before its programs are ready. Raises click.ClickException."""
     if not daemon.is_up(settings):
         for name, port in (
             ("TENORA_GATEWAY_PORT", settings.gateway_port),
@@ -30,6 +36,10 @@ def start_stack(settings: StackSettings) -> None:
                 raise click.ClickException(f"port {port} is taken; set {name} to a free one")
         materialize(settings.root, console.print)
         daemon.start(settings)
+
+
+def wait_until_ready(settings: StackSettings) -> None:
+    """Show the programs' progress until all are ready. Raises click.ClickException after ``up_timeout_s``."""
     deadline = time.monotonic() + settings.up_timeout_s
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while time.monotonic() < deadline:

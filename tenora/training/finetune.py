@@ -5,13 +5,12 @@
 """
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -73,11 +72,11 @@ def finetune(
         report: FinetuneReport | None = None
         try:
             for line in child.stdout:
-                said: Step | FinetuneReport = msgspec.json.decode(line, type=Step | FinetuneReport)
-                if isinstance(said, FinetuneReport):
-                    report = said
+                message: Step | FinetuneReport = msgspec.json.decode(line, type=Step | FinetuneReport)
+                if isinstance(message, FinetuneReport):
+                    report = message
                 else:
-                    progress(said.step, said.steps, said.loss)
+                    progress(message.step, message.steps, message.loss)
         except BaseException:
             child.kill()
             child.wait()  # Popen itself waits a quarter of a second only where this is a KeyboardInterrupt
@@ -118,9 +117,10 @@ def run(
     )
 
 
-@contextlib.contextmanager
-def progress_of_finetunes(names: Sequence[str]) -> Iterator[list[StepProgress]]:
-    """A progress bar on standard error for each fine-tune, where that is a terminal. Yields one callback for each."""
+def finetune_progress(names: Sequence[str]) -> tuple[Progress, list[StepProgress]]:
+    """Progress bars on standard error, one for each fine-tune, and the callbacks that move them. They are shown while
+    the first is entered as a context manager, where standard error is a terminal.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -129,12 +129,12 @@ def progress_of_finetunes(names: Sequence[str]) -> Iterator[list[StepProgress]]:
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    bars = Progress(*columns, console=console, disable=not console.is_terminal)
 
-        def callback(bar: TaskID) -> StepProgress:
-            return lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss)
+    def callback(bar: TaskID) -> StepProgress:
+        return lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss)
 
-        yield [callback(bars.add_task(f"fine-tuning {name}", total=None, loss=float("nan"))) for name in names]
+    return bars, [callback(bars.add_task(f"fine-tuning {name}", total=None, loss=float("nan"))) for name in names]
 
 
 def print_summary(report: FinetuneReport) -> None:
@@ -160,15 +160,18 @@ def main() -> None:
         parser.error(f"--dataset: {name!r} is no known task; name one with --task ({', '.join(sorted(TASKS))})")
     job = {"base_dir": arguments.base, "dataset": arguments.dataset, "out_dir": arguments.out, "seed": arguments.seed}
     if arguments.json:
-        _say(run(**job, task=TASKS[name], progress=lambda step, steps, loss: _say(Step(step, steps, loss))))
+        _print_json(
+            run(**job, task=TASKS[name], progress=lambda step, steps, loss: _print_json(Step(step, steps, loss)))
+        )
         return
-    with progress_of_finetunes([name]) as (show,):
+    bars, (show,) = finetune_progress([name])
+    with bars:
         report = run(**job, task=TASKS[name], progress=show)
     print_summary(report)
-    _say(report)
+    _print_json(report)
 
 
-def _say(line: Step | FinetuneReport) -> None:
+def _print_json(line: Step | FinetuneReport) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
 

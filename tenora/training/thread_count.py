@@ -11,7 +11,8 @@ from typing import Final
 
 # A count that is this much slower than the best gets one step instead of two. Its step took long enough.
 _HOPELESS_RATIO: Final = 1.5
-# Other processes come and go. All counts are tried again after so many steps, or when the chosen count stays slow.
+# Other processes come and go. All counts are tried again after so many steps, or when the chosen count stays slow. A
+# trial that confirms the count doubles the number: two threads took up to 4 s for a step beside a busy core.
 _STEPS_BETWEEN_TRIALS: Final = 25
 _SLOW_STEPS_MAX: Final = 3
 
@@ -31,6 +32,8 @@ class ThreadCount:
         self._untried = list(self._candidates)
         self._paces: dict[int, float] = {}  # seconds a token, of the counts tried since the last trial began
         self._steps_since_trial = self._slow_steps = 0
+        self._chosen = 0  # by the last trial; 0 before the first
+        self._pause_steps = _STEPS_BETWEEN_TRIALS
 
     def record(self, elapsed_s: float, tokens: int) -> None:
         """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads."""
@@ -40,9 +43,9 @@ class ThreadCount:
             return
         self._steps_since_trial += 1
         self._slow_steps = self._slow_steps + 1 if pace > _HOPELESS_RATIO * self._paces[self.current] else 0
-        # One thread waits for no other, so that its slow steps say nothing for more threads.
+        # One thread waits for no other, so its slow steps are no reason to try fewer.
         slow = self._slow_steps >= _SLOW_STEPS_MAX and self.current > min(self._candidates)
-        if len(self._candidates) > 1 and (slow or self._steps_since_trial >= _STEPS_BETWEEN_TRIALS):
+        if len(self._candidates) > 1 and (slow or self._steps_since_trial >= self._pause_steps):
             self._begin_trial()
 
     def _try(self, pace: float) -> None:
@@ -51,7 +54,12 @@ class ThreadCount:
         if first and pace <= _HOPELESS_RATIO * min(self._paces.values()):
             return
         self._untried.remove(self.current)
-        self.current = self._untried[0] if self._untried else min(self._paces, key=self._paces.__getitem__)
+        if self._untried:
+            self.current = self._untried[0]
+            return
+        self.current = min(self._paces, key=self._paces.__getitem__)
+        self._pause_steps = 2 * self._pause_steps if self.current == self._chosen else _STEPS_BETWEEN_TRIALS
+        self._chosen = self.current
 
     def _begin_trial(self) -> None:
         """Try the current count first: it is likely the best again, which makes the others' trials short."""

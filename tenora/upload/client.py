@@ -42,9 +42,9 @@ class Folder:
 
 @dataclass(kw_only=True)
 class UploadProgress:
-    """Callbacks for progress: ``say`` gets text, ``sending`` the bytes to send, ``sent`` the bytes just sent."""
+    """Callbacks for progress: ``show_line`` gets text, ``sending`` the bytes to send, ``sent`` the bytes just sent."""
 
-    say: Callable[[str], None] = field(default=lambda _: None)
+    show_line: Callable[[str], None] = field(default=lambda _: None)
     sending: Callable[[int], None] = field(default=lambda _: None)
     sent: Callable[[int], None] = field(default=lambda _: None)
 
@@ -79,7 +79,7 @@ class Uploader:
             if base_model is None:
                 raise UploadFailed(f"there is no adapter {name!r}, and its base model is not known: use --base-model")
             self._call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model})
-            self._progress.say(f"created adapter {name} for {base_model}")
+            self._progress.show_line(f"created adapter {name} for {base_model}")
         elif answer.is_error:
             raise UploadFailed(_problem(answer))
 
@@ -89,7 +89,7 @@ class Uploader:
         where = f"/api/v1/adapters/{adapter}/revisions/{revision['id']}"
         if revision["status"] == "uploading":
             self._send(folder, where)
-        self._progress.say(f"{revision['id']} is uploaded; waiting for validation")
+        self._progress.show_line(f"{revision['id']} is uploaded; waiting for validation")
         return self._wait_until_decided(where, timeout_s)
 
     def _announce(self, folder: Folder, adapter: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def run_upload(
             url,
             key,
             UploadProgress(
-                say=lambda text: progress.console.print(text, markup=False),
+                show_line=lambda text: progress.console.print(text, markup=False),
                 sending=lambda size: progress.update(bar, total=size, completed=0, visible=size > 0),
                 sent=lambda size: progress.advance(bar, size),
             ),

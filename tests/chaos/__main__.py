@@ -50,7 +50,7 @@ def main() -> int:
     broken = [one.row.id for one in row_results if one.failed]
     broken += [one.victim.name for one in (*kill_results, *control_results) if one.problems]
     broken += ["the ledger"] if closing.problems else []
-    _say(f"{took_s / 60:.1f} minutes; " + (f"BROKEN: {', '.join(broken)}" if broken else "every promise was kept"))
+    _print(f"{took_s / 60:.1f} minutes; " + (f"BROKEN: {', '.join(broken)}" if broken else "every promise was kept"))
     return int(bool(broken))
 
 
@@ -91,8 +91,8 @@ def _rows(made: Platform, rows: list[matrix.Row]) -> Iterator[RowResult]:
         try:
             result = RowResult(row, matrix.run(made, row), failed=False)
         except WRONG as error:
-            result = RowResult(row, _said(error), failed=True)
-        _say(f"{row.id}: {'FAILED: ' if result.failed else ''}{result.said} ({time.monotonic() - began:.0f} s)")
+            result = RowResult(row, _summary(error), failed=True)
+        _print(f"{row.id}: {'FAILED: ' if result.failed else ''}{result.summary} ({time.monotonic() - began:.0f} s)")
         yield result
 
 
@@ -106,9 +106,9 @@ def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int
                 total.add(kill, *kills.run(made, kill, made.tenant()))
                 ill = 0
             except WRONG as error:
-                total.problems.append(f"seed {number} at {kill.instant_s:.2f} s: {_said(error)}")
+                total.problems.append(f"seed {number} at {kill.instant_s:.2f} s: {_summary(error)}")
                 ill += 1
-            _say(f"{victim.name} {number + 1 - seed}/{count}: {total.line()} ({time.monotonic() - began:.0f} s)")
+            _print(f"{victim.name} {number + 1 - seed}/{count}: {total.line()} ({time.monotonic() - began:.0f} s)")
             if ill >= ILL_MAX:
                 total.problems.append(f"given up after {number + 1 - seed} kills")
                 break
@@ -126,9 +126,9 @@ def _control(made: Platform, victims: list[kills.Victim], seed: int, instants: i
                 count = total.victim.instants(instants)
                 for number in range(seed, seed + count):
                     control.run(plane, kills.Kill(total.victim, number), total)
-                    _say(f"{total.victim.name} {number + 1 - seed}/{count}: {total.line()}")
+                    _print(f"{total.victim.name} {number + 1 - seed}/{count}: {total.line()}")
     except WRONG as error:
-        results[-1].problems.append(_said(error))
+        results[-1].problems.append(_summary(error))
     yield from results
 
 
@@ -140,18 +140,18 @@ def _close(made: Platform) -> Closing:
         ledger = ledger_check.recorded(made)
         problems = ledger_check.problems(made, ledger, made.tenants.values())
     except WRONG as error:
-        return Closing(len(made.tenants), 0, [_said(error)])
-    _say(f"the ledger: {len(made.tenants)} tenants, {len(ledger)} records, {len(problems)} problems")
+        return Closing(len(made.tenants), 0, [_summary(error)])
+    _print(f"the ledger: {len(made.tenants)} tenants, {len(ledger)} records, {len(problems)} problems")
     return Closing(len(made.tenants), len(ledger), problems)
 
 
-def _said(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     """The first line of an error. The traceback goes to the terminal."""
     traceback.print_exception(error)
     return (str(error).strip() or repr(error)).splitlines()[0][:300]
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
     sys.stderr.flush()
 

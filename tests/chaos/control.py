@@ -181,9 +181,9 @@ def run(plane: Plane, kill: Kill, total: ControlResult) -> None:
     total.whole += sum(one.end == "done" for one in results)
     total.acknowledged += changes.acknowledged
     total.unanswered += changes.unanswered
-    said = f"seed {kill.seed} at {kill.instant_s:.2f} s: "
-    total.problems += [f"{said}a stream ended {one.end} {one.code}" for one in results if one.end != "done"]
-    total.problems += [said + one for one in (*changes.unexpected, *_without_effect(plane, changes))]
+    prefix = f"seed {kill.seed} at {kill.instant_s:.2f} s: "
+    total.problems += [f"{prefix}a stream ended {one.end} {one.code}" for one in results if one.end != "done"]
+    total.problems += [prefix + one for one in (*changes.unexpected, *_without_effect(plane, changes))]
 
 
 def _without_effect(plane: Plane, changes: _Changes) -> list[str]:

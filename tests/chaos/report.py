@@ -17,12 +17,12 @@ from tests.chaos.verdict import Verdict
 @dataclass(frozen=True)
 class RowResult:
     row: Row
-    said: str
+    summary: str
     failed: bool
 
     @property
     def found(self) -> str:
-        return f"**failed**: {self.said}" if self.failed else self.said
+        return f"**failed**: {self.summary}" if self.failed else self.summary
 
 
 @dataclass

@@ -128,7 +128,7 @@ def revoked(platform: Platform) -> str:
     before = frozenset(emitted(platform))
     for witness in platform.witnesses.values():
         witness.faults(output_tokens=1000)
-    said: dict[str, list[CallResult]] = {}
+    results_by_code: dict[str, list[CallResult]] = {}
     keys = {code: platform.tenant() for code in ("invalid_api_key", "tenant_suspended")}
     loads = {
         code: Load([platform.gateways["gw_one"]], key, 5, max_tokens=1000, spread_s=0) for code, key in keys.items()
@@ -138,10 +138,10 @@ def revoked(platform: Platform) -> str:
     platform.publisher.revoke(keys["invalid_api_key"])
     platform.publisher.tenant(tenant_id=platform.tenants[keys["tenant_suspended"]], status="suspended")
     for code, load in loads.items():
-        said[code] = load.join()
+        results_by_code[code] = load.join()
     ended_s = time.monotonic() - began
     assert ended_s <= 30
-    for code, results in said.items():
+    for code, results in results_by_code.items():
         assert [(one.end, one.code) for one in results] == [("error", code)] * 5
     verdict = judge(platform, before)
     verdict.check()

@@ -131,14 +131,14 @@ def without_memory(platform: Platform) -> str:
     key = platform.tenant()
     with platform.gateway_for_now("gw_small") as url:
         unary_calls(url, key)
-        process, said = platform.running["gw_small"], platform.log("gw_small").count("MemoryError")
+        process, errors_before = platform.running["gw_small"], platform.log("gw_small").count("MemoryError")
         limits = resource.prlimit(process.pid, resource.RLIMIT_DATA)
         resource.prlimit(
             process.pid, resource.RLIMIT_DATA, (memory_bytes(process.pid, "VmData") + _ROOM_BYTES, limits[1])
         )
         Load([url], key, 400, max_tokens=60, spread_s=1).join()
         if (status := process.poll()) is None:
-            assert platform.log("gw_small").count("MemoryError") > said, "its memory was not used up"
+            assert platform.log("gw_small").count("MemoryError") > errors_before, "its memory was not used up"
             resource.prlimit(process.pid, resource.RLIMIT_DATA, limits)
         else:
             platform.restart("gw_small")

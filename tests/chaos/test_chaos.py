@@ -46,7 +46,7 @@ def test_the_verdict_finds_usage_that_was_not_billed(running_platform):
     assert "req_unbilled" in verdict.problems[0]
 
 
-def test_the_verdict_allows_a_row_only_what_it_asks_for(running_platform):
+def test_a_verdict_allows_only_the_exceptions_of_its_row(running_platform):
     before = frozenset(emitted(running_platform))
     with running_platform.witnesses["rep_one"].journal_path.open("a") as journal:
         journal.write(json.dumps({"request": "req_short", "model": "m", "prompt": 7}) + "\n")
@@ -77,13 +77,13 @@ def test_the_ledger_check_finds_a_report_of_other_tokens_and_an_amount_that_the_
     (record,) = wait_until(lambda: fixture.records(running_platform, key), what="the bill")
     ledger = ledger_check.recorded(running_platform)
     moved = {"input_tokens": record["input_tokens"] + 1, "output_tokens": record["output_tokens"] - 1}
-    (said,) = ledger_check.problems(running_platform, ledger | {record["request_id"]: {**record, **moved}}, [tenant])
-    assert all(name in said for name in moved), "their sum is the same"
+    (problem,) = ledger_check.problems(running_platform, ledger | {record["request_id"]: {**record, **moved}}, [tenant])
+    assert all(name in problem for name in moved), "their sum is the same"
     for name in ("input_nanos", "output_nanos", "kv_page_second_nanos"):
         dearer = msgspec.structs.replace(PRICES, **{name: 1000 + getattr(PRICES, name)})
         with monkeypatch.context() as patch:
             patch.setitem(PLANS, "pl_chaos", dearer)
             found = ledger_check.problems(running_platform, ledger_check.recorded(running_platform), [tenant])
         assert len(found) == 2
-        assert all("amount" in said for said in found)
+        assert all("amount" in problem for problem in found)
     assert ledger_check.problems(running_platform, ledger_check.recorded(running_platform), [tenant]) == []

@@ -120,5 +120,5 @@ def _judge_one(
     verdict.tail_tokens += max(tail, 0)
     verdict.tail_tokens_max = max(verdict.tail_tokens_max, tail)
     if not fits:
-        said = record and {name: record[name] for name in ("replica_id", "outcome", "input_tokens", "output_tokens")}
-        verdict.problems.append(f"{request_id}: {dict(by_replica)}, billed {said}")
+        billed = record and {name: record[name] for name in ("replica_id", "outcome", "input_tokens", "output_tokens")}
+        verdict.problems.append(f"{request_id}: {dict(by_replica)}, billed {billed}")

@@ -196,7 +196,7 @@ def test_an_adapter_deleted_while_it_streams_ends_its_stream_and_leaves_every_ti
     assert_healthy(platform)
 
 
-def test_what_a_real_engine_said_of_tiers_is_in_the_usage_of_each_revision(customer):
+def test_the_tiers_of_a_real_engine_are_in_the_usage_of_each_revision(customer):
     """The engine middleware's report in a stream becomes the gateway's usage event, and a row of billing."""
     for _ in range(3):
         assert customer.ask().status_code == 200

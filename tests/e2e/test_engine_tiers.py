@@ -38,7 +38,7 @@ def loads_since(engine: RealEngine, before: int) -> list[LoadRecord]:
     return [load for load in engine.table().loads if load.seq > before]
 
 
-def test_each_adapter_has_its_own_voice(models, references):
+def test_each_adapter_has_answers_of_its_own(models, references):
     """That their likeliest tokens differ by more than rounding, ``references`` asserts of every pair."""
     assert len({references[model, PROMPTS[0]].tokens for model in models}) == len(models)
 
@@ -59,7 +59,7 @@ def test_a_load_costs_the_step_less_than_it_costs_beside_it(engine, names):
     assert statistics.median(stalls) < statistics.median(beside)
 
 
-def test_a_stream_tells_where_its_adapter_lay_and_what_it_cost(engine):
+def test_a_stream_reports_the_tier_of_its_adapter_and_the_load_time(engine):
     name = engine.new_adapter(100)
     reports = [events_of(engine.complete(name, stream=True)) for _ in range(2)]
     assert [report["tier"] for _, report in reports] == ["store", "slot"]
@@ -69,13 +69,11 @@ def test_a_stream_tells_where_its_adapter_lay_and_what_it_cost(engine):
     assert all(event["choices"] for event, *_ in [events for events, _ in reports])
 
 
-def test_a_request_without_the_header_goes_through_the_same_door(engine, names):
+def test_a_request_without_the_header_is_checked_in_the_same_way(engine, names):
     assert engine.complete(names[0], header=False).headers["x-tenora-load"]
 
 
-def test_more_adapters_at_once_than_memory_holds_wait_for_room_and_answer_in_their_own_voice(
-    engine, names, models, references
-):
+def test_more_adapters_than_memory_holds_wait_for_room_and_give_their_own_answers(engine, names, models, references):
     wanted, before = [*names, BASE] * 4, last_load(engine)
     verdicts = asyncio.run(all_at_once(engine, wanted, references, at_once=12))
     asyncio.run(settle_all(engine, models, verdicts))
@@ -157,7 +155,7 @@ def test_pinned_adapters_stay_in_host_memory_while_others_come_and_go(engine, na
         engine.client.put("/tenora/v1/pins", json={"names": []}).raise_for_status()
 
 
-def test_a_prefetch_to_memory_takes_no_slot_and_spares_the_next_request_the_wait(engine):
+def test_a_prefetch_to_memory_takes_no_slot_and_saves_the_next_request_the_load(engine):
     name, slots = engine.new_adapter(102), [slot["name"] for slot in engine.residency()["slots"]]
     first = engine.client.post("/tenora/v1/prefetch", json={"name": name, "tier": "memory"}).json()
     assert first["tier"] == "store"
@@ -167,7 +165,7 @@ def test_a_prefetch_to_memory_takes_no_slot_and_spares_the_next_request_the_wait
     assert report["load_ms"] < first["load_ms"]
 
 
-def test_an_unloaded_adapter_is_nowhere_by_the_engines_own_tensors_and_stays_refused(engine, names):
+def test_an_unloaded_adapter_is_in_none_of_the_engines_tensors_and_stays_refused(engine, names):
     gone, other = engine.new_adapter(103), names[0]
     before = engine.text(gone)
     engine.text(other)

@@ -102,7 +102,7 @@ def filled_by_its_own(one: Served, served: list[Served]) -> bool:
     )
 
 
-def test_no_call_meets_the_wrong_revision_or_its_cached_prefixes(tenant, revisions, capsys):
+def test_no_call_is_served_by_the_wrong_revision_or_its_cached_prefixes(tenant, revisions, capsys):
     served, moves = asyncio.run(flip_under_traffic(tenant, revisions))
     ends = [*(sent_at for sent_at, _, _ in moves[1:]), float("inf")]
     wrong, judged = 0, 0

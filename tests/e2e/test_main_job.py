@@ -118,7 +118,7 @@ def until_a_near_tie(content: list[ChatCompletionTokenLogprob]) -> str:
     return "".join(tokens)
 
 
-async def test_streams_and_whole_answers_say_and_count_the_same(customers, model):
+async def test_streamed_and_whole_answers_have_the_same_text_and_usage(customers, model):
     customer = customers[0]
     for which in (model, customer.adapter):
         asked = {
@@ -251,7 +251,7 @@ async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(plat
     assert ledger_tokens(customer) == before
 
 
-async def test_status_tells_everything_a_client_needs(platform, model):
+async def test_status_has_all_that_a_client_needs(platform, model):
     shown = platform.run("status", "--json")
     assert shown.returncode == 0
     now = json.loads(shown.stdout)
@@ -284,7 +284,7 @@ async def test_the_engine_refuses_requests_without_its_key(platform):
         assert (await stranger.post("/v1/load_lora_adapter", json={})).status_code == 404
 
 
-async def test_engine_ledger_and_invoices_hold_the_same_tokens(platform, customers, model):
+async def test_engine_ledger_and_invoices_have_the_same_tokens(platform, customers, model):
     """What is asked from here on is counted alike by the engine, the ledger and the invoices, to the token."""
     with platform.admin() as admin:
         before = settled_reconciliation(admin)

@@ -85,14 +85,14 @@ def test_adapters_that_come_and_go_under_a_batch_mix_no_answers(churned, capsys)
     assert not churned.rounds.contaminated
 
 
-def test_two_adapters_that_take_turns_in_a_mixed_batch_are_each_their_own(churned, capsys):
+def test_two_adapters_that_alternate_in_a_mixed_batch_mix_no_answers(churned, capsys):
     with capsys.disabled():
         print(f"\n  in turns: {churned.alternating}")
     assert churned.alternating.same + churned.alternating.diverged > ROUNDS / 2
     assert not churned.alternating.contaminated
 
 
-def test_a_long_answer_is_token_by_token_what_its_model_alone_thinks_likeliest(engine, models, churned, capsys):
+def test_every_token_of_a_long_answer_is_the_likeliest_of_its_model_alone(engine, models, churned, capsys):
     """Slots changed under it all the while. One wrong step would stay in its KV cache and show in all that follow."""
     assert [len(answer.tokens) for answer in churned.long.values()] == [LONG_TOKENS] * 2
     verdicts = asyncio.run(judge_long(engine, models, churned.long))

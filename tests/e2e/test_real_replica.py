@@ -34,7 +34,7 @@ def base_says(engine, prompt: str) -> str:
     return answer["choices"][0]["message"]["content"]
 
 
-def test_a_canary_tells_weights_that_do_something_from_weights_that_do_nothing(room, engine):
+def test_a_canary_distinguishes_weights_with_an_effect_from_weights_without(room, engine):
     wait_until(room.is_settled, what="the counters to follow the engine's")
     before, began = room.counters().tenant_tokens, time.monotonic()
     passed = room.canary(engine.new_adapter(201, scale=0.06), timeout_s=60)
@@ -59,7 +59,7 @@ def test_a_canary_tells_weights_that_do_something_from_weights_that_do_nothing(r
     assert base_says(engine, passed.prompt).startswith(passed.base_answer)
 
 
-def test_a_canary_refuses_finite_weights_whose_answers_are_not(room, engine):
+def test_a_canary_refuses_finite_weights_whose_logits_are_not_finite(room, engine):
     """The validation's bounds on weights would refuse them first; the canary is what stands behind those."""
     result = room.canary(engine.new_adapter(203, scale=1e20, bounds=ANY_FINITE), timeout_s=60)
     print(f"\n{result.message}")

@@ -40,7 +40,7 @@ def sdk(platform):
         yield client
 
 
-def test_a_stream_ends_with_the_usage_that_its_chunks_add_up_to(sdk):
+def test_a_streams_usage_is_the_sum_of_its_chunks(sdk):
     chunks = list(
         sdk.chat.completions.create(
             model=BASE, messages=QUESTION, max_tokens=12, stream=True, stream_options={"include_usage": True}
@@ -87,7 +87,7 @@ def test_a_tool_that_may_be_called_leaves_the_choice_to_the_model(sdk):
     assert answer.choices[0].finish_reason in {"stop", "length", "tool_calls"}
 
 
-def test_an_answer_keeps_to_its_schema(sdk):
+def test_an_answer_matches_its_schema(sdk):
     schema = WEATHER["function"]["parameters"]
     answer = sdk.chat.completions.create(
         model=BASE,
@@ -99,7 +99,7 @@ def test_an_answer_keeps_to_its_schema(sdk):
     assert json.loads(answer.choices[0].message.content)["unit"] in {"celsius", "fahrenheit"}
 
 
-def test_log_probabilities_and_several_answers_come_as_asked(sdk):
+def test_logprobs_and_several_choices_are_returned_as_requested(sdk):
     answer = sdk.chat.completions.create(
         model=BASE, messages=QUESTION, max_tokens=4, n=2, logprobs=True, top_logprobs=3, seed=7
     )
@@ -107,7 +107,7 @@ def test_log_probabilities_and_several_answers_come_as_asked(sdk):
     assert all(len(each.top_logprobs) == 3 for choice in answer.choices for each in choice.logprobs.content)
 
 
-def test_the_second_asking_of_a_prompt_tells_what_came_from_the_cache(sdk):
+def test_a_repeated_prompt_reports_its_cached_tokens(sdk):
     messages = [{"role": "user", "content": "Count with me. " + " ".join(map(str, range(300)))}]
     first, second = (sdk.chat.completions.create(model=BASE, messages=messages, max_tokens=1).usage for _ in range(2))
     assert first.prompt_tokens_details.cached_tokens == 0
@@ -127,7 +127,7 @@ def ask_often(sdk: openai.OpenAI, *, times: int) -> None:
         sdk.chat.completions.create(model=BASE, messages=QUESTION, max_tokens=1)
 
 
-def test_a_rate_limit_says_when_to_come_back(platform):
+def test_a_rate_limit_error_has_the_time_until_the_next_try(platform):
     _, key = platform.new_tenant("hasty", requests_per_minute=60)
     url = platform.status()["gateway_url"] + "/v1"
     with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as quick:
@@ -161,7 +161,7 @@ def test_the_sdk_retries_by_itself_after_the_announced_time(platform):
     assert answer.parse().choices
 
 
-def test_anthropics_sdk_is_answered_by_the_same_model(platform, sdk):
+def test_anthropics_sdk_gets_answers_of_the_same_model(platform, sdk):
     with anthropic.Anthropic(base_url=platform.status()["gateway_url"], api_key=sdk.api_key, max_retries=0) as client:
         message = client.messages.create(model=BASE, messages=QUESTION, max_tokens=8)
         with client.messages.stream(model=BASE, messages=QUESTION, max_tokens=8) as stream:

@@ -82,7 +82,7 @@ def _is_back(platform, name: str, victim: int) -> bool:
         return False
 
 
-def test_what_was_asked_around_the_kills_is_billed(platform, customer, model):
+def test_requests_around_the_kills_are_billed(platform, customer, model):
     """The ledger and the invoices agree, whatever was killed before."""
     tenant_id, key = customer
     ask(platform, key, model)

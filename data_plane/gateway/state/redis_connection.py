@@ -103,18 +103,19 @@ class _Wire(asyncio.Protocol):
         self._checking = False
 
     def send(self, command: tuple[Argument, ...], due: float = math.inf) -> "asyncio.Future[Any]":
-        """Write a command. The future receives its reply."""
+        """Write a command. The future receives its reply. Raises what packing raises, before a reply is awaited."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost or self._transport is None:
             future.set_exception(ConnectionLost("the connection to Redis is lost"))
             return future
+        packed = hiredis.pack_command(command)
         self.pending.append((future, time.monotonic(), due))
         if due < math.inf and not self._checking:
             self._checking = True
             self._loop.call_later(_DEADLINE_CHECK_S, self._check_deadlines)
         if not self._out:
             self._loop.call_soon(self._flush)  # one write for all commands of this turn of the loop
-        self._out.append(hiredis.pack_command(command))
+        self._out.append(packed)
         return future
 
     def _flush(self) -> None:

@@ -62,7 +62,7 @@ def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, d
     assert "restart the replica" in shown
 
 
-def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_it_says(room, doctor, engine):
+def test_a_published_value_that_differs_from_postgres_is_found_and_the_named_fix_works(room, doctor, engine):
     room.publisher.tenant(tenant_id="tn_of_nobody")
     room.client.hset(redis_keys.SNAPSHOT_META, "generation", room.publisher.generation)
     late = GatewayStatus(id="gw_late", epoch="of yesterday", generation=1, heartbeat_ms=1)
@@ -70,9 +70,9 @@ def test_what_is_published_otherwise_than_postgres_has_it_is_found_and_cured_as_
     room.client.zadd(redis_keys.GATEWAYS, {late.id: time.time() * 1000})
     status, found = doctor()
     assert status == 1
-    said = {(each["where"], each["what"]) for each in found}
-    assert ("snapshot tenants tn_of_nobody", "is published but not in Postgres") in said
-    assert ("gateway gw_late", "has applied another epoch of the snapshot") in said
+    problems = {(each["where"], each["what"]) for each in found}
+    assert ("snapshot tenants tn_of_nobody", "is published but not in Postgres") in problems
+    assert ("gateway gw_late", "has applied another epoch of the snapshot") in problems
     room.client.delete(redis_keys.gateway(late.id))
     OutboxRelay(engine, room.client, projections()).rebuild("the fix")
     wait_until(lambda: doctor() == (0, []), what="the fix to work")

@@ -41,7 +41,7 @@ def test_s3_refuses_a_wrong_secret(s3_settings):
     assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
-def test_a_killed_s3_forgets_uploads_in_parts_and_what_it_leaves_of_them_goes(tmp_path):
+def test_a_killed_s3_loses_multipart_uploads_and_their_leftovers_are_removed(tmp_path):
     port, key = free_port(), "uploads/rev_1/adapter_model.safetensors"
     part = FilePart(number=1, offset_bytes=0, size_bytes=PART_BYTES_MIN)
 

@@ -128,7 +128,7 @@ def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(judging, jud
     assert len(judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]) == 2
 
 
-def test_what_is_wrong_is_said_and_how_to_mend_it(api, tenant, folder, tmp_path):
+def test_an_error_names_the_problem_and_the_fix(api, tenant, folder, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/nothing"}')
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_said_and_how_to_mend_it(api, tenant, folder, tmp_path)
         assert "Traceback" not in refused.output
 
 
-def test_the_command_explains_itself_and_asks_for_a_key(folder):
+def test_the_command_has_help_and_requires_a_key(folder):
     helped = subprocess.run(
         [sys.executable, "-m", "tenora", "upload", "--help"], capture_output=True, text=True, check=True
     )

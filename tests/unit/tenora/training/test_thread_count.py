@@ -1,5 +1,6 @@
 """The thread count that a training chooses, on simulated machines with given step times."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -35,7 +36,18 @@ def test_an_idle_machine_gets_all_its_cores():
 def test_a_busy_core_is_left_to_its_process_after_one_slow_step():
     counts = run(ThreadCount([1, 2]), 100, lambda _: ONE_CORE_BUSY)
     assert counts[:4] == [1, 1, 2, 1]
-    assert counts.count(2) <= 4  # one per trial
+
+
+def test_the_pause_between_trials_doubles_as_long_as_they_confirm_the_count():
+    counts = run(ThreadCount([1, 2]), 200, lambda _: ONE_CORE_BUSY)
+    tried = [step for step, count in enumerate(counts) if count == 2]
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [28, 53, 103]
+
+
+def test_a_trial_that_chooses_another_count_shortens_the_pause_again():
+    counts = run(ThreadCount([1, 2]), 300, lambda step: IDLE if step < 150 else ONE_CORE_BUSY)
+    left = next(step for step in range(150, 300) if counts[step] == 1)
+    assert 2 in counts[left + 20 : left + 40]
 
 
 def test_a_core_that_gets_busy_is_left_within_a_few_steps():

@@ -84,3 +84,12 @@ async def test_callers_time_out_and_late_answers_reach_no_other_caller():
         assert await line.call("PING") == b"PONG"
         assert not line._wire.pending
         await line.close()
+
+
+async def test_a_command_that_cannot_be_packed_takes_no_other_commands_reply():
+    async with Server(b"+PONG\r\n", after_s=0) as server:
+        line = line_to(server)
+        with pytest.raises(UnicodeEncodeError):
+            await line.call("GET", "\ud800")
+        assert await line.call("PING", due=time.monotonic() + 20) == b"PONG"
+        await line.close()
