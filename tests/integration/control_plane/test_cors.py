@@ -51,12 +51,12 @@ def preflight(url: str, method: str, headers: list[str], origin: str = CONSOLE) 
 
 def allows(answer: httpx.Response, method: str, headers: list[str], origin: str = CONSOLE) -> bool:
     """Whether a browser would continue, by the Fetch standard's rules for a request without credentials."""
-    headers = answer.headers
-    methods = {each.strip() for each in headers.get("access-control-allow-methods", "").split(",")}
-    names = {each.strip().lower() for each in headers.get("access-control-allow-headers", "").split(",")}
+    allowed = answer.headers
+    methods = {each.strip() for each in allowed.get("access-control-allow-methods", "").split(",")}
+    names = {each.strip().lower() for each in allowed.get("access-control-allow-headers", "").split(",")}
     return (
         answer.is_success
-        and headers.get("access-control-allow-origin") in (origin, "*")
+        and allowed.get("access-control-allow-origin") in (origin, "*")
         and method in methods
         and {header.lower() for header in headers} <= names
     )
