@@ -129,9 +129,9 @@ def test_names_and_files_of_adapters_in_no_tier_are_released(engine, names):
     def only_what_is_in_memory():
         truth = engine.residency()
         held = {
-            line
-            for holds in (engine.cache_dir / ".holds").iterdir()
-            for line in holds.read_text().replace("\0", " ").split()
+            digest
+            for leases in (engine.cache_dir / ".leases").iterdir()
+            for digest in leases.read_text().replace("\0", " ").split()
         }
         in_memory = {each["name"] for each in truth["memory"]}
         return set(truth["names"]) == in_memory and held == {name.rpartition("@")[2] for name in in_memory}
