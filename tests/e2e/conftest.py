@@ -194,6 +194,7 @@ def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
             **os.environ,
             "TENORA_HOME": str(home),
             "NUMBA_CACHE_DIR": str(compiled(checkpoint)),
+            "TENORA_QUEUE_WAIT_S": "300",  # on a busy machine, 20 requests at once wait longer than the default
             "TENORA_GATEWAY_PORT": str(free_port()),
             "TENORA_CONTROL_PORT": str(free_port()),
         }

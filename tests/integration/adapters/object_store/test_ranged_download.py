@@ -82,7 +82,8 @@ def test_an_interrupted_range_resumes_at_its_byte(faulty, fetch, patient, key, f
     # A pause of the machine for half a second must not look like a stalled server.
     fetch(key, content, by=patient)
     if fault in ({"stall_after": 600}, {"cut_after": 600}):
-        assert sum(first % PART == 600 for _, first, _ in faulty.requests) == (2 if key == "large" else 1)
+        # Both faults may hit one part: at 600, and the rest of it at 1200.
+        assert sum(first % PART in (600, 1200) for _, first, _ in faulty.requests) == (2 if key == "large" else 1)
         assert faulty.bytes_sent == len(content), "no byte was sent twice"
 
 
