@@ -3,13 +3,9 @@ becomes ready.
 """
 
 import contextlib
-import gc
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -17,52 +13,37 @@ import sqlalchemy as sa
 
 from core import redis_keys
 from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import Tenant
 from tests.fixtures.control_plane.worker import decided, running_worker, upload
-from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
-from tests.fixtures.uploads.peft_adapters import ALL_KINDS, tiny_base, write_adapter
+from tests.fixtures.uploads.peft_adapters import write_adapter
 
 ADAPTER = "router"
-LARGE = tiny_base(layers=8, hidden=512, kv=256, intermediate=1024)  # large enough for validation to take a moment
 
 
 @pytest.fixture
-def path(api, tmp_path) -> str:
-    """A valid upload of 20 MB that waits for its validation."""
-    api.register(LARGE).raise_for_status()
-    tenant = api.tenant(adapter_bytes=60_000_000)
-    tenant.adapter(ADAPTER, LARGE)
-    return tenant, upload(tenant, ADAPTER, write_adapter(tmp_path / "a", LARGE, rank=16, modules=ALL_KINDS))
+def path(api, base, tmp_path) -> tuple[Tenant, str]:
+    """A tenant, and its valid upload that waits for validation."""
+    tenant = api.tenant()
+    tenant.adapter(ADAPTER, base)
+    return tenant, upload(tenant, ADAPTER, write_adapter(tmp_path / "a", base, rank=8))
 
 
-@contextlib.contextmanager
-def held_back_worker(settings, **extra: str) -> Iterator[tuple[subprocess.Popen, FaultsProxy]]:
-    """A worker that has claimed the waiting upload, and gets no answer from S3 until its proxy forwards requests."""
-    with faults_proxy(urlsplit(settings.s3.s3_endpoint).port) as s3:
-        s3.set(stall=True)
-        with running_worker(settings, TENORA_S3_ENDPOINT=f"http://127.0.0.1:{s3.port}", **extra) as worker:
-            yield worker, s3
+def pausing_worker(settings, **extra: str) -> contextlib.AbstractContextManager[subprocess.Popen]:
+    """A worker whose validating children are paused as they start."""
+    return running_worker(settings, ["tests.fixtures.control_plane.worker_with_paused_children"], **extra)
 
 
-def child_of(worker: subprocess.Popen, s3: FaultsProxy) -> psutil.Process:
-    """The validating child, paused as soon as it exists, so that the next step finds it alive. It lives for a tenth of
-    a second, so this function does nothing else meanwhile.
-    """
-    parent, deadline = psutil.Process(worker.pid), time.monotonic() + 30
-    gc.disable()
-    try:
-        s3.set()
-        while time.monotonic() < deadline:
-            for child in parent.children():
-                try:
-                    child.suspend()
-                    if "adapters.sandbox.child" in child.cmdline():
-                        return child
-                    child.resume()
-                except psutil.NoSuchProcess:
-                    continue
-    finally:
-        gc.enable()
-    pytest.fail("the worker started no validating child")
+def child_of(worker: subprocess.Popen) -> psutil.Process:
+    """The validating child, which is paused."""
+
+    def paused() -> psutil.Process | None:
+        for child in psutil.Process(worker.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.status() == psutil.STATUS_STOPPED and "adapters.sandbox.child" in child.cmdline():
+                    return child
+        return None
+
+    return wait_until(paused, timeout_s=60, what="the validating child")
 
 
 def is_over(child: psutil.Process) -> bool:
@@ -85,8 +66,8 @@ def never_ready(engine: sa.Engine, redis) -> None:
 
 def test_a_killed_child_rejects_the_revision(path, settings, engine, redis):
     tenant, path = path
-    with held_back_worker(settings) as (worker, s3):
-        os.kill(child_of(worker, s3).pid, signal.SIGKILL)
+    with pausing_worker(settings) as worker:
+        os.kill(child_of(worker).pid, signal.SIGKILL)
         revision = decided(tenant, path)
         assert worker.poll() is None, "only the child was killed"
     (problem,) = revision["report"]["problems"]
@@ -97,8 +78,8 @@ def test_a_killed_child_rejects_the_revision(path, settings, engine, redis):
 
 def test_a_hanging_child_rejects_the_revision(path, settings, engine, redis):
     tenant, path = path
-    with held_back_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as (worker, s3):
-        child = child_of(worker, s3)
+    with pausing_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as worker:
+        child = child_of(worker)
         revision = decided(tenant, path)
         assert not child.is_running()
     assert [problem["code"] for problem in revision["report"]["problems"]] == ["validation_timeout"]
@@ -109,8 +90,8 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
     tenant, path = path
     limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": "2"}
     for attempt in (1, 2):
-        with held_back_worker(settings, **limits) as (worker, s3):
-            child = child_of(worker, s3)
+        with pausing_worker(settings, **limits) as worker:
+            child = child_of(worker)
             assert attempts(engine) == attempt
             worker.kill()
             worker.wait()
@@ -127,8 +108,8 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
 
 def test_an_upload_whose_worker_is_killed_once_still_becomes_ready(path, settings, engine):
     tenant, path = path
-    with held_back_worker(settings, TENORA_VALIDATION_LEASE_S="1") as (worker, s3):
-        child = child_of(worker, s3)
+    with pausing_worker(settings, TENORA_VALIDATION_LEASE_S="1") as worker:
+        child = child_of(worker)
         worker.kill()
         wait_until(lambda: is_over(child), what="the child's end with its worker")
     with running_worker(settings):
