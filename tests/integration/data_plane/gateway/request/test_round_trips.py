@@ -15,8 +15,8 @@ MARK = "the-requests-are-done"
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    """No lease is renewed while the commands of requests are counted."""
-    return {"lease_s": 120, "lease_renewal_s": 60}
+    """No lease is renewed, and no settlement retried, while the commands of requests are counted."""
+    return {"lease_s": 120, "lease_renewal_s": 60, "settlement_retry_s": 60}
 
 
 def commands_of(stack, do) -> list[dict]:
