@@ -79,8 +79,8 @@ def test_a_large_object_is_read_in_parallel_ranges_and_a_small_one_at_once(fault
 def test_an_interrupted_range_resumes_at_its_byte(faulty, fetch, patient, key, fault):
     faulty.faults[key] = [Fault(**fault, times=2)]
     content = faulty.objects[key]
-    # A pause of the machine for half a second must not look like a stalled server.
-    fetch(key, content, by=patient)
+    # A pause of the machine must not look like a stalled or slow server.
+    fetch(key, content, by=patient if "stall_after" in fault else reader_of(faulty, stall_s=60), slow_s=60)
     # Both faults may hit one part: at 600, and the rest of it at 1200.
     resumed = sum(first % PART in (600, 1200) for _, first, _ in faulty.requests)
     if fault == {"cut_after": 600}:
