@@ -161,6 +161,7 @@ def test_a_refused_request_finds_room_after_the_announced_time(stack):
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = fill(client)
+    since = time.monotonic()
     backlog = queued(stack, tenant, client, 4)
     paces_s = []
     for _ in range(3):  # a rate is known once a request has waited for a second and one was taken
@@ -172,12 +173,12 @@ def test_a_refused_request_finds_room_after_the_announced_time(stack):
         backlog += queued(stack, tenant, client, 2)
     with pytest.raises(openai.InternalServerError) as caught:
         chat(client, max_tokens=TOKENS)
-    error = caught.value
+    error, observed_s = caught.value, time.monotonic() - since
     assert (error.status_code, error.code) == (503, "overloaded")
     announced_s = int(error.response.headers["retry-after-ms"]) / 1000
     assert announced_s <= int(error.response.headers["retry-after"]) < announced_s + 1
-    assert min(paces_s) <= announced_s <= 2 * 2 * max(paces_s)
-    for _ in range(int(announced_s / max(paces_s))):  # as many pairs as run in that time
+    assert min(paces_s) <= announced_s <= 2 * observed_s
+    for _ in range(min(2, max(1, int(announced_s / max(paces_s))))):  # as many pairs as run in that time; two wait
         before = waiting(stack.gateway)
         stack.witness.release(2)
         wait_until(lambda before=before: waiting(stack.gateway) == before - 2, what="two more to be taken")
