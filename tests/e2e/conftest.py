@@ -17,15 +17,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tenora.demo.engine_counts import read_engine_count
 from tenora.settings import StackSettings
 from tenora.stack.base_model import MODEL_ID, materialize
+from tenora.stack.daemon import run_folder
 from tenora.stack.program import free_port
+from tenora.stack.secrets_file import load_ports
 from tenora.stack.status import read_status
 from tests.conftest import wait_until
 from tests.fixtures.engine.isolation_judge import References
 from tests.fixtures.engine.mixed_batches import ask_references
 from tests.fixtures.engine.real_engine import BASE, RealEngine, compiled
 from tests.fixtures.engine.real_replica import RealReplica, RealRoom, real_replica
+from tests.fixtures.processes import sample
 
 REPOSITORY = Path(__file__).parent.parent.parent
 TENORA = (sys.executable, "-m", "tenora")
@@ -109,6 +113,27 @@ class Platform:
             key = admin.post(path, json={"name": "e2e"}).raise_for_status().json()["key"]
         wait_until(lambda: self.accepts(key), timeout_s=30, what="the gateway to know a new key")
         return tenant["id"], key
+
+    def reconcile_when_settled(self) -> dict:
+        """The reconciliation, once every request that has begun is in the ledger and the agent's last report has all
+        of the engine's tokens.
+        """
+        metrics = f"http://127.0.0.1:{load_ports(run_folder(self.settings))['gateway_metrics']}/metrics"
+
+        def is_idle() -> bool:
+            # A request is counted as running until its usage is in billing's stream, or in the backlog.
+            names = "tenora_gateway_running_requests", "tenora_gateway_settlement_backlog"
+            return not any(sample(metrics, name, "") for name in names)
+
+        wait_until(is_idle, timeout_s=60, what="the gateway to settle every request")
+        with self.admin() as admin:
+
+            def reconciliation() -> dict:
+                return admin.get("/api/v1/admin/reconciliation").raise_for_status().json()
+
+            wait_until(lambda: not reconciliation()["unprocessed_events"], timeout_s=60, what="billing to catch up")
+            read_engine_count(self.status()["redis_url"])  # waits for the agent's report
+            return reconciliation()
 
     def accepts(self, key: str) -> bool:
         """Whether the gateway knows the key."""

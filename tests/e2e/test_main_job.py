@@ -156,11 +156,11 @@ async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customer
         assert counted["count"] == usage.prompt_tokens, prompt
 
 
-async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, customers, model):
-    customer = customers[2]
+async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, spec, model, tmp_path):
+    customer = await asyncio.to_thread(Customer, platform, spec, tmp_path, "hangs-up", seed=20)
     redis_url = platform.status()["redis_url"]
-    wait_for_ledger(customer)
-    before, used_before = read_engine_count(redis_url), ledger_tokens(customer)
+    platform.reconcile_when_settled()
+    before = read_engine_count(redis_url)
     for cut_after in (1, 5, 20):
         stream = await customer.sdk.chat.completions.create(
             model=customer.adapter if cut_after == 5 else model,
@@ -186,22 +186,14 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
     hung_up.cancel()
     await asyncio.gather(hung_up, return_exceptions=True)
 
-    started = time.monotonic()
-    engine_tokens = settled_engine_tokens(redis_url, before)
-    assert time.monotonic() - started < 20, "the engine still generated"
-    wait_until(lambda: ledger_tokens(customer) - used_before == engine_tokens, timeout_s=15, what="ledger = engine")
-    assert engine_tokens < 5 * 900 / 2, "the engine was not stopped"
-
-
-def settled_engine_tokens(redis_url, before):
-    """The engine's tokens since ``before``, once they stand still for a second."""
-    last = -1
-    while True:
-        now = read_engine_count(redis_url).tokens - before.tokens
-        if now == last:
-            return now
-        last = now
-        time.sleep(1)
+    platform.reconcile_when_settled()
+    charged = ledger_tokens(customer)
+    assert 0 < charged < 5 * 900 / 2, "the engine was not stopped"
+    wait_until(
+        lambda: read_engine_count(redis_url).tokens - before.tokens == charged, timeout_s=60, what="engine = ledger"
+    )
+    await customer.sdk.close()
+    customer.control.close()
 
 
 def ledger_tokens(customer) -> int:
@@ -213,13 +205,6 @@ def ledger_tokens(customer) -> int:
         bucket="1d",
     )["data"]
     return sum(row["input_tokens"] + row["output_tokens"] for row in rows)
-
-
-def wait_for_ledger(customer):
-    last = -1
-    while (now := ledger_tokens(customer)) != last:
-        last = now
-        time.sleep(1)
 
 
 async def test_another_tenants_adapter_does_not_exist(platform, customers):
@@ -237,6 +222,7 @@ async def test_another_tenants_adapter_does_not_exist(platform, customers):
 
 async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(platform, customers, spec, tmp_path):
     customer = customers[5]
+    platform.reconcile_when_settled()
     before = ledger_tokens(customer)
     write_adapter(tmp_path / "wide", spec, rank=64, seed=1)
     with pytest.raises(RuntimeError, match="rank"):
@@ -248,6 +234,7 @@ async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(plat
         for replica in platform.status()["replicas"]:
             path = f"/api/v1/admin/replicas/{replica['id']}/residency"
             assert digest not in admin.get(path).raise_for_status().text
+    platform.reconcile_when_settled()
     assert ledger_tokens(customer) == before
 
 
@@ -286,27 +273,15 @@ async def test_the_engine_refuses_requests_without_its_key(platform):
 
 async def test_engine_ledger_and_invoices_have_the_same_tokens(platform, customers, model):
     """What is asked from here on is counted alike by the engine, the ledger and the invoices, to the token."""
+    before = platform.reconcile_when_settled()
+    pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
+    answers = await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
+    used = sum(usage.total_tokens for _, usage in answers)
+    after = platform.reconcile_when_settled()
+    assert after["engine_tokens"] - before["engine_tokens"] == used
+    assert after["ledger_tokens"] - before["ledger_tokens"] == used
     with platform.admin() as admin:
-        before = settled_reconciliation(admin)
-
-        pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
-        answers = await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
-        used = sum(usage.total_tokens for _, usage in answers)
-        after = settled_reconciliation(admin)
-        assert after["engine_tokens"] - before["engine_tokens"] == used
-        assert after["ledger_tokens"] - before["ledger_tokens"] == used
         admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status()
-        closed = settled_reconciliation(admin)
+    closed = platform.reconcile_when_settled()
     assert closed["invoiced_tokens"] == closed["ledger_tokens"] == after["ledger_tokens"]
     assert closed["unbilled_tokens"] == 0
-
-
-def settled_reconciliation(admin) -> dict:
-    """The reconciliation once it stands still for a second with nothing unprocessed."""
-    last = None
-    while True:
-        now = admin.get("/api/v1/admin/reconciliation").json()
-        if now == last and now["unprocessed_events"] == 0:
-            return now
-        last = now
-        time.sleep(1)

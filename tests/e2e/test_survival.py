@@ -86,12 +86,8 @@ def test_requests_around_the_kills_are_billed(platform, customer, model):
     """The ledger and the invoices agree, whatever was killed before."""
     tenant_id, key = customer
     ask(platform, key, model)
+    platform.reconcile_when_settled()
     with platform.admin() as admin:
-
-        def caught_up():
-            return admin.get("/api/v1/admin/reconciliation").json()["unprocessed_events"] == 0
-
-        wait_until(caught_up, timeout_s=30)
         closed = admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status().json()["invoices"]
         whole = admin.get("/api/v1/admin/reconciliation").json()
     assert tenant_id in {invoice["tenant_id"] for invoice in closed}
