@@ -70,5 +70,5 @@ class Authenticator:
         with unit_of_work(self.engine) as session:
             principal = self.find_principal(session, hash_key(secret.strip(), self.pepper.value))
         if principal is None:
-            raise Unauthenticated("This API key is unknown or revoked.")
+            raise Unauthenticated("This API key is unknown or was revoked; create another key.")
         return principal

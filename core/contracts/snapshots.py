@@ -24,8 +24,8 @@ class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The heartbeat of a gateway process: the snapshot that its decisions use from now on. A gateway that cannot reach
-    Redis can reserve nothing, so a gateway without a heartbeat serves nothing.
+    """The heartbeat of a gateway process: the snapshot that its decisions use from now on. A gateway without a
+    current heartbeat begins no request: it may not know of a revocation.
     """
 
     id: str

@@ -58,7 +58,7 @@ EXAMPLES: Final = {
     "headers_too_large": "At most 100 headers and 65536 bytes of them are accepted.",
     "insufficient_quota": "The plan allows 1000000 tokens per month; 120 are left and this request may use 512",
     "internal_error": "Internal error. Quote the request_id when you report it.",
-    "invalid_api_key": "This API key is unknown or revoked.",
+    "invalid_api_key": "This API key is unknown or was revoked; create another key.",
     "invalid_json": "The body is not valid JSON: nested too deeply or not UTF-8.",
     "invalid_value": "`temperature` must be a number from 0 to 2.",
     "kv_pages_exceeded": "The plan allows 256 KV pages in use; this request may use 300",

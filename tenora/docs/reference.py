@@ -89,16 +89,21 @@ def _errors() -> str:
         if message and message not in messages:
             messages.append(message)
 
+    defaults = {
+        node.name: code for _, node in _nodes() if isinstance(node, ast.ClassDef) for code, _ in _declared(node)
+    }
     for path, call in _calls():
         keywords = {each.arg: each.value for each in call.keywords}
-        if "code" in keywords and (code := _text(keywords["code"])):
+        default = defaults.get(getattr(call.func, "id", ""))
+        if code := _text(keywords["code"]) if "code" in keywords else default:
             message = keywords.get("message", call.args[0] if call.args else None)
             note(code, path, _text(message) if message is not None else None)
         for code, said in _reported(call):
             note(code, path, said)
     for path, node in _nodes():
         for code, said in (*_declared(node), *_assigned(node)):
-            note(code, path, said)
+            if not (isinstance(node, ast.ClassDef) and f"`{code}`" in rows):  # it is raised elsewhere
+                note(code, path, said)
     intro = (
         "Stable error codes: in `code` of problem+json (control plane), in `error.code` of OpenAI's format (gateway),"
         " and in `report.problems[].code` of a rejected revision. The message is one example for the code."

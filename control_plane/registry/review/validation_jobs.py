@@ -57,8 +57,7 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
     if row is None:
         return None
     if row.attempts >= attempts_max:
-        message = f"validation was cut short {row.attempts} times; upload the adapter again, or contact the platform's "
-        "operator"
+        message = f"validation was cut short {row.attempts} times; upload the adapter again, or contact the operator"
         decision.reject(session, row, [decision.problem("validation_failed", message)])
         return None
     row.attempts += 1

@@ -1,5 +1,5 @@
-"""What keeps requests together: the key of a session or of a prompt's prefix. Placement sends requests with the same
-key to the replica that read the prefix before. Pure.
+"""The affinity key of a request: its session or its prompt's beginning. Placement sends requests with the same key to
+the replica that has their prefix in its cache. Pure.
 """
 
 import zlib
@@ -15,7 +15,7 @@ _PREFIX_CHARS: Final = 2048  # of a prompt's beginning: enough to tell prompts a
 
 
 def session_key(headers: Headers, call: Call) -> str:
-    """What the caller calls its session: header ``x-session-id``, else ``user``, else ``prompt_cache_key``; "" where
+    """The name of the caller's session: header ``x-session-id``, else ``user``, else ``prompt_cache_key``; "" where
     there is none. Raises InvalidRequest for a header that is too long.
     """
     for name, value in headers:
@@ -31,8 +31,8 @@ def session_key(headers: Headers, call: Call) -> str:
 
 
 def affinity_key(tenant_id: str, session: str, call: Call) -> str:
-    """By what requests are sent to where their prefix was read before: the session, else the beginning of the prompt or
-    of the first message, which is the same in all turns of a conversation and under one system prompt. "" for neither.
+    """The session, else a hash of the beginning of the prompt or of the first message, which is the same in all turns
+    of a conversation and under one system prompt. "" for neither.
     """
     if session:
         return f"{tenant_id}\0{session}"

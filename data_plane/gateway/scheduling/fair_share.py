@@ -14,7 +14,8 @@ from typing import Annotated, Final
 import msgspec
 
 FRACTION_MIN: Final = 0.01
-"""The least part of a tenant's demand at one gateway that counts: with less, one charge would never be worked off."""
+"""The least part of a tenant's demand at one gateway that counts. A request costs its pages divided by this part; below
+it, the tenant would wait too long after one request."""
 _OWED_MAX_S: Final = 10.0  # pages taken beyond the share, or left unused, count for this long
 _MOST: Final = 1 << 40  # larger than any real count, and exact in a float
 

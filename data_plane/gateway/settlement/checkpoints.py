@@ -1,4 +1,5 @@
-"""Writes the usage of running requests to Redis and renews their leases: each second, or each 64 tokens.
+"""Writes the usage of running requests to Redis and renews their leases: after each ``checkpoint_s``, and after each
+``checkpoint_tokens`` of a request.
 
 If this process dies, each request is settled by its last checkpoint (``quota/scripts/prelude.lua``). Fails open: while
 Redis is unreachable, requests continue, and only their leases age.

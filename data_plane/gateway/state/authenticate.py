@@ -41,7 +41,7 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper:
     grant = tables.keys.get(api_keys.hash_key(key, pepper))
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:
-        raise Unauthenticated("The API key is not valid; it may have been revoked.")
+        raise Unauthenticated("This API key is unknown or was revoked; create another key.")
     if tenant.status != "active":
         raise Forbidden("This tenant is suspended.", code="tenant_suspended")
     if "inference" not in grant.scopes:

@@ -1,4 +1,4 @@
--- What becomes of an Idempotency-Key whose request is ours: renew its lease, keep its answer, or forget it.
+-- Ends or continues our claim of an Idempotency-Key: renew its lease, keep its answer, or forget it.
 -- KEYS: the key's record, the tenant's kept answers.
 -- ARGV: renew | keep | forget, our record, milliseconds, the record with its answer, answers kept at most.
 -- Returns 1, or 0 where the record is not ours any more, and then nothing is changed.

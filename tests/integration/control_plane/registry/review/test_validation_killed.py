@@ -102,6 +102,7 @@ def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(pat
     (problem,) = revision["report"]["problems"]
     assert (revision["status"], problem["code"]) == ("rejected", "validation_failed")
     assert "cut short 2 times" in problem["message"]
+    assert problem["message"].endswith("contact the operator")
     assert attempts(engine) == 2
     never_ready(engine, redis)
 
