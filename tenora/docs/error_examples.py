@@ -43,6 +43,7 @@ EXAMPLES: Final = {
     "config_field_not_allowed": 'auto_mapping is "my_code.Model"; set it to null',
     "config_invalid": "must be a JSON object; write it again with PEFT's save_pretrained",
     "config_too_large": "has more than the 65536 bytes that are allowed; write it again with PEFT's save_pretrained",
+    "conflict": "The plan already has prices from 2026-12-01 on; choose another effective_from.",
     "context_length_exceeded": "The context is limited to 2048 tokens, and this request asks for 2300.",
     "dtype_not_allowed": 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has dtype "F64"; save it as '
     "F32, F16 or BF16",
@@ -119,6 +120,7 @@ EXAMPLES: Final = {
     "unsupported_content": "`messages[0].content[1]` is image: images, documents, thinking and server tools are not "
     "supported here.",
     "unsupported_media_type": "content-type is text/plain. Send application/json.",
+    "unprocessable": "The file admin.key exists. Name a new file.",
     "unsupported_parameter": "`tools[0].type` must be `custom`: tools that run on a server are not offered here.",
     "upload_expired": "the upload was not completed within 24 hours; create a new revision",
     "upload_too_large": 'the files have 73400320 bytes in all; plan "starter" allows 67108864: train with a lower '

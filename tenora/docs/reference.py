@@ -89,9 +89,12 @@ def _errors() -> str:
         if message and message not in messages:
             messages.append(message)
 
-    defaults = {
-        node.name: code for _, node in _nodes() if isinstance(node, ast.ClassDef) for code, _ in _declared(node)
-    }
+    defaults: dict[str, str] = {}  # by error class; a class without its own code has that of its base
+    for _, node in _nodes():
+        if isinstance(node, ast.ClassDef):
+            inherited = [defaults[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in defaults]
+            if codes := [*(code for code, _ in _declared(node)), *inherited]:
+                defaults[node.name] = codes[0]
     for path, call in _calls():
         keywords = {each.arg: each.value for each in call.keywords}
         default = defaults.get(getattr(call.func, "id", ""))
