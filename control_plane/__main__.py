@@ -4,10 +4,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from core import telemetry
 from core.errors import AppError
 from core.settings import KeySettings, PostgresSettings, TelemetrySettings
+
+_Run = Callable[[argparse.Namespace], int]
 
 
 def _web(_: argparse.Namespace) -> int:
@@ -58,28 +61,66 @@ def _bootstrap(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _create_admin_key(arguments: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    operations.create_admin_key(PostgresSettings(), KeySettings(), arguments.key_name, arguments.key_file)
+    print(f"the new admin key is in {arguments.key_file}")  # noqa: T201
+    return 0
+
+
+def _list_admin_keys(_: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    for key in operations.list_admin_keys(PostgresSettings()):
+        state = "live" if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"
+        print(f"{key.id}  {key.redacted}  created {key.created_at:%Y-%m-%d %H:%M} UTC  {state}  {key.name}")  # noqa: T201
+    return 0
+
+
+def _revoke_admin_key(arguments: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    operations.revoke_admin_key(PostgresSettings(), arguments.key_id)
+    print(f"revoked {arguments.key_id}: its next request is refused")  # noqa: T201
+    return 0
+
+
+def _add(commands: Any, name: str, run: _Run | None, text: str) -> argparse.ArgumentParser:
+    """``commands`` is what ``add_subparsers`` returns; argparse has no public name for its type."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run, name=name)
+    return command
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m control_plane", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run, name=name)
-        return command
-
-    add("web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
-    add("worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
-    add("migrate", _migrate, "Migrate the database to the newest version.")
-    add("bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
-    add("publish", _publish, "Rebuild the snapshot that gateways follow from Postgres and replace it in one step.")
-    bootstrap = add("bootstrap", _bootstrap, "Create the first admin key. Running it again changes nothing.")
+    _add(commands, "web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
+    _add(commands, "worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
+    _add(commands, "migrate", _migrate, "Migrate the database to the newest version.")
+    _add(commands, "bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
+    publish = "Rebuild the snapshot that gateways follow from Postgres and replace it in one step."
+    _add(commands, "publish", _publish, publish)
+    bootstrap = _add(commands, "bootstrap", _bootstrap, "Create the first admin key. Running it again changes nothing.")
     bootstrap.add_argument(
         "--admin-key-file",
         type=Path,
         required=True,
         help="File of the admin key. It is created with mode 0600 if it is missing.",
     )
+    _add_admin_keys(_add(commands, "admin-keys", None, "List, create and revoke admin keys."))
     return parser
+
+
+def _add_admin_keys(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add(commands, "list", _list_admin_keys, "List all admin keys, oldest first, including revoked ones.")
+    create = _add(commands, "create", _create_admin_key, "Create an admin key and write it to a new file.")
+    create.add_argument("--name", dest="key_name", required=True, help="What the key is for; shown by 'list'.")
+    create.add_argument("--key-file", type=Path, required=True, help="New file for the key, with mode 0600.")
+    revoke = _add(commands, "revoke", _revoke_admin_key, "Revoke an admin key permanently, except for the last one.")
+    revoke.add_argument("key_id", metavar="ID", help="Id of the key, as 'list' shows it.")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
+from anyio import to_thread
 from litestar import Litestar, Router
 
 from adapters.object_store.s3 import Bucket
@@ -18,7 +19,8 @@ from control_plane.cors import cors_rules
 from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
-from control_plane.health import healthz, readyz
+from control_plane.health import ReadinessCheck, healthz, readyz
+from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
@@ -29,10 +31,12 @@ from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.request_decoding import StrictRequest
 from control_plane.request_middleware import RequestContext
-from control_plane.settings import ControlSettings
+from control_plane.request_slots import RequestSlots
+from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.usage.api import OwnQuota, OwnUsage
 from core import db
+from core.request_rate import RequestRate
 
 
 def serve(settings: ControlSettings) -> None:
@@ -48,11 +52,11 @@ def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
             host=settings.web.control_host,
             port=settings.web.control_port,
             loop="uvloop",
-            http="httptools",
+            http=protocol_for(settings.web),
             access_log=False,  # request_middleware logs each request with its id
             log_config=None,
             server_header=False,
-            timeout_keep_alive=30,
+            timeout_keep_alive=settings.web.control_keepalive_s,
             timeout_graceful_shutdown=settings.web.control_drain_s,
             backlog=512,
         )
@@ -62,11 +66,15 @@ def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
 def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     """The application. It opens no connection before its first request, and closes all connections when it stops."""
     engine = db.connect(settings.postgres)
+    report_connections = {"postgres_pool_max": settings.web.control_report_connections_max}
+    redis = open_redis(settings.redis.redis_url)
     resources = Resources(
         engine=engine,
-        redis=open_redis(settings.redis.redis_url),
+        reports=db.connect(settings.postgres.model_copy(update=report_connections)),
+        redis=redis,
         bucket=bucket,
         uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
+        readiness=ReadinessCheck(engine, redis, bucket),
         pepper=Pepper(value=settings.keys.key_pepper.get_secret_value().encode()),
         web=settings.web,
         upload=settings.upload,
@@ -75,9 +83,13 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        # A thread for each request that may run: one that waits for Postgres must not keep another from starting.
+        threads = 2 * settings.web.control_requests_max + settings.web.control_admin_requests_max
+        to_thread.current_default_thread_limiter().total_tokens = threads
         yield
         resources.redis.close()
         resources.engine.dispose()
+        resources.reports.dispose()
 
     app = Litestar(
         route_handlers=[healthz, readyz, _admin(settings, authenticator), _tenant(authenticator)],
@@ -92,8 +104,19 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     )
     describe_problems(app)
     # It wraps the application and is no Litestar middleware: those never see a request that matches no route.
-    app.asgi_handler = RequestContext(app.asgi_handler, requests_max=settings.web.control_requests_max)
+    app.asgi_handler = RequestContext(app.asgi_handler, _slots(settings.web))
     return app
+
+
+def _slots(web: WebSettings) -> RequestSlots:
+    per_address = web.control_address_requests_per_minute
+    return RequestSlots(
+        requests_max=web.control_requests_max,
+        tenant_requests_max=web.control_tenant_requests_max,
+        admin_requests_max=web.control_admin_requests_max,
+        tenant_rate=RequestRate(web.control_tenant_requests_per_minute),
+        address_rate=None if per_address is None else RequestRate(per_address),
+    )
 
 
 def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:

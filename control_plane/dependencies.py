@@ -16,6 +16,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
+from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
@@ -37,12 +38,16 @@ _IdempotencyKey = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The objects that one web process holds open."""
+    """The objects that one web process holds open. ``reports`` has a small pool of its own, so that slow reports leave
+    ``engine``'s connections to all other requests.
+    """
 
     engine: Engine
+    reports: Engine
     redis: Redis
     bucket: Bucket
     uploads: Uploads
+    readiness: ReadinessCheck
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
@@ -55,27 +60,6 @@ def open_redis(url: str) -> Redis:
 
 def providers(resources: Resources) -> dict[str, Provide]:
     """The dependencies of every route handler, by name."""
-
-    def engine() -> Engine:
-        return resources.engine
-
-    def redis() -> Redis:
-        return resources.redis
-
-    def objects() -> Bucket:  # not "bucket", which is a query parameter of usage reports
-        return resources.bucket
-
-    def uploads() -> Uploads:
-        return resources.uploads
-
-    def pepper() -> Pepper:
-        return resources.pepper
-
-    def web() -> WebSettings:
-        return resources.web
-
-    def upload() -> UploadSettings:
-        return resources.upload
 
     def change_handlers() -> ChangeHandlers:
         return ChangeHandlers(
@@ -95,13 +79,29 @@ def providers(resources: Resources) -> dict[str, Provide]:
             request_sha256=await digest_of(request),
         )
 
-    plain = {
-        function.__name__: function
-        for function in (engine, redis, objects, uploads, pepper, web, upload, change_handlers, principal)
+    held = {
+        "engine": resources.engine,
+        "reports": resources.reports,
+        "redis": resources.redis,
+        "objects": resources.bucket,  # not "bucket", which is a query parameter of usage reports
+        "uploads": resources.uploads,
+        "readiness": resources.readiness,
+        "pepper": resources.pepper,
+        "web": resources.web,
+        "upload": resources.upload,
     }
-    return {name: Provide(function, sync_to_thread=False) for name, function in plain.items()} | {
-        "idempotent": Provide(idempotent)
+    return {name: _constant(value) for name, value in held.items()} | {
+        "change_handlers": Provide(change_handlers, sync_to_thread=False),
+        "principal": Provide(principal, sync_to_thread=False),
+        "idempotent": Provide(idempotent),
     }
+
+
+def _constant(value: object) -> Provide:
+    def provide() -> Any:
+        return value
+
+    return Provide(provide, sync_to_thread=False)
 
 
 def _on_plan_changed(session: Session, plan_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, InternalServerException, ValidationException
 from redis import exceptions as redis_errors
 from sqlalchemy import exc as sql_errors
 
@@ -84,10 +84,12 @@ def on_app_error(request: Request[Any, Any, Any], error: AppError) -> Response[b
 
 def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """The response for a failure that Litestar found: unknown route, wrong method, invalid parameter, large body."""
-    if error.status_code >= 500 and error.status_code != 503:
-        return on_unexpected(request, error)
+    if isinstance(error, InternalServerException) and error.detail == "client disconnected prematurely":
+        return problem(request, 400, "client_disconnected", "The client disconnected before its body was complete.")
     code, detail, param = _CODES.get(error.status_code, "invalid_request"), error.detail, None
     headers = dict(error.headers or {})
+    if error.status_code >= 500 and error.status_code != 503:
+        return on_unexpected(request, error)
     match error.status_code:
         case 404:
             detail = f"{request.url.path} is not a route of this API. /schema lists the routes."

@@ -1,7 +1,9 @@
 """Health routes, open without a key: liveness of the process, and readiness of Postgres, Redis and S3."""
 
+import threading
+import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -13,6 +15,8 @@ from sqlalchemy import Engine, text
 from adapters.object_store.s3 import Bucket
 
 State = Literal["ok", "unavailable"]
+
+_HOLDS_S: Final = 1.0
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,21 +39,38 @@ def healthz() -> Liveness:
     return Liveness()
 
 
-@get("/readyz", sync_to_thread=True, tags=["health"], security=[])
-def readyz(
-    engine: NamedDependency[Engine], redis: NamedDependency[Redis], objects: NamedDependency[Bucket]
-) -> Response[Readiness]:
-    """Readiness: Postgres, Redis and S3 answer. 503 when one of them does not."""
+class ReadinessCheck:
+    """Asks Postgres, Redis and S3. A result holds for a second, since the route needs no key and S3 bills requests."""
 
-    def ask_postgres() -> None:
-        with engine.connect() as connection:
+    def __init__(self, engine: Engine, redis: Redis, bucket: Bucket) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._bucket = bucket
+        self._guard = threading.Lock()
+        self._asked_at = -_HOLDS_S
+        self._last = Readiness(postgres="unavailable", redis="unavailable", s3="unavailable")
+
+    def result(self) -> Readiness:
+        """The state of each dependency, at most a second old. Threads that ask at once share one question."""
+        with self._guard:
+            if time.monotonic() - self._asked_at >= _HOLDS_S:
+                self._last = Readiness(
+                    postgres=_state("postgres", self._ask_postgres),
+                    redis=_state("redis", self._redis.ping),
+                    s3=_state("s3", lambda: self._bucket.head("uploads/readyz")),
+                )
+                self._asked_at = time.monotonic()
+            return self._last
+
+    def _ask_postgres(self) -> None:
+        with self._engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
-    ready = Readiness(
-        postgres=_state("postgres", ask_postgres),
-        redis=_state("redis", redis.ping),
-        s3=_state("s3", lambda: objects.head("uploads/readyz")),
-    )
+
+@get("/readyz", sync_to_thread=True, tags=["health"], security=[])
+def readyz(readiness: NamedDependency[ReadinessCheck]) -> Response[Readiness]:
+    """Readiness: Postgres, Redis and S3 answer. 503 when one of them does not."""
+    ready = readiness.result()
     good = ready == Readiness(postgres="ok", redis="ok", s3="ok")
     return Response(ready, status_code=200 if good else 503)
 

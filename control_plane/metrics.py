@@ -7,6 +7,18 @@ REQUESTS = Histogram(
     "Duration of requests to the control plane's API, by method and status class.",
     ["method", "status"],
 )
+REFUSED_CONNECTIONS = Counter(
+    "tenora_control_refused_connections_total",
+    "Connections that the API's HTTP server closed with an error, by code: headers or a body too large or too late, "
+    "too many connections, invalid HTTP.",
+    ["code"],
+)
+REFUSED_REQUESTS = Counter(
+    "tenora_control_refused_requests_total",
+    "Requests refused because too many ran at once (open: before authentication; tenant; tenants: all of them; admins) "
+    "or came in a minute (tenant_rate, address_rate), by that limit.",
+    ["limit"],
+)
 PUBLISHED = Counter("tenora_control_published_changes_total", "Changes published to gateways, by kind.", ["kind"])
 PUBLISH_LAG = Histogram(
     "tenora_control_publish_lag_seconds",

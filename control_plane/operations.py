@@ -1,16 +1,21 @@
-"""One-time operations of an operator: migrate the database, prepare the bucket, create the first admin key, and rebuild
-the published snapshot.
+"""One-time operations of an operator: migrate the database, prepare the bucket, create, list and revoke admin keys, and
+rebuild the published snapshot.
 """
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
+from sqlmodel import Session
 
 from adapters.object_store.s3 import Bucket
 from control_plane.api_keys import service as api_keys
+from control_plane.api_keys.schemas import ApiKeyView
 from control_plane.dependencies import open_redis
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
@@ -20,6 +25,8 @@ from core import db
 from core.api_keys import is_well_formed, mint_key
 from core.errors import Unprocessable
 from core.settings import KeySettings, PostgresSettings
+
+_OPERATOR: Final = "operator"  # the actor in the audit trail of a command
 
 
 def migrate(settings: PostgresSettings, folder: Path | None = None) -> None:
@@ -45,7 +52,6 @@ def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> 
 
     The file is written before the row, so a crash between the two loses nothing: the next run stores the row.
     """
-    pepper = keys.key_pepper.get_secret_value().encode()
     made = "kept"
     if key_file.exists():
         secret = key_file.read_text().strip()
@@ -55,13 +61,33 @@ def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> 
         secret = mint_key("admin")
         _write_private(key_file, secret)
         made = "minted"
-    engine = db.connect(postgres)
-    try:
-        with db.unit_of_work(engine) as session:
-            stored = api_keys.store_admin_key(session, secret, pepper)
-    finally:
-        engine.dispose()
+    with _database(postgres) as session:
+        stored = api_keys.store_admin_key(session, secret, keys.key_pepper.get_secret_value().encode())
     return f"admin key {made} in {key_file}" + (", and stored" if stored else ", stored already")
+
+
+def create_admin_key(postgres: PostgresSettings, keys: KeySettings, name: str, key_file: Path) -> None:
+    """Write a new admin key to ``key_file``, which must not exist, and store its row. Raises Unprocessable."""
+    secret = mint_key("admin")
+    try:
+        _write_private(key_file, secret)
+    except FileExistsError as error:
+        raise Unprocessable(f"{key_file} exists. Name a new file with --key-file.") from error
+    with _database(postgres) as session:
+        pepper = keys.key_pepper.get_secret_value().encode()
+        api_keys.store_admin_key(session, secret, pepper, name=name, actor=_OPERATOR)
+
+
+def list_admin_keys(postgres: PostgresSettings) -> list[ApiKeyView]:
+    """All admin keys, including revoked ones, oldest first."""
+    with _database(postgres) as session:
+        return api_keys.list_admin_keys(session)
+
+
+def revoke_admin_key(postgres: PostgresSettings, key_id: str) -> None:
+    """Revoke an admin key. Raises NotFound, and Conflict for the last one."""
+    with _database(postgres) as session:
+        api_keys.revoke_admin_key(session, key_id, actor=_OPERATOR)
 
 
 def prepare_bucket(settings: ControlSettings) -> str:
@@ -81,6 +107,17 @@ def publish(settings: ControlSettings) -> Position:
         return OutboxRelay(engine, redis, projections(settings.publishing)).rebuild("asked")
     finally:
         redis.close()
+        engine.dispose()
+
+
+@contextmanager
+def _database(postgres: PostgresSettings) -> Iterator[Session]:
+    """One transaction on a connection of its own."""
+    engine = db.connect(postgres)
+    try:
+        with db.unit_of_work(engine) as session:
+            yield session
+    finally:
         engine.dispose()
 
 

@@ -1,9 +1,10 @@
-"""ASGI middleware around every request: a request id on the response and in log lines, a metric, and a limit on
-concurrent requests.
+"""ASGI middleware around every request: a request id on the response and in log lines, a metric, and a slot among the
+concurrent requests (``request_slots``).
 
 It wraps the whole application, because a 404 of the framework never reaches an inner middleware.
 """
 
+import math
 import time
 from typing import Any
 
@@ -14,16 +15,17 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane import metrics
 from control_plane.errors import PROBLEM_JSON, problem_body
+from control_plane.request_slots import RequestSlots
+from core.errors import AppError, NotFound
 from core.ids import new_id
 
 
 class RequestContext:
-    """The middleware. Metrics and logs fail open. More than ``requests_max`` concurrent requests get 503 at once."""
+    """The middleware. Metrics and logs fail open. A request without a free slot gets 503 at once."""
 
-    def __init__(self, app: ASGIApp, *, requests_max: int) -> None:
+    def __init__(self, app: ASGIApp, slots: RequestSlots) -> None:
         self._app = app
-        self._requests_max = requests_max
-        self._running = 0
+        self._slots = slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -32,7 +34,7 @@ class RequestContext:
         request_id = new_id("req")
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
-        status = 500
+        status, client = 500, scope.get("client")
         started = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
@@ -42,32 +44,27 @@ class RequestContext:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        self._running += 1
         try:
             with structlog.contextvars.bound_contextvars(request_id=request_id):
-                if self._running > self._requests_max:
-                    await _refuse(
-                        send_with_id,
-                        request_id,
-                        503,
-                        "overloaded",
-                        "Too many concurrent requests. Try again in a few seconds.",
-                    )
-                elif "\0" in scope["path"]:  # no name contains NUL, and Postgres refuses it as a parameter
-                    await _refuse(send_with_id, request_id, 404, "not_found", "This path is not a route of this API.")
-                else:
-                    await self._app(scope, receive, send_with_id)
+                try:
+                    with self._slots.acquire(client[0] if client else "") as state["slot"]:
+                        if "\0" in scope["path"]:  # no name contains NUL, and Postgres refuses it as a parameter
+                            raise NotFound("This path is not a route of this API.", code="not_found")
+                        await self._app(scope, receive, send_with_id)
+                except AppError as error:  # the application renders its own errors
+                    await _refuse(send_with_id, request_id, error)
                 seconds = time.monotonic() - started
                 structlog.get_logger().info(
                     "request", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1000)
                 )
         finally:
-            self._running -= 1
             metrics.REQUESTS.labels(scope["method"], f"{status // 100}xx").observe(time.monotonic() - started)
 
 
-async def _refuse(send: Send, request_id: str, status: int, code: str, detail: str) -> None:
-    body = msgspec.json.encode(problem_body(request_id, status, code, detail))
-    headers = [(b"content-type", PROBLEM_JSON.encode()), (b"retry-after", b"1")][: 2 if status == 503 else 1]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _refuse(send: Send, request_id: str, error: AppError) -> None:
+    body = msgspec.json.encode(problem_body(request_id, error.status, error.code, error.message))
+    headers = [(b"content-type", PROBLEM_JSON.encode())]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -35,10 +35,60 @@ class WebSettings(Fragment):
         ge=1024,
         description="Largest request body that registers a base model; it contains the tokenizer.",
     )
+    control_headers_max_bytes: int = Field(
+        default=32_768, ge=1024, description="Bytes of a request line and headers. The control plane refuses more."
+    )
+    control_headers_s: float = Field(
+        default=10, gt=0, description="How long a client may take to send the request line and the headers."
+    )
+    control_body_s: float = Field(
+        default=30, gt=0, description="How long a client may take to send a request body to the control plane."
+    )
+    control_connections_max: int = Field(
+        default=2000, ge=1, description="Client connections that one web process holds. It refuses more."
+    )
+    control_connections_per_address_max: int | None = Field(
+        default=200,
+        ge=1,
+        description="Client connections from one address. Behind a reverse proxy all come from its address: leave it "
+        "empty there, and set this limit in the proxy.",
+    )
+    control_keepalive_s: int = Field(
+        default=30, ge=1, description="How long an idle client connection of the control plane stays open."
+    )
     control_requests_max: int = Field(
         default=200,
         ge=1,
-        description="Concurrent requests that one web process of the control plane accepts; further ones get 503.",
+        description="Concurrent requests of tenants in one web process of the control plane; further ones get 503. As "
+        "many more may wait for authentication.",
+    )
+    control_tenant_requests_max: int = Field(
+        default=32, ge=1, description="Concurrent requests of one tenant in one web process; further ones get 429."
+    )
+    control_admin_requests_max: int = Field(
+        default=50,
+        ge=1,
+        description="Concurrent requests of admins in one web process, apart from those of tenants; further ones get "
+        "503.",
+    )
+    control_tenant_requests_per_minute: int = Field(
+        default=3000,
+        ge=1,
+        description="Requests of one tenant per minute in one web process; one minute's may come at once. Further ones "
+        "get 429.",
+    )
+    control_address_requests_per_minute: int | None = Field(
+        default=6000,
+        ge=1,
+        description="The same for all requests from one address. Behind a reverse proxy that does not run on this "
+        "machine, all come from its address: leave it empty there, and set this limit in the proxy.",
+    )
+    control_report_connections_max: int = Field(
+        default=4,
+        ge=1,
+        le=200,
+        description="Postgres connections of one web process for usage reports, apart from postgres_pool_max. Further "
+        "reports wait for up to 10 s and then get 503.",
     )
     control_drain_s: int = Field(
         default=10,
@@ -47,6 +97,9 @@ class WebSettings(Fragment):
         description="How long the control plane's web process lets running requests finish after SIGTERM.",
     )
     upload_files_max: int = Field(default=16, ge=2, le=100, description="Files that one revision may announce.")
+    api_keys_max: int = Field(
+        default=200, ge=1, description="API keys that one tenant may have, without the revoked ones."
+    )
     uploads_open_max: int = Field(
         default=20,
         ge=1,

@@ -6,11 +6,13 @@ says what was wrong, where, and what to do. How it looks on the wire is the edge
      ├─ Unauthenticated     401   no key, or not a good one
      ├─ Forbidden           403   a good key that may not do this
      ├─ NotFound            404   absent, or another tenant's: the two look the same
+     ├─ RequestTimeout      408   headers or body took too long to arrive
      ├─ Conflict            409   the thing is not in a state for this
-     ├─ TooLarge            413   body or header above its limit
+     ├─ TooLarge            413   body above its limit
      ├─ UnsupportedMedia    415   an encoding or format that is not accepted
      ├─ Unprocessable       422   well-formed, but cannot be done
      ├─ TooManyRequests     429   a limit of the plan; ``retry_after_s`` or final for the period
+     ├─ HeadersTooLarge     431   request line and headers above their limit
      ├─ BadGateway          502   a replica answered nonsense or went away
      └─ Unavailable         503   no capacity or a dependency is down; try again after ``retry_after_s``
 """
@@ -69,6 +71,13 @@ class NotFound(AppError):
     default_code = "not_found"
 
 
+class RequestTimeout(AppError):
+    """The request took too long to arrive."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
 class Conflict(AppError):
     """The object's state does not allow this."""
 
@@ -102,6 +111,13 @@ class TooManyRequests(AppError):
 
     status = 429
     default_code = "rate_limit_exceeded"
+
+
+class HeadersTooLarge(AppError):
+    """Request line and headers above their limit."""
+
+    status = 431
+    default_code = "headers_too_large"
 
 
 class BadGateway(AppError):

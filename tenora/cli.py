@@ -52,9 +52,10 @@ def down() -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with the admin key.")
-def status(*, as_json: bool) -> None:
+@click.option("--secrets", is_flag=True, help="Print the passwords of Postgres and Redis as well.")
+def status(*, as_json: bool, secrets: bool) -> None:
     """Show every program. Exits 0 only when everything is ready."""
-    now = read_status(StackSettings())
+    now = read_status(StackSettings(), secrets=secrets)
     if as_json:
         print(json.dumps(now, indent=2))
     elif now["programs"]:

@@ -55,7 +55,7 @@ class CacheFolder:
     def lay_out(self) -> None:
         """Create the folders, also after another program has removed them."""
         for folder in (self.root, self.leases, self.locks, self.incoming, self._trash):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
         """The path of a cached adapter. Raises ``ValueError`` for a text that is not a digest."""

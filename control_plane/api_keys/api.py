@@ -11,7 +11,7 @@ from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.tenants import service as tenants
+from control_plane.settings import WebSettings
 from core.api_keys import ALL_SCOPES
 from core.db import unit_of_work
 from core.errors import Forbidden
@@ -31,6 +31,7 @@ class ApiKeys(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
+        web: NamedDependency[WebSettings],
     ) -> Response[ApiKeyCreated]:
         """Create an API key with at most the scopes of the calling key, and with its own limits where given. Only this
         response contains the secret; a replay for an Idempotency-Key has `key: null`.
@@ -54,6 +55,7 @@ class ApiKeys(Controller):
                 name=data.name,
                 scopes=scopes,
                 limits=data.limits,
+                live_max=web.api_keys_max,
                 actor=principal.key_id,
             ),
             stored=service.without_secret,
@@ -102,13 +104,13 @@ class TenantApiKeys(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
+        web: NamedDependency[WebSettings],
     ) -> Response[ApiKeyCreated]:
         """Create an API key for a tenant. Only this response contains the secret; a replay for an Idempotency-Key has
         `key: null`.
         """
 
         def mint(session: Session) -> ApiKeyCreated:
-            tenants.get(session, tenant_id)
             return service.mint(
                 session,
                 pepper.value,
@@ -116,6 +118,7 @@ class TenantApiKeys(Controller):
                 name=data.name,
                 scopes=data.scopes or ALL_SCOPES,
                 limits=data.limits,
+                live_max=web.api_keys_max,
                 actor=principal.key_id,
             )
 

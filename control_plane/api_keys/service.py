@@ -6,7 +6,7 @@ A secret appears only in the result of ``mint``.
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from control_plane.api_keys.models import ApiKey
 from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, KeyLimitsBody
@@ -18,7 +18,7 @@ from control_plane.tenants import service as tenants
 from core import clock
 from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
 from core.contracts.grants import KeyGrant, KeyLimits
-from core.errors import NotFound
+from core.errors import Conflict, Forbidden, NotFound
 
 _SHOWN_ONCE = "Store this key now. It is shown only once."
 _NOT_KEPT = (
@@ -36,9 +36,19 @@ def mint(
     name: str,
     scopes: Sequence[str],
     actor: str,
+    live_max: int,
     limits: KeyLimitsBody | None = None,
 ) -> ApiKeyCreated:
-    """Create a key of an existing tenant. Gateways accept it once it is published."""
+    """Create a key of an existing tenant. Gateways accept it once it is published. Raises NotFound without the tenant,
+    and Forbidden where it has ``live_max`` keys that are not revoked.
+    """
+    tenants.lock(session, tenant_id)  # so that no two requests create the last key
+    mine = select(func.count()).select_from(ApiKey).where(ApiKey.tenant_id == tenant_id)
+    if session.exec(mine.where(col(ApiKey.revoked_at).is_(None))).one() >= live_max:
+        raise Forbidden(
+            f"api_keys: a tenant may have at most {live_max} that are not revoked. Revoke one that is no longer used.",
+            code="api_key_quota_exceeded",
+        )
     secret = mint_key("live")
     row = ApiKey(
         tenant_id=tenant_id,
@@ -76,17 +86,44 @@ def without_secret(created: ApiKeyCreated) -> ApiKeyCreated:
     return msgspec.structs.replace(created, key=None, note=_NOT_KEPT)
 
 
-def store_admin_key(session: Session, secret: str, pepper: bytes) -> bool:
+def store_admin_key(
+    session: Session, secret: str, pepper: bytes, *, name: str = "bootstrap", actor: str = "bootstrap"
+) -> bool:
     """Store ``secret`` as an admin key. Returns False where it is one already, even if revoked. Admin keys are never
     published to gateways.
     """
     key_hash = hash_key(secret, pepper)
     if session.exec(select(ApiKey.id).where(ApiKey.key_hash == key_hash)).first():
         return False
-    row = ApiKey(name="bootstrap", key_hash=key_hash, redacted=redact(secret), scopes=list(ADMIN_SCOPES))
+    row = ApiKey(name=name, key_hash=key_hash, redacted=redact(secret), scopes=list(ADMIN_SCOPES))
     session.add(row)
-    audit.record(session, actor="bootstrap", action="api_key.created", target=row.id, details={"scopes": row.scopes})
+    audit.record(
+        session, actor=actor, action="api_key.created", target=row.id, details={"name": name, "scopes": row.scopes}
+    )
     return True
+
+
+def list_admin_keys(session: Session) -> list[ApiKeyView]:
+    """All admin keys, including revoked ones, oldest first."""
+    rows = session.exec(select(ApiKey).where(col(ApiKey.tenant_id).is_(None)).order_by(col(ApiKey.id)))
+    return [_view(row) for row in rows]
+
+
+def revoke_admin_key(session: Session, key_id: str, *, actor: str) -> None:
+    """Revoke an admin key permanently; the next request with it is refused. Idempotent. Raises NotFound, and Conflict
+    for the last one that is not revoked.
+    """
+    admins = select(ApiKey).where(col(ApiKey.tenant_id).is_(None)).with_for_update()  # so that no two revoke the last
+    rows = {row.id: row for row in session.exec(admins)}
+    row = rows.get(key_id)
+    if row is None:
+        raise NotFound(f"No admin key has the id {key_id!r}. List them with 'admin-keys list'.")
+    if row.revoked_at is not None:
+        return
+    if sum(each.revoked_at is None for each in rows.values()) == 1:
+        raise Conflict("This is the last admin key. Create another one first with 'admin-keys create'.")
+    row.revoked_at = clock.now()
+    audit.record(session, actor=actor, action="api_key.revoked", target=row.id)
 
 
 def list_keys(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[ApiKeyView]:

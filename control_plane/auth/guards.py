@@ -14,6 +14,8 @@ def admin_key(authenticator: Authenticator) -> Guard:
     """Admits only admin keys."""
 
     def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        if _only_lists_methods(connection):
+            return
         principal = _authenticate(connection, authenticator)
         if principal.tenant_id is not None:
             raise Forbidden("This is an admin route. Use an admin key (tnr_admin_…).", code="admin_key_required")
@@ -27,6 +29,8 @@ def tenant_key(authenticator: Authenticator) -> Guard:
     """
 
     def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        if _only_lists_methods(connection):
+            return
         principal = _authenticate(connection, authenticator)
         if principal.tenant_id is None:
             raise Forbidden("This is a tenant route. Use a tenant key (tnr_live_…).", code="tenant_key_required")
@@ -39,7 +43,15 @@ def tenant_key(authenticator: Authenticator) -> Guard:
     return guard
 
 
+def _only_lists_methods(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
+    """OPTIONS answers with the route's methods, which the open schema lists as well. Litestar adds its handler, which
+    has no ``opt``.
+    """
+    return connection.scope.get("method") == "OPTIONS"
+
+
 def _authenticate(connection: ASGIConnection[Any, Any, Any, Any], authenticator: Authenticator) -> Principal:
     principal = authenticator.authenticate(connection.headers.get("authorization"))
     connection.scope["auth"] = principal
+    connection.scope["state"]["slot"].authenticated(principal.tenant_id)
     return principal

@@ -52,7 +52,7 @@ class OwnUsage(Controller):
     @get(sync_to_thread=True)
     def get_usage(
         self,
-        engine: NamedDependency[Engine],
+        reports: NamedDependency[Engine],
         principal: NamedDependency[Principal],
         web: NamedDependency[WebSettings],
         start: Annotated[
@@ -64,7 +64,7 @@ class OwnUsage(Controller):
     ) -> UsageView:
         """Get tokens, requests, KV page-seconds and amounts in buckets of UTC time."""
         until = end or clock.now()
-        with unit_of_work(engine) as session:
+        with unit_of_work(reports) as session:
             return service.report(
                 session,
                 tenant_id=principal.own_tenant_id,

@@ -27,20 +27,6 @@ _MAY_PASS: Final = frozenset({408, 409, 429})
 _MORE: Final = ("eta_s", "max_tokens_that_fit")
 
 
-class HeadersTooLarge(AppError):
-    """Request line and headers above their limit."""
-
-    status = 431
-    default_code = "headers_too_large"
-
-
-class RequestTimeout(AppError):
-    """The request took too long to arrive."""
-
-    status = 408
-    default_code = "request_timeout"
-
-
 class MethodNotAllowed(AppError):
     """The path exists, but not for this method."""
 

@@ -77,7 +77,7 @@ def run_demo(settings: StackSettings) -> int:
 
 def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes, started: float) -> list[str]:
     """Run and print every step; returns descriptions of the failed checks."""
-    status = read_status(settings)
+    status = read_status(settings, secrets=True)
     admin = ControlPlane(status["control_url"], status["admin_key"])
     before = read_engine_count(status["redis_url"])
     bank, shop = create_tenants(admin, status["control_url"])

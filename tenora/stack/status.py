@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from tenora.settings import StackSettings
 from tenora.stack.daemon import is_up, run_folder
@@ -15,8 +16,10 @@ def running_stack(settings: StackSettings) -> Stack:
     return Stack(settings, load_secrets(settings.root), load_ports(run_folder(settings)))
 
 
-def read_status(settings: StackSettings) -> dict[str, Any]:
-    """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated."""
+def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, Any]:
+    """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated.
+    The addresses of Postgres and Redis have their passwords only with ``secrets``.
+    """
     nothing: dict[str, Any] = {"ready": False, "programs": {}, "replicas": []}
     if not is_up(settings):
         return nothing
@@ -29,12 +32,20 @@ def read_status(settings: StackSettings) -> dict[str, Any]:
         {field: replica[field] for field in ("id", "url", "base_model", "state")} for replica in stack.replicas()
     ]
     key_file = stack.admin_key_file
+    addresses = asdict(stack.addresses)
+    if not secrets:
+        addresses = {name: _without_credentials(url) for name, url in addresses.items()}
     return {
         "ready": all(program["state"] in ("ready", "done") for program in programs.values())
         and any(replica["state"] == "ready" for replica in replicas),
-        **asdict(stack.addresses),
+        **addresses,
         "admin_key": key_file.read_text().strip() if key_file.exists() else None,
         "replicas": replicas,
         "programs": programs,
         "home": str(settings.root),
     }
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

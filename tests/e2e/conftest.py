@@ -92,9 +92,9 @@ class Platform:
             control_port=int(self.environment["TENORA_CONTROL_PORT"]),
         )
 
-    def status(self) -> dict:
+    def status(self, *, secrets: bool = False) -> dict:
         """What `tenora status --json` prints, without the two seconds that a new process takes."""
-        return json.loads(json.dumps(read_status(self.settings)))
+        return json.loads(json.dumps(read_status(self.settings, secrets=secrets)))
 
     def admin(self) -> httpx.Client:
         now = self.status()

@@ -13,15 +13,8 @@ from urllib.parse import unquote
 
 from litestar.types import HTTPScope, Receive, Send
 
-from core.errors import AppError, TooLarge, UnsupportedMedia
-from data_plane.gateway.errors import (
-    Headers,
-    HeadersTooLarge,
-    RequestTimeout,
-    error_body,
-    error_event,
-    error_headers,
-)
+from core.errors import AppError, HeadersTooLarge, RequestTimeout, TooLarge, UnsupportedMedia
+from data_plane.gateway.errors import Headers, error_body, error_event, error_headers
 
 CLIENT_GONE: Final = 499  # nginx's status, in the metrics only: the client disconnected before a response began
 

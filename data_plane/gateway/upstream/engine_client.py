@@ -211,17 +211,19 @@ def _unreachable(replica: ReplicaStatus, error: OSError) -> ReplicaFailed:
 
 def _refusal(replica: ReplicaStatus, response: EngineResponse, raw: bytes) -> AppError:
     """The error for a status other than 200."""
-    body_text = raw[:500].decode(errors="replace")
     reported = _error(raw)
     if response.status == 503 and reported.code == "adapter_loading":
         return AdapterLoadPending(_seconds(response.headers), _bounded(reported.eta_s))
-    _log.warning("request refused by replica", replica=replica.id, status=response.status, body=body_text)
+    # Not its text: an engine's validation errors can quote the prompt.
+    _log.warning(
+        "request refused by replica", replica=replica.id, status=response.status, code=reported.code, bytes=len(raw)
+    )
     if response.status == 503 and reported.code in _LOAD_FAILURES:
         return AdapterUnavailable(
             _LOAD_FAILURES[reported.code], code=reported.code, retry_after_s=_seconds(response.headers)
         )
     # vLLM answers 404 for a name that no resolver knows, and 400 for an adapter it could not load.
-    if response.status == 404 or (response.status == 400 and "LoRA adapter" in body_text):
+    if response.status == 404 or (response.status == 400 and b"LoRA adapter" in raw):
         failed = ReplicaFailed("The adapter could not be loaded.", code="adapter_unavailable")
         failed.about_adapter = True
         return failed

@@ -139,3 +139,9 @@ def test_only_exact_origins_can_be_configured(bad):
 def test_origins_in_the_environment_are_separated_by_commas(monkeypatch):
     monkeypatch.setenv("TENORA_CONTROL_CORS_ORIGINS", f"{CONSOLE}, http://127.0.0.1:3000,http://[::1]:3000")
     assert CorsSettings().control_cors_origins == (CONSOLE, "http://127.0.0.1:3000", "http://[::1]:3000")
+
+
+@pytest.mark.parametrize("path", ["/api/v1/adapters", "/api/v1/adapters/a/revisions", "/api/v1/admin/plans"])
+def test_options_without_a_preflights_headers_is_answered(shared_api, path):
+    answer = shared_api.anyone.options(path)
+    assert (answer.status_code, "OPTIONS" in answer.headers["allow"]) == (204, True)

@@ -8,7 +8,9 @@ import sys
 
 import httpx
 import pytest
+import redis as redis_client
 
+from control_plane import health
 from control_plane.api_keys.service import find_principal
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.operations import bootstrap, migrate
@@ -56,6 +58,38 @@ def test_bootstrap_stores_a_key_whose_row_is_missing_and_touches_no_other_file(s
         bootstrap(settings.postgres, settings.keys, file)
     assert file.read_text() == "something else"
     assert [path.name for path in tmp_path.iterdir()] == ["admin.key"]
+
+
+def test_admin_keys_are_created_listed_and_revoked(settings, api, tmp_path):
+    file = tmp_path / "second.key"
+    created = run(settings, "admin-keys", "create", "--name", "on call", "--key-file", str(file))
+    assert created.returncode == 0, created.stderr
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = file.read_text().strip()
+    assert secret not in created.stdout + created.stderr
+    assert api.client(secret).get("/api/v1/admin/plans").status_code == 200
+
+    first, second = run(settings, "admin-keys", "list").stdout.splitlines()
+    assert ("bootstrap" in first, "on call" in second) == (True, True)
+    assert secret not in second
+    revoked = run(settings, "admin-keys", "revoke", first.split()[0])
+    assert revoked.returncode == 0, revoked.stderr
+    assert api.admin.get("/api/v1/admin/plans").status_code == 401
+    assert "revoked" in run(settings, "admin-keys", "list").stdout.splitlines()[0]
+
+    last = run(settings, "admin-keys", "revoke", second.split()[0])
+    assert (last.returncode, "last admin key" in last.stderr) == (1, True)
+    assert api.client(secret).get("/api/v1/admin/plans").status_code == 200
+
+
+def test_an_admin_key_replaces_no_file_and_an_unknown_one_cannot_be_revoked(settings, api, tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("something else")
+    taken = run(settings, "admin-keys", "create", "--name", "x", "--key-file", str(file))
+    assert (taken.returncode, "Name a new file" in taken.stderr) == (1, True)
+    assert file.read_text() == "something else"
+    unknown = run(settings, "admin-keys", "revoke", api.tenant().key_id)
+    assert (unknown.returncode, "No admin key has the id" in unknown.stderr) == (1, True)
 
 
 def test_migrate_builds_an_empty_database_and_names_the_fix_when_it_cannot(
@@ -148,3 +182,17 @@ def test_without_postgres_a_key_lookup_fails_without_leaking_details(settings, e
             connection.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
             assert tenant.http.get("/api/v1/me").status_code == 200
         other.dispose()
+
+
+def test_readiness_asks_the_stores_once_a_second_however_often_it_is_asked(settings, monkeypatch):
+    asked = []
+    monkeypatch.setattr(health, "_state", lambda name, _: asked.append(name) or "ok")
+    now = 100.0
+    monkeypatch.setattr(health.time, "monotonic", lambda: now)
+    check = health.ReadinessCheck(None, redis_client.Redis(), None)
+    for _ in range(50):
+        assert check.result().s3 == "ok"
+    assert sorted(asked) == ["postgres", "redis", "s3"]
+    now += 1
+    check.result()
+    assert len(asked) == 6

@@ -40,3 +40,8 @@ def test_only_digests_become_paths(tmp_path):
     for name in ("../../etc", "", "x", "A" * 64):
         with pytest.raises(ValueError, match="no digest"):
             folder.path(name)
+
+
+def test_only_the_owner_can_read_the_cache(tmp_path):
+    CacheFolder(tmp_path / "cache")
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0

@@ -159,6 +159,18 @@ def test_a_replica_killed_in_the_middle_of_many_streams(stack):
     stack.publisher.put("base_models", "doomed", None)
 
 
+def test_an_engines_error_text_is_not_logged(stack, tenant):
+    """It may quote the prompt."""
+    client = tenant.sdk()
+    stack.witness.faults(status=400)
+    before = len(stack.gateway.log.read_text())
+    with pytest.raises(openai.BadRequestError):
+        chat(client)
+    (line,) = (line for line in stack.gateway.log.read_text()[before:].splitlines() if "request refused by" in line)
+    assert "secret of the engine" not in line
+    assert json.loads(line)["bytes"] > 0
+
+
 @pytest.mark.parametrize(
     ("faults", "log_event"),
     [({"status": 500}, "request refused by replica"), ({"cut_before": True}, "replica unreachable")],

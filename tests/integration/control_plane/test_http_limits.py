@@ -1,0 +1,123 @@
+"""Clients that send too much, too slowly, or too often at once harm no other client of the control plane."""
+
+import contextlib
+import socket
+
+import pytest
+
+from control_plane.settings import WebSettings
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import Api, control_settings, running_api
+
+HALF_SENT = 200
+
+
+@pytest.fixture
+def start(postgres_settings, redis_settings, s3_settings):
+    """Starts a server with these limits."""
+    with contextlib.ExitStack() as servers:
+
+        def running(**limits: object) -> Api:
+            web = WebSettings(control_port=0, **{"control_connections_per_address_max": None, **limits})
+            return servers.enter_context(
+                running_api(control_settings(postgres_settings, redis_settings, s3_settings, web=web))
+            )
+
+        yield running
+
+
+def connect(api: Api) -> socket.socket:
+    host, port = api.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def response(connection: socket.socket) -> bytes:
+    """The bytes received until the server disconnects."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def half_sent(api: Api, key: str) -> socket.socket:
+    connection = connect(api)
+    connection.sendall(
+        f"POST /api/v1/adapters HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        "content-type: application/json\r\ncontent-length: 10\r\n\r\n{".encode()
+    )
+    return connection
+
+
+def test_an_endless_header_ends_the_connection(start):
+    api = start(control_headers_max_bytes=4096)
+    with connect(api) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                connection.sendall(b"a" * 65_536)
+        received = response(connection)
+    assert received == b"" or (b" 431 " in received and b"headers_too_large" in received)
+    assert api.anyone.get("/healthz").status_code == 200
+
+
+def test_headers_that_do_not_arrive_end_the_connection(start):
+    api = start(control_headers_s=0.5)
+    with connect(api) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+        received = response(connection)
+    assert b" 408 " in received
+    assert b'"code":"request_timeout"' in received
+    assert b"application/problem+json" in received
+
+
+def test_an_unused_connection_is_closed(start):
+    api = start(control_headers_s=0.5)
+    with connect(api) as connection:
+        assert response(connection) == b""
+
+
+def test_a_body_that_does_not_arrive_ends_the_request(start):
+    api = start(control_body_s=0.5)
+    tenant = api.tenant()
+    with half_sent(api, tenant.key) as connection:
+        received = response(connection)
+    assert b" 408 " in received
+    assert b"The body did not arrive within 0.5 s." in received
+
+
+def test_half_sent_requests_of_one_tenant_leave_other_tenants_and_admins_served(start):
+    api = start(control_body_s=300, control_tenant_requests_max=8)
+    tenant, other = api.tenant(), api.tenant()
+    with contextlib.ExitStack() as opened:
+        held = [opened.enter_context(half_sent(api, tenant.key)) for _ in range(HALF_SENT)]
+        refused = wait_until(lambda: _answers(held), timeout_s=60, what="the requests above the limit to be refused")
+        assert all(b" 429 " in each and b"too_many_concurrent_requests" in each for each in refused)
+        assert tenant.http.get("/api/v1/api-keys").status_code == 429
+        assert other.http.get("/api/v1/api-keys").status_code == 200
+        assert api.admin.get("/api/v1/admin/plans").status_code == 200
+    wait_until(lambda: tenant.http.get("/api/v1/api-keys").status_code == 200, what="the slots to be free again")
+
+
+def _answers(held: list[socket.socket]) -> list[bytes]:
+    """The answers so far, once all requests but those that hold a slot have one."""
+    found = []
+    for connection in held:
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            found.append(connection.recv(4096, socket.MSG_PEEK))
+    return found if len(found) >= HALF_SENT - 8 else []
+
+
+def test_connections_of_one_address_are_limited(start):
+    api = start(control_connections_per_address_max=4)
+    with contextlib.ExitStack() as opened:
+        for _ in range(4):
+            opened.enter_context(connect(api))
+        with connect(api) as fifth:
+            fifth.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            received = response(fifth)
+        assert b" 503 " in received
+        assert b'"code":"overloaded"' in received
+        assert b"retry-after: 1" in received
+    wait_until(lambda: api.anyone.get("/healthz").status_code == 200, what="connections to be free again")
