@@ -7,11 +7,9 @@ Admins publish templates; callers cannot send one.
 import asyncio
 import contextlib
 import json
-import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -26,6 +24,7 @@ from tokenizers import Tokenizer
 from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, Unavailable
+from data_plane.gateway.api.added_tokens import AddedTokens
 from data_plane.gateway.api.openai_messages import parsed_arguments, texts_of
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
@@ -82,22 +81,23 @@ class PromptCounter:
         tokens = {"bos_token": route.bos_token, "eos_token": route.eos_token}
         self._special_tokens = {name: token for name, token in tokens.items() if token is not None}
         added = self._tokenizer.get_added_tokens_decoder().values()
-        self._special = _any_of(token.content for token in added if token.special)
-        self._boundary = _any_of(token.content for token in added) if parts_are_independent(tokenizer_json) else None
+        self._special = AddedTokens(token.content for token in added if token.special)
+        independent = parts_are_independent(tokenizer_json)
+        self._boundaries = AddedTokens(token.content for token in added if independent)
         self._token_counts = TokenCountCache(cache_max_bytes)
 
     def refuse_special_tokens(self, call: Call) -> None:
         """Refuse text that spells a special token: it would become one, and could change the speaker. Raises
         InvalidRequest.
         """
-        if call.messages is None or self._special is None:
+        if call.messages is None:
             return
         written = texts_of(call.messages)
         if call.tools is not None:
             written += json.dumps(call.tools, ensure_ascii=False)
-        if found := self._special.search(written):
+        if found := self._special.first(written):
             raise InvalidRequest(
-                f"The messages contain {found.group()!r}, which is a special token of this model; remove it.",
+                f"The messages contain {found!r}, which is a special token of this model; remove it.",
                 code="special_token",
                 param="messages",
             )
@@ -137,7 +137,7 @@ class PromptCounter:
 
     def _count_parts(self, text: str, owner: str) -> int:
         """Tokens of a chat. Parts whose counts are cached are not counted again."""
-        parts = [text] if self._boundary is None else self._boundary.split(text)
+        parts = self._boundaries.split(text)
         total, unknown = len(parts) - 1, []
         for part in parts:
             if part:
@@ -206,12 +206,6 @@ class _TokenizerJson(msgspec.Struct):
 
     added_tokens: list[_AddedToken] = []
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
-
-
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that matches as tokenizers does: the leftmost match, and of those the longest."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(re.escape(token) for token in longest_first)) if longest_first else None
 
 
 def parts_are_independent(tokenizer_json: bytes | str) -> bool:
