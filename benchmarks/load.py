@@ -52,8 +52,8 @@ async def stream(
     first, usage, adapter_load = 0.0, None, None
     async with session.post(f"{url}/v1/completions", json=body, headers=headers, raise_for_status=True) as response:
         async for line in response.content:
-            if line.startswith(b": tenora "):
-                adapter_load = msgspec.json.decode(line[9:])
+            if line.startswith(b": tenora-load "):
+                adapter_load = msgspec.json.decode(line.removeprefix(b": tenora-load "))
             if not line.startswith(b"data: {"):
                 continue
             first = first or time.perf_counter() - started

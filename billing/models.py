@@ -102,6 +102,9 @@ class UsageRecord(SQLModel, table=True):
             name="quantities_possible",
         ),
         sa.CheckConstraint(
+            "aborted_prefill_tokens BETWEEN 0 AND input_tokens", name="aborted_prefill_is_part_of_input"
+        ),
+        sa.CheckConstraint(
             "input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0 AND kv_nanos >= 0"
             " AND amount_nanos = input_nanos + cached_input_nanos + output_nanos + kv_nanos",
             name="amount_is_sum_of_parts",
@@ -130,6 +133,7 @@ class UsageRecord(SQLModel, table=True):
     settled_at: datetime = Field(sa_type=Instant)
     input_tokens: int = Field(sa_type=sa.BigInteger)
     cached_tokens: int = Field(sa_type=sa.BigInteger)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int = Field(sa_type=sa.BigInteger)
     first_token_ms: int | None = Field(default=None, sa_type=sa.BigInteger)

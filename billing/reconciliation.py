@@ -1,5 +1,8 @@
 """The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted independently.
 
+Engines count a prompt with its first token. The ledger marks the prompts that were aborted before; they are the only
+tokens in it that no engine has counted.
+
 It only reads and reports. When Redis does not answer, the audit fails; the count is never taken as zero.
 """
 
@@ -22,6 +25,7 @@ _COUNTS = sa.text("""
 WITH recorded AS (
     SELECT r.tenant_id,
            sum(r.input_tokens + r.output_tokens) AS ledger_tokens,
+           sum(r.aborted_prefill_tokens) AS aborted_prefill_tokens,
            sum(r.input_tokens + r.output_tokens) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_tokens,
            sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos,
            count(*) FILTER (WHERE r.estimated) AS estimated_requests
@@ -42,6 +46,7 @@ WITH recorded AS (
 )
 SELECT tenant_id,
        coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
+       coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
        coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
        coalesce(unbilled_tokens, 0)::bigint AS unbilled_tokens,
        coalesce(unbilled_nanos, 0)::bigint AS unbilled_nanos,
@@ -77,11 +82,13 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         tenants.append(TenantReconciliation(**fields))
     ledger_tokens = sum(tenant.ledger_tokens for tenant in tenants)
     invoiced_tokens = sum(tenant.invoiced_tokens for tenant in tenants)
-    drift_tokens = engine_tokens - ledger_tokens
+    aborted_prefill_tokens = sum(tenant.aborted_prefill_tokens for tenant in tenants)
+    drift_tokens = engine_tokens + aborted_prefill_tokens - ledger_tokens
     estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
     tail_tokens_max = estimated_requests * CHECKPOINT_TOKENS_MAX
     return Reconciliation(
         engine_tokens=engine_tokens,
+        aborted_prefill_tokens=aborted_prefill_tokens,
         ledger_tokens=ledger_tokens,
         invoiced_tokens=invoiced_tokens,
         unbilled_tokens=ledger_tokens - invoiced_tokens,

@@ -241,6 +241,7 @@ def _find_problem(event: UsageEvent) -> str | None:
     limits = {
         "input_tokens": EVENT_TOKENS_MAX,
         "cached_tokens": event.input_tokens,
+        "aborted_prefill_tokens": event.input_tokens,
         "output_tokens": EVENT_TOKENS_MAX,
         "kv_page_ms": EVENT_KV_PAGE_MS_MAX,
         "started_at_ms": _UNIX_MS_MAX,

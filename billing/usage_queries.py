@@ -56,6 +56,7 @@ def usage(
             sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
             _total(UsageRecord.input_tokens).label("input_tokens"),
             _total(UsageRecord.cached_tokens).label("cached_tokens"),
+            _total(UsageRecord.aborted_prefill_tokens).label("aborted_prefill_tokens"),
             _total(UsageRecord.output_tokens).label("output_tokens"),
             _total(UsageRecord.kv_page_ms).label("kv_page_ms"),
             _total(UsageRecord.amount_nanos).label("amount_nanos"),

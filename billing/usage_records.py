@@ -38,7 +38,8 @@ class RecordingResult(msgspec.Struct, frozen=True, kw_only=True):
 
 _NOTHING: Final = RecordingResult(recorded=[], duplicates=[], refused={})
 _OWNERS: Final = ("tenant_id", "key_id", "base_model", "adapter_id", "revision_id")
-_QUANTITIES: Final = ("input_tokens", "cached_tokens", "output_tokens", "kv_page_ms")
+_QUANTITIES: Final = ("input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms")
+_PARTS_OF_INPUT: Final = ("cached_tokens", "aborted_prefill_tokens")
 
 
 class _Rated(msgspec.Struct, frozen=True):
@@ -141,7 +142,8 @@ def _rest(event: UsageEvent, estimate: UsageRecord | UsageEvent) -> UsageEvent |
     none.
     """
     beyond = {name: max(0, getattr(event, name) - getattr(estimate, name)) for name in _QUANTITIES}
-    beyond["cached_tokens"] = min(beyond["cached_tokens"], beyond["input_tokens"])
+    for name in _PARTS_OF_INPUT:
+        beyond[name] = min(beyond[name], beyond["input_tokens"])
     if not any(beyond.values()):
         return None
     return msgspec.structs.replace(event, **beyond, request_id=event.request_id + REST, first_token_ms=None)

@@ -39,8 +39,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
     """Usage settled in ``[start, start + bucket)``. Only the ids that were grouped by are set; ``adapter_id`` None
-    under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones. ``estimated_requests``
-    are those whose gateway died, charged by their last checkpoint. ``service`` is set when grouped by revision.
+    under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones and
+    ``aborted_prefill_tokens``, which are prompt tokens of requests that were aborted before their first token.
+    ``estimated_requests`` are those whose gateway died, charged by their last checkpoint. ``service`` is set when
+    grouped by revision.
     """
 
     start: datetime
@@ -48,6 +50,7 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
     estimated_requests: int
     input_tokens: int
     cached_tokens: int
+    aborted_prefill_tokens: int
     output_tokens: int
     kv_page_ms: int
     amount_nanos: int
@@ -102,6 +105,7 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant_id: str
     ledger_tokens: int
+    aborted_prefill_tokens: int
     invoiced_tokens: int
     unbilled_tokens: int
     unbilled_nanos: int
@@ -110,9 +114,10 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
-    """The same tokens counted in three places. ``drift_tokens`` is engine minus ledger. It is meaningful only when
-    ``unprocessed_events`` and ``dead_letters`` are 0, no request is running, and the agents' last report (one per
-    second) is newer than the last request. ``ledger_drift_nanos`` must always be 0.
+    """The same tokens counted in three places. ``drift_tokens`` is ``engine_tokens`` plus ``aborted_prefill_tokens``,
+    which engines do not count, minus ``ledger_tokens``. It is meaningful only when ``unprocessed_events`` and
+    ``dead_letters`` are 0, no request is running, and the agents' last report (one per second) is newer than the last
+    request. ``ledger_drift_nanos`` must always be 0.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
     and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
@@ -120,6 +125,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine_tokens: int
+    aborted_prefill_tokens: int
     ledger_tokens: int
     invoiced_tokens: int
     unbilled_tokens: int

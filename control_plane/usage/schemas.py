@@ -42,9 +42,10 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Usage of one bucket, or of one group in a bucket. ``adapter`` is the adapter's name; ``adapter_id`` and
-    ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens``. ``estimated_requests``
-    counts requests whose gateway died; they are charged by their last checkpoint. ``service`` has latencies and
-    outcomes, and is present only when grouped by revision.
+    ``revision`` are "" for the base model itself. ``input_tokens`` includes ``cached_tokens`` and
+    ``aborted_prefill_tokens``, the prompt tokens of requests that were aborted before their first token.
+    ``estimated_requests`` counts requests whose gateway died; they are charged by their last checkpoint. ``service``
+    has latencies and outcomes, and is present only when grouped by revision.
     """
 
     start: datetime
@@ -54,6 +55,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int
     kv_page_seconds: float
     amount_nanos: int
+    aborted_prefill_tokens: int = 0
     estimated_requests: int = 0
     adapter_id: str | None = None
     adapter: str | None = None

@@ -47,6 +47,7 @@ def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -
         estimated_requests=bucket.estimated_requests,
         input_tokens=bucket.input_tokens,
         cached_tokens=bucket.cached_tokens,
+        aborted_prefill_tokens=bucket.aborted_prefill_tokens,
         output_tokens=bucket.output_tokens,
         kv_page_seconds=bucket.kv_page_ms / 1000,
         amount_nanos=bucket.amount_nanos,

@@ -3,7 +3,7 @@
 msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -15,6 +15,15 @@ REST: Final = ":rest"
 """Suffix of the id of usage beyond a billed estimate. Such an event is a remainder, not a separate request."""
 
 
+class AbortedPrefill(msgspec.Struct, frozen=True, array_like=True):
+    """The prefill of one sequence that was aborted before its first token: prompt tokens computed, and how many of them
+    came from the prefix cache. An engine's middleware reports it to the gateway.
+    """
+
+    computed_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one request, as the engine counted it. Two events with the same request id are one charge.
 
@@ -23,6 +32,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     An ``estimated`` event is the last checkpoint of a request whose gateway died: a lower bound of the usage, with the
     whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
     ``price_version_id`` names the prices at admission, which are the prices charged.
+    ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their
+    first token. Engines' own counters do not contain it.
     """
 
     request_id: str
@@ -46,6 +57,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: int = 0
     estimated: bool = False
     price_version_id: str | None = None
+    aborted_prefill_tokens: int = 0
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64

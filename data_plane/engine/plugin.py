@@ -1,5 +1,6 @@
 """The vLLM plugin (entry point group ``vllm.general_plugins``), which vLLM loads in each of its processes. It installs
-the adapter resolver in the API server, the LoRA manager in the worker and, on a CPU, the LoRA arithmetic.
+the adapter resolver in the API server, the abort in EngineCore, the LoRA manager in the worker and, on a CPU, the LoRA
+arithmetic.
 
 Outside a replica it does nothing: a plain vLLM in the same environment is not changed.
 """
@@ -55,8 +56,10 @@ def register() -> None:
         prepare_run_dir(SharedEngineSettings())
         vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
+        from data_plane.engine import engine_core
         from data_plane.engine.worker import lora_manager
 
+        engine_core.install()
         lora_manager.install()
     if device == "cpu":
         from data_plane.engine.cpu_lora import punica_wrapper

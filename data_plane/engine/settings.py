@@ -149,6 +149,13 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
         default=8 << 20, ge=1024,
         description="Largest body of a request without `x-tenora-adapter`; it is read to find the model.",
     )  # fmt: skip
+    abort_report_timeout_s: float = Field(
+        default=5,
+        gt=0,
+        le=120,
+        description="How long an abort waits for the engine's report on how much of the prompt was computed. Without a "
+        "report, the gateway charges the whole prompt. Keep it below the gateway's `TENORA_ABORT_S`.",
+    )
     unload_abort_timeout_s: float = Field(
         default=10, gt=0, le=120, description="Time that aborted requests get to end before an unload continues."
     )

@@ -9,7 +9,11 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 REQUESTS = Counter("tenora_gateway_requests", "Answered requests, by route and HTTP status.", ("route", "status"))
 REFUSALS = Counter("tenora_gateway_refusals", "Requests answered with an error, by error code.", ("code",))
 OUTCOMES = Counter("tenora_gateway_outcomes", "Requests that reached a replica, by how they ended.", ("outcome",))
-TOKENS = Counter("tenora_gateway_tokens", "Tokens settled, by kind: input, cached or output.", ("kind",))
+TOKENS = Counter(
+    "tenora_gateway_tokens",
+    "Tokens settled, by kind: input, cached, output, or aborted_prefill (part of input).",
+    ("kind",),
+)
 RUNNING_REQUESTS = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
 WAITING_REQUESTS = Gauge("tenora_gateway_waiting_requests", "Requests in the wait queue now.")
 QUEUE_SECONDS = Histogram(

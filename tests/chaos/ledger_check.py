@@ -15,10 +15,10 @@ from tests.chaos.platform import PLANS, Platform
 Record = Mapping[str, object]
 REST: Final = ":rest"  # suffix of a second record: the gateway came back after its request's estimate was billed
 _COLUMNS: Final = (
-    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, cached_tokens, output_tokens, kv_page_ms,"
-    " amount_nanos, duration_ms, started_at, settled_at"
+    "request_id, tenant_id, replica_id, outcome, estimated, input_tokens, cached_tokens, aborted_prefill_tokens,"
+    " output_tokens, kv_page_ms, amount_nanos, duration_ms, started_at, settled_at"
 )
-_SUMMED: Final = ("input_tokens", "output_tokens", "amount_nanos", "due_nanos")
+_SUMMED: Final = ("input_tokens", "aborted_prefill_tokens", "output_tokens", "amount_nanos", "due_nanos")
 _DUE: Final = {"input_tokens": "input_tokens", "output_tokens": "output_tokens", "amount_nanos": "due_nanos"}
 _HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
 

@@ -1,7 +1,8 @@
 """Checks after every fault: witnesses = ledger = usage report = Redis's counters, nothing held, nothing billed twice.
 
 A request that ended cleanly, or that its caller or a time limit ended, is billed exactly the tokens that its engine
-emitted. A request whose gateway or replica was killed may be billed up to 64 tokens or one second less, never more.
+emitted, and the prefill that it aborted. A request whose gateway or replica was killed may be billed up to 64 tokens or
+one second less, never more.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -113,7 +114,11 @@ def _judge_one(
     else:
         tail = one.output_tokens - record["output_tokens"]
         allowed = CHECKPOINT_TOKENS_MAX if record["outcome"] in crashed else 0
-        fits = 0 <= tail <= allowed and record["input_tokens"] == one.input_tokens
+        prefill = record["aborted_prefill_tokens"]
+        fits = 0 <= tail <= allowed and record["input_tokens"] - prefill == one.input_tokens
+        # An engine that cannot be reached journals no abort. An end that the platform caused may be free.
+        if record["outcome"] == "client_gone" and one.aborted_prefill_tokens:
+            fits = fits and prefill == one.aborted_prefill_tokens
         verdict.estimated += bool(record["estimated"])
     verdict.exact += tail == 0
     verdict.short += tail > 0

@@ -14,6 +14,7 @@ class Emitted:
 
     input_tokens: int = 0
     output_tokens: int = 0
+    aborted_prefill_tokens: int = 0
 
 
 class _Line(msgspec.Struct):
@@ -22,6 +23,7 @@ class _Line(msgspec.Struct):
     request: str = ""
     prompt: int | None = None
     token: str | None = None
+    aborted_prefill: int = 0
     received: str | None = None
 
 
@@ -55,3 +57,4 @@ class Witnessed:
             one.output_tokens += 1
         else:
             one.input_tokens += line.prompt or 0
+            one.aborted_prefill_tokens += line.aborted_prefill

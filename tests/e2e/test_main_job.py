@@ -196,15 +196,49 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
     customer.control.close()
 
 
-def ledger_tokens(customer) -> int:
+async def test_a_caller_who_hangs_up_during_the_prefill_pays_for_what_the_engine_computed(platform, customers, model):
+    """Engine + aborted prefill = ledger. The prompt is then cached, at the cached price, only as far as it was paid."""
+    customer = customers[3]
+    with platform.admin() as admin:
+        before = settled_reconciliation(admin)
+        for attempt in range(1, 40):  # too early is not started and free, too late is an answer
+            prompt = f"{attempt}. " + "The sea is wide and the boat is small. " * 140
+            asked = asyncio.create_task(customer.ask(customer.adapter if attempt % 2 else model, prompt, max_tokens=1))
+            await asyncio.sleep(0.03 * attempt)
+            answered = asked.done()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            after = settled_reconciliation(admin)
+            assert after["drift_tokens"] == before["drift_tokens"]
+            paid = after["aborted_prefill_tokens"] - before["aborted_prefill_tokens"]
+            if paid or answered:
+                break
+            before = after
+    assert paid, "no attempt ended within the prefill"
+    assert paid == after["ledger_tokens"] - before["ledger_tokens"]
+    assert paid == sum(row.get("aborted_prefill_tokens", 0) for row in usage_rows(customer))
+    again = await customer.sdk.chat.completions.create(
+        model=customer.adapter if attempt % 2 else model, messages=[{"role": "user", "content": prompt}], max_tokens=1
+    )
+    assert again.usage.prompt_tokens_details.cached_tokens <= paid
+
+
+def usage_rows(customer) -> list[dict]:
     start, end = time.gmtime(time.time() - 43_200), time.gmtime(time.time() + 60)
-    rows = customer.control.get(
+    return customer.control.get(
         "/api/v1/usage",
         start=time.strftime("%Y-%m-%dT%H:%M:%SZ", start),
         end=time.strftime("%Y-%m-%dT%H:%M:%SZ", end),
         bucket="1d",
     )["data"]
-    return sum(row["input_tokens"] + row["output_tokens"] for row in rows)
+
+
+def ledger_tokens(customer) -> int:
+    """The tokens that engines count too: all but the prompts that were aborted before their first token."""
+    return sum(
+        row["input_tokens"] - row.get("aborted_prefill_tokens", 0) + row["output_tokens"]
+        for row in usage_rows(customer)
+    )
 
 
 async def test_another_tenants_adapter_does_not_exist(platform, customers):

@@ -7,6 +7,7 @@ The order of these steps is here; each step has its own module. Fails closed.
 import asyncio
 import json
 import secrets
+from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ from adapters.cache.adapter_cache import AdapterCache
 from core.adapter_names import is_engine_name
 from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
 from data_plane.engine.control_protocol import EngineInventory
+from data_plane.engine.middleware.aborts import Aborts, RunningRequest
 from data_plane.engine.middleware.adapter_loader import AdapterLoader
 from data_plane.engine.middleware.asgi import (
     App,
@@ -29,7 +31,7 @@ from data_plane.engine.middleware.asgi import (
 )
 from data_plane.engine.middleware.disk_leases import DiskLeases
 from data_plane.engine.middleware.in_flight import InFlightRequests
-from data_plane.engine.middleware.load_report import ReportingSend, StallReports
+from data_plane.engine.middleware.load_report import AdapterReportingSend, ReportingSend, StallReports
 from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
 from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 from data_plane.engine.middleware.worker_client import WorkerClient
@@ -61,6 +63,7 @@ class AdapterRequests:
         self.worker = WorkerClient(settings.run_dir)
         self.loader = AdapterLoader(settings, self.revoked, self.disk, self.worker, self.residency)
         self.in_flight = InFlightRequests()
+        self.aborts = Aborts(settings.abort_report_timeout_s)
         self._stalls = StallReports(self.residency)
         self._recoveries: dict[str, asyncio.Task[None]] = {}
 
@@ -68,25 +71,32 @@ class AdapterRequests:
         """Handle one request of a generating route, with or without an adapter."""
         try:
             name, receive = await self._adapter_of(scope, receive)
-            if name is None:
-                await app(scope, receive, send)
-            else:
-                await self._generate(name, app, scope, receive, send)
+            with self.aborts.track(request_id := _engine_id(scope)) as running:
+                if name is None:
+                    await app(scope, receive, ReportingSend(send, running))
+                else:
+                    await self._generate(name, request_id, running, app, scope, receive, send)
         except AppError as error:
             await send_error(send, error)
         except CallerDisconnected:
             return
 
-    async def _generate(self, name: str, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(
+        self, name: str, request_id: str, running: RunningRequest, app: App, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if (recovery := self._recoveries.get(name)) is not None:
             await asyncio.shield(recovery)
         self.revoked.require_not_revoked(name)
         # No await between this check and the count: an unload either counts the request or refuses it.
-        with self.in_flight.track(name, _engine_id(scope)):
-            async with self.loader.loaded(name, header(scope, _TENANT_HEADER)) as outcome:
+        with self.in_flight.track(name, request_id):
+            async with AsyncExitStack() as stack:
+                loading = self.loader.loaded(name, header(scope, _TENANT_HEADER))
+                outcome = await running.until_aborted(stack.enter_async_context(loading))
                 self.revoked.require_not_revoked(name)
                 front_end = VllmFrontend(scope["app"].state)
-                reporting = ReportingSend(send, name, outcome, self._stalls, lambda: self._recover(name, front_end))
+                reporting = AdapterReportingSend(
+                    send, running, name, outcome, self._stalls, lambda: self._recover(name, front_end)
+                )
                 await app(scope, receive, reporting)
         if reporting.started and reporting.failed:
             await reporting.end_early()

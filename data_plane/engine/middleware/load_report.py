@@ -1,7 +1,7 @@
-"""Reports to the caller of one request where its adapter was, how long the request waited for it, and for how long its
-load stalled every running request.
+"""Reports about one request for its gateway: where its adapter was, how long the request waited for it, and for how
+long its load stalled every running request; after an abort, how much of the prompt had been computed.
 
-The report is a comment at the end of an event stream, and a header of any other answer.
+A report is a comment at the end of an event stream, and a header of any other answer.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from data_plane.engine.middleware.aborts import RunningRequest
 from data_plane.engine.middleware.adapter_loader import LoadOutcome
 from data_plane.engine.middleware.asgi import Message, Send
 from data_plane.engine.residency import ResidencyReader
@@ -43,32 +44,20 @@ class StallReports:
 
 
 class ReportingSend:
-    """An ASGI ``send`` that adds the report, and that sends nothing more once the adapter has failed in a step.
-
-    It holds the start of the answer back until there is a body: a failure before that is still an error with a status.
+    """An ASGI ``send`` that adds the reports on one request to its answer. It holds the start of the answer back until
+    there is a body, since a report may become a header.
     """
 
-    def __init__(
-        self, send: Send, name: str, outcome: LoadOutcome, stalls: StallReports, on_failure: Callable[[], None]
-    ) -> None:
+    def __init__(self, send: Send, running: RunningRequest) -> None:
         self._send = send
-        self._on_failure = on_failure
-        self._name = name
-        self._outcome = outcome
-        self._stalls = stalls
+        self._running = running
         self._start: Message | None = None
         self._streams = False
         self._reported = False
         self.started = False
-        self.failed = False
 
     async def __call__(self, message: Message) -> None:
         """Pass on one message of vLLM's answer."""
-        if not self.failed and self._stalls.has_failed(self._name):
-            self.failed = True
-            self._on_failure()
-        if self.failed:
-            return
         if message["type"] == "http.response.start":
             self._start = message
             self._streams = any(
@@ -78,27 +67,64 @@ class ReportingSend:
         if self._start is not None:
             start, self._start = self._start, None
             if not self._streams:
-                start["headers"] = [*start["headers"], (b"x-tenora-load", self._report())]
+                headers = [(b"x-" + name, value) for name, value in self._reports().items()]
+                start["headers"] = [*start["headers"], *headers]
             self.started = True
             await self._send(start)
-        await self._send(self._with_report(message))
+        await self._send(self._with_reports(message))
 
-    async def end_early(self) -> None:
-        """End an answer that has started and whose rest must not be sent."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _with_report(self, message: Message) -> Message:
+    def _with_reports(self, message: Message) -> Message:
         content = bytes(message.get("body", b""))
         last = content.startswith(_LAST_EVENT) or not message.get("more_body")
         if not self._streams or self._reported or not last:
             return message
         self._reported = True
-        return {**message, "body": b": tenora " + self._report() + b"\n\n" + content}
+        comments = [b": " + name + b" " + value + b"\n\n" for name, value in self._reports().items()]
+        return {**message, "body": b"".join([*comments, content])}
 
-    def _report(self) -> bytes:
-        report: dict[str, Any] = {
+    def _reports(self) -> dict[bytes, bytes]:
+        """Reports by name, as JSON."""
+        prefills = self._running.aborted_prefills
+        return {} if prefills is None else {b"tenora-aborted": msgspec.json.encode(prefills)}
+
+
+class AdapterReportingSend(ReportingSend):
+    """A ``ReportingSend`` for a request for an adapter. It sends nothing more once the adapter has failed in a step: a
+    failure before the body is still an error with a status.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        running: RunningRequest,
+        name: str,
+        outcome: LoadOutcome,
+        stalls: StallReports,
+        on_failure: Callable[[], None],
+    ) -> None:
+        super().__init__(send, running)
+        self._on_failure = on_failure
+        self._name = name
+        self._outcome = outcome
+        self._stalls = stalls
+        self.failed = False
+
+    async def __call__(self, message: Message) -> None:
+        """Pass on one message of vLLM's answer, unless the adapter has failed."""
+        if not self.failed and self._stalls.has_failed(self._name):
+            self.failed = True
+            self._on_failure()
+        if not self.failed:
+            await super().__call__(message)
+
+    async def end_early(self) -> None:
+        """End an answer that has started and whose rest must not be sent."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _reports(self) -> dict[bytes, bytes]:
+        load: dict[str, Any] = {
             "tier": self._outcome.tier,
             "load_ms": self._outcome.load_ms,
             "stall_ms": self._stalls.take_stall_ms(self._name),
         }
-        return msgspec.json.encode(report)
+        return {**super()._reports(), b"tenora-load": msgspec.json.encode(load)}

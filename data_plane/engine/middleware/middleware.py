@@ -2,9 +2,9 @@
 with the engine's key. vLLM's own key check covers some path prefixes and leaves others open to anyone who connects.
 
 ``adapter_requests`` handles requests for adapters, ``control_routes`` the routes under ``/tenora/v1``. This module adds
-one more route: abort a running request by id. vLLM then ends that request's stream in the ordinary way, with its final
-token counts, so that a caller who disconnected can be metered for exactly what was generated. vLLM 0.32 has such a
-route, but only together with routes that accept raw tensors. The middleware fails closed.
+one more route: abort a running request by id (``aborts``). vLLM then ends that request's stream in the ordinary way,
+with its final token counts, so that a caller who disconnected can be metered for exactly what was computed. vLLM 0.32
+has such a route, but only together with routes that accept raw tensors. The middleware fails closed.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ from data_plane.engine.middleware.asgi import (
     read_body,
     send_json,
 )
+from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 from data_plane.engine.settings import MiddlewareSettings
 
 ABORT_PATH: Final = "/inference/v1/abort_requests"
@@ -65,26 +66,25 @@ class EngineMiddleware:
         elif route in control_routes.ROUTES:
             await self._routes(scope, receive, send)
         elif route == ("POST", ABORT_PATH):
-            await _abort(scope, receive, send)
+            await self._abort(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Abort ``{"request_ids": [...]}``, the ids that responses carry. Unknown and finished ids are ignored."""
+        try:
+            request_ids = _request_ids(await read_body(receive, _ABORT_BODY_MAX_BYTES) or b"")
+        except CallerDisconnected:
+            return
+        if request_ids is None:
+            await send_json(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
+        else:
+            await self._adapters.aborts.abort(request_ids, VllmFrontend(scope["app"].state))
+            await send_json(send, 200, {})
 
     def _has_key(self, scope: Scope) -> bool:
         key = (header(scope, b"authorization") or "").removeprefix(_BEARER)
         return hmac.compare_digest(_digest(key), self._key)
-
-
-async def _abort(scope: Scope, receive: Receive, send: Send) -> None:
-    """Abort ``{"request_ids": [...]}``, the ids that responses carry. Unknown and finished ids are ignored."""
-    try:
-        request_ids = _request_ids(await read_body(receive, _ABORT_BODY_MAX_BYTES) or b"")
-    except CallerDisconnected:
-        return
-    if request_ids is None:
-        await send_json(send, 400, {"error": f"request_ids must be a list of 1 to {_ABORT_IDS_MAX} strings"})
-    else:
-        await scope["app"].state.engine_client.abort(request_ids)
-        await send_json(send, 200, {})
 
 
 def _registered_adapters(settings: MiddlewareSettings) -> AdapterRequests:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from core.contracts.usage import AbortedPrefill
 from data_plane.engine.control_protocol import EngineInventory
 
 
@@ -52,6 +53,26 @@ class VllmFrontend:
     async def abort(self, request_ids: frozenset[str]) -> None:
         """Abort requests now. Their streams end in the ordinary way, with their final token counts."""
         await self._client.abort(sorted(request_ids))
+
+    def sequences(self, request_id: str) -> list[str]:
+        """VLLM's internal ids of a request's sequences; none for a request that vLLM does not run."""
+        return list(self._client.output_processor.external_req_ids.get(request_id, ()))
+
+    def is_prefilling(self, sequence: str) -> bool:
+        """Whether vLLM runs the sequence and has not counted its first token yet, nor its prompt."""
+        state = self._client.output_processor.request_states.get(sequence)
+        return state is not None and bool(state.is_prefilling)
+
+    async def abort_in_core(self, sequences: list[str]) -> dict[str, AbortedPrefill | None]:
+        """Abort sequences in EngineCore, between two steps, and report the progress of their prefills. None for a
+        sequence that had ended. ``abort_sequences`` must follow, or their streams never end.
+        """
+        progress = await self._client.engine_core.call_utility_async("tenora_abort", sequences)
+        return dict(zip(sequences, msgspec.convert(progress, list[AbortedPrefill | None]), strict=True))
+
+    async def abort_sequences(self, sequences: list[str]) -> None:
+        """End the streams of sequences that EngineCore has aborted. Runs to the abort without a pause."""
+        await self._client.abort(sequences, internal=True)
 
     async def drop_prefix_cache(self) -> None:
         """Clear the prefix cache. Running requests are computed again from their start and continue."""

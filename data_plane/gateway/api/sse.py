@@ -22,7 +22,8 @@ _USAGE_TAIL: Final = re.compile(
     rb',"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d+,"completion_tokens":(\d{1,12})(?:,"[a-z_]+":null)*\}\}'
 )
 _ABORTED: Final = b'"finish_reason":"abort"'
-_LOAD_MARK: Final = b": tenora "
+_LOAD_MARK: Final = b": tenora-load "
+_ABORTED_MARK: Final = b": tenora-aborted "
 _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 _USAGE_KEYS: Final = (
     "prompt_tokens",
@@ -83,7 +84,8 @@ class Rewriter:
         self._prompt_tokens = 0
         self._cached_tokens: int | None = None  # None until the engine reports it
         self._outputs: dict[int, int] = {}  # by choice index
-        self.load: AdapterLoad | None = None  # as the engine middleware reported it
+        self.load: AdapterLoad | None = None  # as the engine's middleware reported it
+        self.aborted_report: bytes | None = None  # its report on aborted prefills, not decoded
         self.final = False  # the engine's final usage has arrived
         self.done = False
         self.aborting = False  # the gateway aborted the request, so an aborted choice is expected
@@ -164,10 +166,12 @@ class Rewriter:
         return b"data: " + msgspec.json.encode(rebuilt) + b"\n\n"
 
     def _read_comment(self, comment: bytes) -> None:
-        """A comment is a keepalive or the engine middleware's report on the adapter load. Callers see neither."""
+        """A comment is a keepalive or a report of the engine's middleware. Callers see neither."""
         if comment.startswith(_LOAD_MARK):
             with contextlib.suppress(msgspec.MsgspecError):  # informational only: nothing is billed by it
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
+        elif comment.startswith(_ABORTED_MARK):
+            self.aborted_report = comment[len(_ABORTED_MARK) :]
 
     def _learn_head(self, event: bytes, chunk: dict[str, Any]) -> None:
         """Remember how this stream's events begin, if this event begins exactly as the gateway would write it."""

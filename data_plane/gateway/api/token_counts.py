@@ -3,29 +3,38 @@ fill these values; how they become a bill is settlement/usage_event.py.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from core.contracts.replicas import Tier
+from core.contracts.usage import AbortedPrefill
+
+_prefills_decoder: Final = msgspec.json.Decoder(list[AbortedPrefill])
 
 
 @dataclass(slots=True)
 class TokenCounts:
     """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
 
-    An engine counts a sequence's prompt at its first token. So a sequence without output counts nothing, and ``n``
-    sequences count the prompt ``n`` times; Tenora meters the same. For a stream, an engine reports the number of cached
-    prompt tokens only at the end.
+    An engine counts a sequence's prompt at its first token, so ``n`` sequences count the prompt ``n`` times; Tenora
+    meters the same. ``aborted`` are the sequences that were aborted before: their prefills are metered too, although
+    the engine does not count them. For a stream, an engine reports the number of cached prompt tokens only at the end.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     outputs: list[int] = field(default_factory=list)
     cached_known: bool = True
+    aborted: tuple[AbortedPrefill, ...] = ()
 
     @property
     def input_tokens(self) -> int:
-        return self.prompt_tokens * len(self.outputs)
+        return self.prompt_tokens * len(self.outputs) + self.aborted_prefill_tokens
+
+    @property
+    def aborted_prefill_tokens(self) -> int:
+        return sum(prefill.computed_tokens for prefill in self.aborted)
 
     @property
     def output_tokens(self) -> int:
@@ -44,3 +53,15 @@ class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier
     load_ms: int
     stall_ms: int
+
+
+def reported_prefills(report: bytes | str | None, *, prompt_tokens: int) -> list[AbortedPrefill] | None:
+    """The prefills in a report of the engine's middleware, each at most the prompt; None without a valid report."""
+    try:
+        prefills = None if report is None else _prefills_decoder.decode(report)
+    except msgspec.MsgspecError:
+        return None
+    if prefills is None:
+        return None
+    computed = [(min(prefill.computed_tokens, prompt_tokens), prefill.cached_tokens) for prefill in prefills]
+    return [AbortedPrefill(tokens, min(cached, tokens)) for tokens, cached in computed if tokens > 0]

@@ -36,6 +36,9 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
     estimate must never cost more than the request.
     """
     all_cached = run.estimated and not counts.cached_known
+    cached = counts.cached_tokens + sum(prefill.cached_tokens for prefill in counts.aborted)
+    lengths = [counts.prompt_tokens + output for output in counts.outputs]
+    lengths += [prefill.computed_tokens for prefill in counts.aborted]
     tenant, served, replica = request.caller.tenant, request.target.adapter, run.replica
     return UsageEvent(
         request_id=request.id,
@@ -49,12 +52,9 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         started_at_ms=run.started_at_ms,
         settled_at_ms=run.settled_at_ms,
         input_tokens=counts.input_tokens,
-        cached_tokens=counts.input_tokens if all_cached else min(counts.cached_tokens, counts.input_tokens),
+        cached_tokens=counts.input_tokens if all_cached else min(cached, counts.input_tokens),
         output_tokens=counts.output_tokens,
-        kv_page_ms=sum(
-            kv_pages.page_ms(counts.prompt_tokens + output, run.on_replica_ms, replica.block_tokens)
-            for output in counts.outputs
-        ),
+        kv_page_ms=sum(kv_pages.page_ms(length, run.on_replica_ms, replica.block_tokens) for length in lengths),
         first_token_ms=run.first_token_ms,
         duration_ms=run.duration_ms,
         adapter_tier=None if run.load is None else run.load.tier,
@@ -62,6 +62,7 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         stall_ms=0 if run.load is None else run.load.stall_ms,
         estimated=run.estimated,
         price_version_id=tenant.price_version_id,
+        aborted_prefill_tokens=counts.aborted_prefill_tokens,
     )
 
 
@@ -71,6 +72,7 @@ def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCou
     metrics.TOKENS.labels("input").inc(event.input_tokens)
     metrics.TOKENS.labels("cached").inc(event.cached_tokens)
     metrics.TOKENS.labels("output").inc(event.output_tokens)
+    metrics.TOKENS.labels("aborted_prefill").inc(event.aborted_prefill_tokens)
     if event.adapter_tier is not None:
         metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
         if event.first_token_ms is not None:

@@ -14,13 +14,13 @@ import msgspec
 import structlog
 
 from core.contracts.replicas import ReplicaStatus
-from core.contracts.usage import Outcome
+from core.contracts.usage import AbortedPrefill, Outcome
 from core.errors import AppError, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.sse import StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_prefills
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.replica_load import Occupancy
@@ -81,7 +81,7 @@ class Attempt(ABC):
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
         self._engine_request: EngineRequest | None = None
-        self._gone = self._ending = False
+        self._gone = self._ending = self._refused = False
         self._writing = False
 
     async def run(self, breakers: CircuitBreakers) -> AttemptResult:
@@ -151,15 +151,30 @@ class Attempt(ABC):
         """Abort on the engine and read its answer to the end, for the final count."""
         if self._engine_request is not None:
             await self._abort(self._engine_request)
-        counts = self.counts()
+        counts = self._counts_with_aborted(outcome)
         if outcome == "client_gone":
             return AttemptResult(outcome, counts)
         if self.cut is not None:
             return AttemptResult(outcome, counts, error=self.cut)
         if not self._client.started and not counts.outputs and self._loop.time() < self._deadline:
-            raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")
+            raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")  # costs nothing
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
         return AttemptResult(outcome, counts, error=late)
+
+    def _counts_with_aborted(self, outcome: Outcome) -> TokenCounts:
+        """The engine's counts, and the prefills that it aborted. Without a report, a caller that disconnected pays for
+        the whole prompt, and an end that the platform caused costs nothing. A request that the engine refused or never
+        got costs nothing.
+        """
+        counts, prompt_tokens = self.counts(), self.request.prompt_tokens
+        sequences = self.request.call.n - len(counts.outputs)
+        if sequences <= 0 or self._engine_request is None or self._refused:
+            return counts
+        prefills = reported_prefills(self.aborted_report, prompt_tokens=prompt_tokens)
+        if prefills is None and outcome == "client_gone":
+            prefills = [AbortedPrefill(prompt_tokens, 0)] * sequences
+        counts.aborted = tuple((prefills or [])[:sequences])
+        return counts
 
     async def _abort(self, engine_request: EngineRequest) -> None:
         aborting = asyncio.create_task(self._abort_repeatedly())
@@ -167,7 +182,7 @@ class Attempt(ABC):
             async with asyncio.timeout(self._limits.abort_s):
                 await self._read_to_end(await engine_request.response())
         except AppError:
-            pass  # the engine refused the request: it never ran
+            self._refused = True
         except asyncio.CancelledError:
             self.cut = _stopping()
         except (TimeoutError, StreamBroken, OSError, msgspec.MsgspecError) as error:
@@ -190,6 +205,11 @@ class Attempt(ABC):
     @abstractmethod
     def load(self) -> AdapterLoad | None:
         """What the engine's middleware has reported about the adapter."""
+
+    @property
+    @abstractmethod
+    def aborted_report(self) -> bytes | str | None:
+        """The report of the engine's middleware on sequences that were aborted before their first token."""
 
     @abstractmethod
     def counts(self) -> TokenCounts:

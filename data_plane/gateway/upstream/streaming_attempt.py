@@ -51,6 +51,10 @@ class StreamingAttempt(Attempt):
     def load(self) -> AdapterLoad | None:
         return self._rewriter.load
 
+    @property
+    def aborted_report(self) -> bytes | None:
+        return self._rewriter.aborted_report
+
     def counts(self) -> TokenCounts:
         return self._rewriter.counts()
 

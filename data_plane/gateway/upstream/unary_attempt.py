@@ -49,6 +49,7 @@ class UnaryAttempt(Attempt):
         self._answer: openai_response.EngineCompletion | None = None
         self._oversized: TokenCounts | None = None  # of an answer that is too large to relay
         self._load: AdapterLoad | None = None
+        self._aborted_report: str | None = None
 
     def _first_deadline(self) -> float:
         return self._deadline  # the first byte comes with the last one
@@ -73,6 +74,10 @@ class UnaryAttempt(Attempt):
     @property
     def load(self) -> AdapterLoad | None:
         return self._load
+
+    @property
+    def aborted_report(self) -> str | None:
+        return self._aborted_report
 
     def counts(self) -> TokenCounts:
         if self._oversized is not None:
@@ -107,6 +112,7 @@ class UnaryAttempt(Attempt):
 
     async def _read_to_end(self, response: EngineResponse) -> None:
         self._load = openai_response.load(response.headers.get("x-tenora-load"))
+        self._aborted_report = response.headers.get("x-tenora-aborted")
         while data := await response.read_chunk():
             if not self._raw and not data.startswith(b"{"):
                 raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end

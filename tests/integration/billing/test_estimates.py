@@ -93,6 +93,18 @@ def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_reque
     assert (lines["output_tokens"].quantity, lines["kv_page_seconds"].quantity) == (50, 2_305)
 
 
+def test_the_rest_of_an_estimate_has_the_aborted_prefills(stage):
+    tenant = stage.tenant()
+    late = estimate(stage, tenant, input_tokens=100, output_tokens=20)
+    exact = msgspec.structs.replace(
+        late, estimated=False, outcome="client_gone", input_tokens=180, aborted_prefill_tokens=80
+    )
+    stage.bill(late)
+    stage.bill(exact)
+    rows = stage.rows("SELECT input_tokens, aborted_prefill_tokens FROM usage_records ORDER BY request_id")
+    assert [tuple(row.values()) for row in rows] == [(100, 0), (80, 80)]
+
+
 def test_estimate_and_exact_event_in_one_batch_are_one_request(stage):
     tenant = stage.tenant()
     late = estimate(stage, tenant, output_tokens=20)

@@ -65,6 +65,7 @@ def test_a_repeated_request_with_other_tokens_is_dead_lettered_and_not_billed(st
         (b"[]", b"undecodable"),
         ({"input_tokens": -1}, b"impossible"),
         ({"cached_tokens": 101}, b"impossible"),
+        ({"aborted_prefill_tokens": 101}, b"impossible"),
         ({"output_tokens": 2**63}, b"impossible"),
         ({"settled_at_ms": 32_503_680_000_000}, b"impossible"),
         ({"settled_at_ms": 4_000_000_000_000}, b"impossible"),

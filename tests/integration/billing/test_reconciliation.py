@@ -187,6 +187,24 @@ def test_tokens_the_ledger_missed_show_as_drift(stage):
     assert stage.reconcile().drift_tokens == 1
 
 
+def test_an_aborted_prefill_is_in_the_ledger_and_on_the_invoice_and_in_no_engines_counters(stage):
+    tenant = stage.tenant()
+    stage.bill(
+        stage.event(tenant, outcome="client_gone", output_tokens=0, cached_tokens=0, aborted_prefill_tokens=100),
+        stage.event(tenant, outcome="client_gone", input_tokens=150, aborted_prefill_tokens=50),
+        stage.event(tenant),
+    )
+    counters = EngineCounters(prompt_tokens=200, generation_tokens=40, probe_prompt_tokens=0, probe_generation_tokens=0)
+    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    stage.close()
+    found = stage.reconcile()
+    assert (found.engine_tokens, found.aborted_prefill_tokens, found.ledger_tokens) == (240, 150, 390)
+    assert (found.drift_tokens, found.ledger_drift_nanos, found.invoiced_tokens) == (0, 0, 390)
+    assert [one.aborted_prefill_tokens for one in found.per_tenant] == [150]
+    (bucket,) = report(stage, tenant, stage.now() - timedelta(hours=1), stage.now() + timedelta(hours=1), "1d")
+    assert (bucket.input_tokens, bucket.aborted_prefill_tokens) == (350, 150)
+
+
 def test_unread_events_show_as_unprocessed(stage):
     stage.publish(*(stage.event(stage.tenant()) for _ in range(3)))
     assert stage.reconcile().unprocessed_events == 3

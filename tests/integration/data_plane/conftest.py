@@ -117,7 +117,9 @@ def assert_settled(tenant, outcome: str, witness=None):
     event = wait_until(tenant.events, what="a usage event")[0]
     assert event.outcome == outcome
     journal = (witness or tenant.stack.witness).journal()[event.request_id]
-    assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
+    assert event.aborted_prefill_tokens == journal.aborted_prefill_tokens
+    assert event.input_tokens == journal.prompt_tokens + journal.aborted_prefill_tokens
+    assert event.output_tokens == journal.output_tokens
     wait_until(tenant.holds_nothing, what="holds to be released")
     assert len(tenant.events()) == 1
     return event, journal

@@ -11,6 +11,7 @@ from core import api_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import AdapterRoute, RevisionRoute
+from core.contracts.usage import AbortedPrefill
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import describe, describe_one, resolve
@@ -310,5 +311,10 @@ def test_an_event_bills_the_engines_counts(prompt, cached, outputs):
     early = usage_event(request, msgspec.structs.replace(run, estimated=True), counts)
     assert early.cached_tokens == early.input_tokens  # so that the request costs at most its whole usage
     assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
+    aborted = (AbortedPrefill(64, 16), AbortedPrefill(33, 0))
+    gone = usage_event(request, run, TokenCounts(prompt, cached, outputs, aborted=aborted))
+    assert (gone.input_tokens, gone.aborted_prefill_tokens) == (event.input_tokens + 97, 97)
+    assert gone.cached_tokens == min(cached + 16, gone.input_tokens)
+    assert gone.kv_page_ms == event.kv_page_ms + page_ms(64, 40, 32) + page_ms(33, 40, 32)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)
     assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

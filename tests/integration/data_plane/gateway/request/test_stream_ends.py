@@ -39,13 +39,35 @@ def test_a_caller_that_disconnects_from_a_whole_answer_pays_for_the_produced_tok
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_that_disconnects_before_the_first_token_pays_nothing(stack, tenant, stream):
-    slowly(stack, hang=True)
-    client = tenant.sdk().with_options(timeout=1)
+@pytest.mark.parametrize(
+    ("prefilled", "part"),
+    [(1_000_000, None), (5, 5), (0, 0), (None, None)],
+    ids=["all of it", "a part", "nothing", "no report"],
+)
+def test_a_caller_that_disconnects_during_the_prefill_pays_for_it(stack, tenant, stream, prefilled, part):
+    """``part`` is the number of prompt tokens to pay for, None for all of them."""
+    slowly(stack, hang=True, prefilled=prefilled)
     with pytest.raises(openai.APITimeoutError):
-        list(chat(client, stream=stream))
-    event, _ = assert_settled(tenant, "client_gone")
-    assert (event.input_tokens, event.output_tokens, event.kv_page_ms) == (0, 0, 0)
+        list(chat(tenant.sdk().with_options(timeout=1), stream=stream))
+    event = tenant.event()
+    wait_until(tenant.holds_nothing, what="holds to be released")
+    month_used = tenant.quota().get("month_used", 0)
+    stack.witness.faults()
+    prompt_tokens = chat(tenant.sdk()).usage.prompt_tokens
+    assert (event.outcome, event.output_tokens, event.cached_tokens) == ("client_gone", 0, 0)
+    assert event.input_tokens == event.aborted_prefill_tokens == (prompt_tokens if part is None else part)
+    assert (event.kv_page_ms > 0) == (event.input_tokens > 0)
+    assert month_used == event.input_tokens
+
+
+def test_a_prefill_that_the_platform_ends_without_a_report_costs_nothing(tmp_path):
+    with separate_stack(tmp_path, request_s=1.5, first_byte_s=60, abort_s=1) as (stack, *_):
+        tenant = stack.tenant()
+        slowly(stack, hang=True, prefilled=None)
+        with pytest.raises(openai.APIStatusError):
+            chat(tenant.sdk(), stream=True)
+        event = tenant.event()
+        assert (event.outcome, event.input_tokens, event.kv_page_ms) == ("timeout", 0, 0)
 
 
 def test_each_abandoned_sequence_is_counted(stack, tenant):

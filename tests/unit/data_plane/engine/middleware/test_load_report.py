@@ -5,8 +5,9 @@ import json
 import msgspec
 import pytest
 
+from data_plane.engine.middleware.aborts import RunningRequest
 from data_plane.engine.middleware.adapter_loader import LoadOutcome
-from data_plane.engine.middleware.load_report import ReportingSend, StallReports
+from data_plane.engine.middleware.load_report import AdapterReportingSend, StallReports
 from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader
 from data_plane.engine.worker.residency_table import ResidencyTable
 
@@ -34,7 +35,7 @@ class Reporting:
         def on_failure():
             self.failures += 1
 
-        return ReportingSend(send, name, LoadOutcome("disk", 12), self.stalls, on_failure)
+        return AdapterReportingSend(send, RunningRequest(), name, LoadOutcome("disk", 12), self.stalls, on_failure)
 
     @property
     def body(self):
@@ -62,14 +63,14 @@ async def test_the_report_comes_before_the_last_event(reporting):
     send = reporting.send()
     for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n"), part(b"", more=False)):
         await send(message)
-    assert reporting.body == b'data: 1\n\n: tenora {"tier":"disk","load_ms":12,"stall_ms":7}\n\ndata: [DONE]\n\n'
+    assert reporting.body == b'data: 1\n\n: tenora-load {"tier":"disk","load_ms":12,"stall_ms":7}\n\ndata: [DONE]\n\n'
 
 
 async def test_a_stream_that_breaks_off_without_its_last_event_is_reported_as_well(reporting):
     send = reporting.send()
     for message in (start(), part(b"data: 1\n\n"), part(b"", more=False)):
         await send(message)
-    assert reporting.body.count(b": tenora ") == 1
+    assert reporting.body.count(b": tenora-load ") == 1
 
 
 async def test_another_kind_of_answer_has_it_in_a_header(reporting):

@@ -214,7 +214,7 @@ def test_events_in_one_read_are_parsed_like_single_events(events, usage_shown):
 
 @given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))
 def test_the_middlewares_load_report_is_read_and_not_passed_on(cut, terminator):
-    word = b': tenora {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
+    word = b': tenora-load {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
     stream = chunk("a", 1) + b": ping\n\n" + final(1) + word + b"data: [DONE]\n\n"
     one = rewriter()
     out = one.feed(stream[:cut]) + one.feed(stream[cut:])
@@ -225,8 +225,17 @@ def test_the_middlewares_load_report_is_read_and_not_passed_on(cut, terminator):
     assert b"ping" not in out
 
 
+@given(cut=st.integers(1, 400))
+def test_the_middlewares_report_on_aborted_prefills_is_read_and_not_passed_on(cut):
+    stream = chunk("a", 1) + final(1) + b": tenora-aborted [[512,128]]\n\ndata: [DONE]\n\n"
+    one = rewriter()
+    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
+    assert (one.done, one.load, one.aborted_report) == (True, None, b"[[512,128]]")
+    assert b"tenora" not in out
+
+
 @pytest.mark.parametrize("word", [b"{}", b"nonsense", b'{"tier":"moon","load_ms":1,"stall_ms":1}', b"\xff"])
 def test_an_unreadable_load_report_does_not_break_the_answer(word):
     one = rewriter()
-    one.feed(chunk("a", 1) + b": tenora " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
+    one.feed(chunk("a", 1) + b": tenora-load " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
     assert (one.load, one.done) == (None, True)
