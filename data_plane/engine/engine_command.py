@@ -32,7 +32,8 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     argv += ["--worker-extension-cls", "data_plane.engine.worker.lora_manager.WorkerExtension"]
     argv += ["--lora-target-modules", *LINEAR_KINDS]
     argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
-    argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.engine_tool_parser]
+    # Gateways know the grammar of this format only (gateway/api/grammar.py), and only its parser is bounded.
+    argv += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     argv += [
         "--tool-strict-level",
         "parameter",

@@ -1,6 +1,6 @@
 """The vLLM plugin (entry point group ``vllm.general_plugins``), which vLLM loads in each of its processes. It installs
-the adapter resolver in the API server, the abort in EngineCore, the LoRA manager in the worker and, on a CPU, the LoRA
-arithmetic.
+the adapter resolver and the parser of tool calls in the API server, the abort in EngineCore, the LoRA manager in the
+worker and, on a CPU, the LoRA arithmetic.
 
 Outside a replica it does nothing: a plain vLLM in the same environment is not changed.
 """
@@ -52,7 +52,9 @@ def register() -> None:
     if multiprocessing.parent_process() is None:  # the API server, the only process that resolves names
         from adapters import vllm_resolver
         from adapters.settings import CacheSettings, StoreSettings
+        from data_plane.engine import tool_parser
 
+        tool_parser.install()
         prepare_run_dir(SharedEngineSettings())
         vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:

@@ -194,9 +194,6 @@ class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, Te
     engine_batched_tokens: int = Field(
         default=2048, ge=64, le=1_000_000, description="Most tokens in one step (vLLM max_num_batched_tokens)."
     )
-    engine_tool_parser: str = Field(
-        default="hermes", description="Parser of the base model's tool calls (vLLM --tool-call-parser)."
-    )
     engine_block_tokens: int = Field(
         default=32, ge=16, multiple_of=16, description="Tokens of one KV cache block; the CPU needs a multiple of 32."
     )

@@ -1,8 +1,8 @@
-"""Checks whether an engine can compile a request's schemas, by compiling them first in a child process with a time
+"""Checks whether an engine can compile a request's grammars, by compiling them first in a child process with a time
 limit.
 
-Fails closed: a request with a schema that has no result is not served. Bounds that need no compiling are in
-tool_schemas.py.
+Fails closed: a request with a grammar that has no result is not served. Bounds that need no compiling are in
+tool_schemas.py; grammar.py says which grammars an engine compiles.
 """
 
 import asyncio
@@ -14,9 +14,8 @@ import struct
 import sys
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -27,11 +26,12 @@ from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
+from data_plane.gateway.api.grammar import Grammar, grammars_of
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.schema_compiler_process import (
     FRAME_BYTES_MAX,
+    CompileGrammar,
     CompileResult,
-    CompileSchema,
     LoadTokenizer,
     pack,
 )
@@ -48,8 +48,11 @@ _ATTEMPTS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
+    """``schema`` is the index of the schema that is at fault, if it is known."""
+
     code: str
     reason: str
+    schema: int | None = None
 
 
 class SchemaCompiler:
@@ -70,15 +73,16 @@ class SchemaCompiler:
 
     async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
         """Raises InvalidRequest for a schema that no engine can compile, TooManyRequests for too many new schemas."""
-        for param, schema in schemas_of(call):
-            encoded = msgspec.json.encode(schema)
-            digest = hashlib.sha256(f"{base.id}\0{base.tokenizer_sha256}\0".encode() + encoded).digest()
+        for grammar in grammars_of(call):
+            named = f"{base.id}\0{base.tokenizer_sha256}\0{grammar.kind}\0".encode()
+            digest = hashlib.sha256(named + grammar.source).digest()
             result, until = self._results.get(digest, (None, 0.0))
             if until > time.monotonic():
                 self._results.move_to_end(digest)
             else:
-                result = await asyncio.shield(self._trying.get(digest) or self._begin(tenant_id, base, digest, encoded))
+                result = await asyncio.shield(self._trying.get(digest) or self._begin(tenant_id, base, digest, grammar))
             if result is not None:
+                param = grammar.param if result.schema is None else grammar.schemas[result.schema][0]
                 raise InvalidRequest(f"`{param}` cannot be used: {result.reason}.", code=result.code, param=param)
 
     async def close(self) -> None:
@@ -91,25 +95,25 @@ class SchemaCompiler:
             await self._child.end()
 
     def _begin(
-        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, grammar: Grammar
     ) -> "asyncio.Task[_Refused | None]":
-        """Start compiling a schema. The task continues without its caller: other callers may wait for it."""
+        """Start compiling a grammar. The task continues without its caller: other callers may wait for it."""
         if len(self._trying) >= self._settings.schema_waiting_max:
             raise Unavailable("Too many new schemas are being compiled.", code="overloaded", retry_after_s=1)
         refund = self._charge(tenant_id)
-        task = self._trying[digest] = asyncio.create_task(self._try(tenant_id, base, digest, schema, refund))
+        task = self._trying[digest] = asyncio.create_task(self._try(tenant_id, base, digest, grammar, refund))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its callers may have disconnected
         return task
 
     async def _try(
-        self, tenant_id: str, base: BaseModelRoute, digest: bytes, schema: bytes, refund: float
+        self, tenant_id: str, base: BaseModelRoute, digest: bytes, grammar: Grammar, refund: float
     ) -> _Refused | None:
         own = self._turns.setdefault(tenant_id, asyncio.Lock())
         self._of_tenant[tenant_id] += 1
         spent = False
         try:
             async with own, self._turn:
-                result = await self._in_turn(base, schema)
+                result = await self._in_turn(base, grammar)
             spent = result is None
             refused = self._judge(result)
             self._results[digest] = refused, time.monotonic() + _TIMEOUT_CACHED_S if spent else math.inf
@@ -128,22 +132,25 @@ class SchemaCompiler:
         if result is None:
             return _Refused("schema_too_complex", "compiling it takes too much time or memory")
         if result.problem:
-            return _Refused("schema_invalid", "it does not compile: " + _SOURCE.sub("", result.problem).rstrip("."))
+            reason = "it does not compile: " + _SOURCE.sub("", result.problem).rstrip(".")
+            return _Refused("schema_invalid", reason, result.schema)
         if result.size_bytes > self._settings.schema_compiled_max_bytes:
             return _Refused("schema_too_complex", "it compiles to more than an engine keeps")
         return None
 
-    async def _in_turn(self, base: BaseModelRoute, schema: bytes) -> CompileResult | None:
-        """The child's result. None when the schema takes too long or kills the child twice: another schema may be the
+    async def _in_turn(self, base: BaseModelRoute, grammar: Grammar) -> CompileResult | None:
+        """The child's result. None when the grammar takes too long or kills the child twice: another grammar may be the
         reason for one death.
         """
+        schemas = [schema for _, schema in grammar.schemas]
+        frame = CompileGrammar(base.tokenizer_sha256, grammar.kind, grammar.source, schemas)
         try:
             for _ in range(_ATTEMPTS):
                 child = await self._ready_child(base)
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(self._settings.schema_compile_s):
-                        result = await child.request(CompileSchema(base.tokenizer_sha256, schema))
+                        result = await child.request(frame)
                 except TimeoutError:
                     break
                 except (asyncio.IncompleteReadError, OSError):
@@ -232,7 +239,7 @@ class _Child:
             )
         )
 
-    async def request(self, frame: LoadTokenizer | CompileSchema) -> CompileResult:
+    async def request(self, frame: LoadTokenizer | CompileGrammar) -> CompileResult:
         """Send one frame and read its answer. Raises OSError or IncompleteReadError when the child has died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -249,13 +256,3 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-
-
-def schemas_of(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that an engine may compile for a call, by the parameter that holds each."""
-    form = call.fields.get("response_format") or {}
-    if form.get("type") == "json_schema":
-        yield "response_format.json_schema.schema", form["json_schema"]["schema"]
-    for index, tool in enumerate(call.tools or ()):
-        if parameters := tool["function"].get("parameters"):
-            yield f"tools[{index}].function.parameters", parameters

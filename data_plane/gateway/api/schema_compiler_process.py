@@ -1,5 +1,4 @@
-"""The child process that compiles JSON Schemas as engines do, so that a schema that never finishes kills only the
-child.
+"""The child process that compiles grammars as engines do, so that a schema that never finishes kills only the child.
 
 Frames on stdin and stdout: four bytes of length, then MessagePack. ``schema_compiler.py`` interprets the results.
 Run: ``python -m data_plane.gateway.api.schema_compiler_process <memory in bytes>``.
@@ -12,8 +11,9 @@ import signal
 import struct
 import sys
 import types
+from collections.abc import Callable
 from ctypes import CDLL
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
@@ -31,24 +31,31 @@ class LoadTokenizer(msgspec.Struct, tag=True):
     vocab_size: int
 
 
-class CompileSchema(msgspec.Struct, tag=True):
-    """A schema, as JSON, to compile for the tokenizer of this name."""
+class CompileGrammar(msgspec.Struct, tag=True):
+    """A JSON Schema or a structural tag, as JSON, to compile for the tokenizer of this name. ``schemas`` are the
+    schemas in a tag.
+    """
 
     name: str
-    schema: bytes
+    kind: Literal["json_schema", "structural_tag"]
+    source: bytes
+    schemas: list[bytes]
 
 
 class CompileResult(msgspec.Struct):
-    """``problem`` is empty for a schema that compiles; ``size_bytes`` is the compiled size."""
+    """``problem`` is empty for a grammar that compiles; ``size_bytes`` is the compiled size. ``schema`` is the index of
+    the first schema that does not compile alone.
+    """
 
     problem: str = ""
     size_bytes: int = 0
+    schema: int | None = None
 
 
-_requests: Final = msgspec.msgpack.Decoder(LoadTokenizer | CompileSchema)
+_requests: Final = msgspec.msgpack.Decoder(LoadTokenizer | CompileGrammar)
 
 
-def pack(frame: LoadTokenizer | CompileSchema | CompileResult) -> bytes:
+def pack(frame: LoadTokenizer | CompileGrammar | CompileResult) -> bytes:
     """A frame with its length."""
     encoded = msgspec.msgpack.encode(frame)
     return struct.pack(">I", len(encoded)) + encoded
@@ -73,8 +80,8 @@ def main() -> None:
             case LoadTokenizer(name=name) as load:
                 compilers[name] = _compiler(library, load)
                 result = CompileResult()
-            case CompileSchema(name=name, schema=schema):
-                result = _compile(compilers[name], schema)
+            case CompileGrammar(name=name) as wanted:
+                result = _compile(compilers[name], wanted)
         answers.write(pack(result))
         answers.flush()
 
@@ -130,9 +137,20 @@ def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
     return library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def _compile(compiler: Any, schema: bytes) -> CompileResult:
+def _compile(compiler: Any, wanted: CompileGrammar) -> CompileResult:
+    """Compile a grammar, and only after a failure its schemas, for the message."""
+    tag = wanted.kind == "structural_tag"
+    result = _compiled(compiler.compile_structural_tag if tag else compiler.compile_json_schema, wanted.source)
+    if result.problem:
+        for index, schema in enumerate(wanted.schemas):
+            if alone := _compiled(compiler.compile_json_schema, schema).problem:
+                return CompileResult(problem=alone, schema=index)
+    return result
+
+
+def _compiled(compile_source: Callable[[str], Any], source: bytes) -> CompileResult:
     try:
-        compiled = compiler.compile_json_schema(schema.decode())
+        compiled = compile_source(source.decode())
     except Exception as error:  # noqa: BLE001 # an engine would raise the same error
         lines = str(error).strip().splitlines()
         return CompileResult(problem=(lines[0] if lines else type(error).__name__)[:500])

@@ -14,6 +14,8 @@ SCHEMA_NODES_MAX: Final = 512
 SCHEMA_ENUM_MAX: Final = 128
 PATTERN_CHARS_MAX: Final = 256
 TOOLS_MAX: Final = 32
+TOOLS_BYTES_MAX: Final = 65_536
+"""Schemas of all tools together: an engine compiles them as one grammar."""
 
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -71,10 +73,13 @@ def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
 
 
 def check_tools(name: str, value: Any) -> list[dict[str, Any]]:
-    """At most 32 functions, each with a bounded schema."""
+    """At most 32 functions, each with a bounded schema, and a bound on all schemas together."""
     if not isinstance(value, list) or not 1 <= len(value) <= TOOLS_MAX:
         raise invalid(name, f"a list of 1 to {TOOLS_MAX} tools")
-    return [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
+    tools = [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
+    if sum(len(msgspec.json.encode(tool["function"].get("parameters"))) for tool in tools) > TOOLS_BYTES_MAX:
+        raise _too_complex(name, f"the schemas of all tools are larger than {TOOLS_BYTES_MAX} bytes together")
+    return tools
 
 
 def check_tool_choice(name: str, value: Any) -> str | dict[str, Any]:

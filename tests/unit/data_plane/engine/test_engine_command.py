@@ -24,9 +24,9 @@ def test_the_middleware_and_the_lora_module_list_are_always_set():
 
 
 def test_the_engine_uses_the_tool_parser_and_the_schema_compiler_of_the_gateways():
-    argv = engine_argv(SETTINGS.model_copy(update={"engine_tool_parser": "llama3_json"}), "cpu")
+    argv = engine_argv(SETTINGS, "cpu")
     assert "--enable-auto-tool-choice" in argv
-    assert argv[argv.index("--tool-call-parser") + 1] == "llama3_json"
+    assert argv[argv.index("--tool-call-parser") + 1] == "hermes"
     assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "xgrammar"}
 
 

@@ -1,9 +1,11 @@
 """The vLLM plugin alone: it refuses every vLLM version it was not tested on, and does nothing outside a replica."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 
+from data_plane import engine
 from data_plane.engine import plugin
 
 
@@ -38,6 +40,8 @@ def replica(monkeypatch):
     monkeypatch.setattr(plugin, "S3Settings", lambda: None)
     monkeypatch.setattr("adapters.settings.StoreSettings", lambda: None)
     monkeypatch.setattr("adapters.settings.CacheSettings", lambda: None)
+    parser = SimpleNamespace(install=lambda: reached.append("tool parser"))
+    monkeypatch.setattr(engine, "tool_parser", parser, raising=False)  # the module imports vLLM
     monkeypatch.setattr("adapters.vllm_resolver.register", lambda base_model, *_: reached.append(base_model))
     return reached
 
@@ -57,7 +61,7 @@ def test_an_unsupported_vllm_is_refused_before_anything_is_changed(installed, re
 def test_a_supported_vllm_is_set_up_in_every_build(installed, replica, local):
     installed(vllm=plugin.SUPPORTED_VLLM[0] + local)
     plugin.register()
-    assert replica == ["run dir", "tiny"]
+    assert replica == ["tool parser", "run dir", "tiny"]
 
 
 def test_a_missing_vllm_is_refused(installed, replica):
