@@ -24,6 +24,15 @@ class AbortedPrefill(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class GenerationProgress(msgspec.Struct, frozen=True):
+    """What an engine has generated so far for a request whose answer comes in one piece: its prompt tokens, and the
+    output tokens of each sequence that still runs, by index. An engine's middleware reports it to the gateway.
+    """
+
+    prompt_tokens: int
+    outputs: dict[int, int]
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one request, as the engine counted it. Two events with the same request id are one charge.
 

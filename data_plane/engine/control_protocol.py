@@ -1,4 +1,5 @@
-"""JSON bodies of the middleware's control routes, ``/tenora/v1``: the replica's agent and the doctor call them.
+"""JSON bodies of the middleware's control routes, ``/tenora/v1``. The replica's agent, the doctor and gateways call
+them.
 
 The routes themselves are in ``middleware.control_routes``, the agent's client in ``agent.control_client``.
 """
@@ -9,6 +10,7 @@ import msgspec
 
 from core.adapter_names import adapter_of
 from core.contracts.replicas import Tier
+from core.contracts.usage import GenerationProgress
 
 
 class PrefetchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +72,18 @@ class RevokedCount(msgspec.Struct, frozen=True):
     """The number of adapters that are refused now."""
 
     adapters: int
+
+
+class ProgressBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The requests of a gateway whose answers come in one piece, by the ids that vLLM knows them by."""
+
+    request_ids: tuple[str, ...]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What has been generated, by request id. A request without a token is left out."""
+
+    requests: dict[str, GenerationProgress]
 
 
 class SlotContents(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ from data_plane.gateway.state.redis_connection import RedisConnection
 from data_plane.gateway.state.snapshot import Snapshot
 from data_plane.gateway.upstream.engine_client import EngineClient
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
+from data_plane.gateway.upstream.unary_progress import UnaryProgress
 
 _log = structlog.get_logger()
 _GC_THRESHOLDS: Final = 10_000, 20, 50
@@ -102,6 +103,7 @@ class _Gateway:
         settler = self._settlement.settler
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
         self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
+        self._unary_progress = UnaryProgress(self._engines, poll_s=settings.unary_progress_poll_ms / 1000)
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._schemas = SchemaCompiler(redis, settings)
         self._idempotency = Idempotency(connection, replay_charge, settings)
@@ -117,7 +119,7 @@ class _Gateway:
             self._preparation,
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
-            _relay(settings, self._engines, self._circuits, self._liveness),
+            _relay(settings, self._engines, self._circuits, self._liveness, self._unary_progress),
             self._last_used,
             self._idempotency,
             clock,
@@ -147,6 +149,7 @@ class _Gateway:
                 replicas=self._replicas.run_forever(),
                 circuits=self._circuits.run_forever(),
                 liveness=self._liveness.run_forever(),
+                unary_progress=self._unary_progress.run_forever(),
                 access_watch=self._access_watch.run_forever(),
                 last_used=self._last_used.run_forever(),
                 idempotency=self._idempotency.run_forever(),
@@ -242,10 +245,14 @@ def _engine_client(settings: GatewaySettings) -> EngineClient:
 
 
 def _relay(
-    settings: GatewaySettings, engines: EngineClient, circuits: CircuitBreakers, liveness: EngineLiveness
+    settings: GatewaySettings,
+    engines: EngineClient,
+    circuits: CircuitBreakers,
+    liveness: EngineLiveness,
+    progress: UnaryProgress,
 ) -> Relay:
     retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-    return Relay(engines, circuits, liveness, retries, settings)
+    return Relay(engines, circuits, liveness, progress, retries, settings)
 
 
 def _slices(settings: GatewaySettings, connection: RedisConnection, settler: Settler) -> QuotaSlices:

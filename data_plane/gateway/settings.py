@@ -390,6 +390,13 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         description="How often the gateway reads the token counters of engines that generate whole answers.",
     )
 
+    unary_progress_poll_ms: int = Field(
+        default=400,
+        ge=10,
+        le=1000,
+        description="How often the gateway asks engines how far they have got with whole answers, for checkpoints.",
+    )
+
     # One request on a replica.
     connect_s: float = Field(default=2, gt=0, description="How long the gateway tries to connect to a replica.")
     first_byte_s: float = Field(
@@ -414,7 +421,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
         description="Size of one event of a replica's stream; a larger one fails the request.",
     )
     response_max_bytes: int = Field(
-        default=16_777_216,
+        default=8_388_608,
         ge=1024,
         description="Size of a replica's non-streamed response; a larger one fails its request.",
     )

@@ -1,6 +1,7 @@
-"""The middleware's control routes, ``/tenora/v1``: list where adapters are, prefetch, unload, pin and revoke them.
+"""The middleware's control routes, ``/tenora/v1``: list where adapters are, prefetch, unload, pin and revoke them, and
+say how far requests have got.
 
-Only the replica's agent and its operators call them. They fail closed.
+Only the replica's agent and its operators call them, and gateways the last one. They fail closed.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from data_plane.engine.control_protocol import (
     PinsBody,
     PrefetchBody,
     Prefetched,
+    Progress,
+    ProgressBody,
     RevokedBody,
     RevokedCount,
     UnloadBody,
@@ -50,6 +53,7 @@ class ControlRoutes:
             ("POST", f"{_ROOT}/unload"): self._unload,
             ("PUT", f"{_ROOT}/revoked"): self._revoked,
             ("PUT", f"{_ROOT}/pins"): self._pins,
+            ("POST", f"{_ROOT}/progress"): self._progress,
         }
 
     def start_sweep(self, state: Any) -> None:
@@ -132,6 +136,11 @@ class ControlRoutes:
             raise Unprocessable(f"{len(names)} pins; the limit is half of host memory, {limit} adapters")
         return Pinned(await self._adapters.worker.pin(names))
 
+    async def _progress(self, front_end: VllmFrontend, content: bytes) -> Progress:
+        ids = _decode(content, ProgressBody).request_ids
+        found = {each: front_end.progress(each) for each in ids}
+        return Progress({each: progress for each, progress in found.items() if progress is not None})
+
 
 ROUTES: Final = frozenset(
     {
@@ -140,6 +149,7 @@ ROUTES: Final = frozenset(
         ("POST", f"{_ROOT}/unload"),
         ("PUT", f"{_ROOT}/revoked"),
         ("PUT", f"{_ROOT}/pins"),
+        ("POST", f"{_ROOT}/progress"),
     }
 )
 

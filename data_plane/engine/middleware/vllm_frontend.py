@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from core.contracts.usage import AbortedPrefill
+from core.contracts.usage import AbortedPrefill, GenerationProgress
 from data_plane.engine.control_protocol import EngineInventory
 
 
@@ -62,6 +62,17 @@ class VllmFrontend:
         """Whether vLLM runs the sequence and has not counted its first token yet, nor its prompt."""
         state = self._client.output_processor.request_states.get(sequence)
         return state is not None and bool(state.is_prefilling)
+
+    def progress(self, request_id: str) -> GenerationProgress | None:
+        """What vLLM has generated for a request that it runs; None before the first token."""
+        states = self._client.output_processor.request_states
+        running = [state for each in self.sequences(request_id) if (state := states.get(each)) is not None]
+        outputs = {
+            state.request_index: state.detokenizer.num_output_tokens()
+            for state in running
+            if not state.is_prefilling and state.detokenizer is not None
+        }
+        return GenerationProgress(running[0].prompt_len, outputs) if outputs else None
 
     async def abort_in_core(self, sequences: list[str]) -> dict[str, AbortedPrefill | None]:
         """Abort sequences in EngineCore, between two steps, and report the progress of their prefills. None for a

@@ -129,7 +129,7 @@ class ActiveRequest:
 
     def tokens(self) -> int:
         """Tokens that the replica has counted so far."""
-        return self._counts().total_tokens
+        return self._running_counts().total_tokens
 
     def cut_off(self, error: AppError) -> None:
         """End the request now and send its caller this error."""
@@ -138,11 +138,14 @@ class ActiveRequest:
 
     def checkpoint(self) -> Checkpoint:
         """What is billed if this process dies now."""
-        event = self._event("gateway_gone", self._counts(), load=None, estimated=True)
+        event = self._event("gateway_gone", self._running_counts(), load=None, estimated=True)
         return Checkpoint(event=event, used=used_by(event, self._request.caller.tenant))
 
     def _counts(self) -> TokenCounts:
         return TokenCounts() if self._attempt is None else self._attempt.counts()
+
+    def _running_counts(self) -> TokenCounts:
+        return TokenCounts() if self._attempt is None else self._attempt.running_counts()
 
     def _settlement(self) -> Settlement:
         """The engine's counts, or a settlement that bills nothing where no replica served the request."""

@@ -215,6 +215,10 @@ class Attempt(ABC):
     def counts(self) -> TokenCounts:
         """What the engine has counted so far."""
 
+    def running_counts(self) -> TokenCounts:
+        """What the engine has counted so far, for a checkpoint. A whole answer has ``counts`` only at its end."""
+        return self.counts()
+
     @abstractmethod
     async def _exchange(self, response: EngineResponse) -> AttemptResult:
         """Relay the answer, except for its end."""

@@ -1,5 +1,5 @@
-"""HTTP requests to engines: completions, aborts and health checks, and what a response's status means. It counts no
-tokens.
+"""HTTP requests to engines: completions, their progress, aborts and health checks, and what a response's status means.
+It counts no tokens.
 
 An engine's own error text never reaches a caller: it is logged, and becomes one of the errors below.
 """
@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from core.contracts.replicas import ReplicaStatus
+from core.contracts.usage import GenerationProgress
 from core.errors import AppError, BadGateway, InvalidRequest, Unavailable
 from data_plane.gateway.api.openai_request import ENGINE_PATHS, ID_PREFIXES, Kind
 from data_plane.gateway.upstream.connection import EngineConnection, EngineLost, EngineResponse
@@ -41,6 +42,10 @@ class _Error(msgspec.Struct):
 
 class _ErrorBody(msgspec.Struct):
     error: _Error
+
+
+class _Progress(msgspec.Struct):
+    requests: dict[str, GenerationProgress]
 
 
 class ReplicaFailed(BadGateway):
@@ -131,26 +136,39 @@ class EngineClient:
 
     async def abort(self, replica: ReplicaStatus, kind: Kind, request_id: str) -> None:
         """Ask an engine to end a request now. Its response then ends normally, with the final count. Never raises."""
-        # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
-        external_id = ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
         try:
-            async with asyncio.timeout(self._abort_s):
-                response = await self._pool.request(
-                    "POST",
-                    replica.url,
-                    "/inference/v1/abort_requests",
-                    {"authorization": self._authorization, "content-type": "application/json"},
-                    msgspec.json.encode({"request_ids": [external_id]}),
-                    spare=True,
-                )
-                try:
-                    await response.read(_ERROR_BYTES_MAX)
-                finally:
-                    response.close()
-            if response.status != 200:
-                _log.warning("abort refused", replica=replica.id, status=response.status)
+            status, _ = await self._post(replica, "/inference/v1/abort_requests", [external_id(kind, request_id)])
+            if status != 200:
+                _log.warning("abort refused", replica=replica.id, status=status)
         except OSError as error:  # TimeoutError is one
             _log.info("abort not delivered", replica=replica.id, error=repr(error))
+
+    async def progress(self, replica: ReplicaStatus, external_ids: list[str]) -> dict[str, GenerationProgress]:
+        """What an engine has generated for these requests so far; nothing of one without a token. Empty when the engine
+        does not answer. Never raises.
+        """
+        try:
+            status, raw = await self._post(replica, "/tenora/v1/progress", external_ids)
+            return msgspec.json.decode(raw, type=_Progress).requests if status == 200 else {}
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.info("progress of an engine unknown", replica=replica.id, error=repr(error))
+            return {}
+
+    async def _post(self, replica: ReplicaStatus, path: str, external_ids: list[str]) -> tuple[int, bytes]:
+        """(status, body) of a call about requests. Raises OSError, of which TimeoutError is one."""
+        async with asyncio.timeout(self._abort_s):
+            response = await self._pool.request(
+                "POST",
+                replica.url,
+                path,
+                {"authorization": self._authorization, "content-type": "application/json"},
+                msgspec.json.encode({"request_ids": external_ids}),
+                spare=True,
+            )
+            try:
+                return response.status, await response.read(_ERROR_BYTES_MAX)
+            finally:
+                response.close()
 
     async def is_healthy(self, replica: ReplicaStatus) -> bool:
         """Whether an engine's health check succeeds in time. Never raises."""
@@ -164,6 +182,12 @@ class EngineClient:
                 return response.status == 200
         except OSError:  # TimeoutError is one
             return False
+
+
+def external_id(kind: Kind, request_id: str) -> str:
+    """The id under which an engine knows a request."""
+    # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
+    return ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
 
 
 class EngineRequest:

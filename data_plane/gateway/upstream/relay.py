@@ -15,6 +15,7 @@ from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
 from data_plane.gateway.upstream.streaming_attempt import StreamingAttempt
 from data_plane.gateway.upstream.unary_attempt import UnaryAttempt
+from data_plane.gateway.upstream.unary_progress import UnaryProgress
 
 
 class RetryBudget:
@@ -47,6 +48,7 @@ class Relay:
         engines: EngineClient,
         breakers: CircuitBreakers,
         liveness: EngineLiveness,
+        progress: UnaryProgress,
         retries: RetryBudget,
         limits: GatewaySettings,
     ) -> None:
@@ -54,13 +56,14 @@ class Relay:
         self._engines = engines
         self._breakers = breakers
         self._liveness = liveness
+        self._progress = progress
         self._limits = limits
 
     def attempt(self, client: Client, request: InferenceRequest, dispatch: Dispatch) -> Attempt:
         """A new attempt, which ``run`` starts."""
         if request.call.stream:
             return StreamingAttempt(self._engines, self._limits, client, request, dispatch)
-        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._liveness)
+        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._liveness, self._progress)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
         """Relay one attempt to its end.

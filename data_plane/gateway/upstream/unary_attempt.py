@@ -1,5 +1,6 @@
 """An attempt whose answer comes in one piece. Nothing arrives before the whole answer does, so the attempt watches the
-engine's token counters to notice a replica that stalls. attempt.py owns deadlines and aborts.
+engine's token counters to notice a replica that stalls, and asks for its own tokens for checkpoints. attempt.py owns
+deadlines and aborts.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.connection import EngineResponse
 from data_plane.gateway.upstream.engine_client import EngineClient
+from data_plane.gateway.upstream.unary_progress import UnaryProgress, UnaryRun
 
 _TAIL_BYTES: Final = 4096
 """Bytes to keep at the end of an answer that is too large, to find its usage: vLLM 0.32 writes it after all choices."""
@@ -41,9 +43,12 @@ class UnaryAttempt(Attempt):
         request: InferenceRequest,
         dispatch: Dispatch,
         liveness: EngineLiveness,
+        progress: UnaryProgress,
     ) -> None:
         super().__init__(engines, limits, client, request, dispatch)
         self._liveness = liveness
+        self._progress = progress
+        self._run = UnaryRun()
         self._raw = bytearray()
         self._too_large = False
         self._answer: openai_response.EngineCompletion | None = None
@@ -58,7 +63,11 @@ class UnaryAttempt(Attempt):
         """Run the attempt, and end it when the engine stops counting tokens."""
         watching = asyncio.create_task(self._watch_engine())
         try:
-            with self._liveness.watch(self.replica):
+            request = self.request
+            with (
+                self._liveness.watch(self.replica),
+                self._progress.watch(self.replica, request.call.kind, request.id) as self._run,
+            ):
                 return await super().run(breakers)
         finally:
             watching.cancel()
@@ -87,6 +96,9 @@ class UnaryAttempt(Attempt):
             if self._answer is None
             else openai_response.counts(self._answer, sequences=self.request.call.n)
         )
+
+    def running_counts(self) -> TokenCounts:
+        return self._run.counts() if self._answer is None and self._oversized is None else self.counts()
 
     async def _exchange(self, response: EngineResponse) -> AttemptResult:
         await self._read_to_end(response)

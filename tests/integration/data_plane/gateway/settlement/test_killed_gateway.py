@@ -1,10 +1,11 @@
-"""After a gateway is killed, other gateways bill each of its streams once, by its last checkpoint."""
+"""After a gateway is killed, other gateways bill each of its requests once, by its last checkpoint."""
 
 import contextlib
 import signal
 import threading
 
 import httpx
+import pytest
 
 from core import redis_keys
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
@@ -15,12 +16,12 @@ from tests.integration.data_plane.conftest import BRISK, chat
 STREAMS = 10
 
 
-def listen(client, streams: int) -> list[threading.Thread]:
-    """``streams`` streams that are read until they break."""
+def listen(client, streams: int, *, stream: bool = True) -> list[threading.Thread]:
+    """As many answers, streamed or whole, that are read until they break."""
 
     def read() -> None:
         with contextlib.suppress(Exception):  # it is expected to break, in any way
-            for _ in chat(client, stream=True, max_tokens=1000):
+            for _ in chat(client, stream=stream, max_tokens=1000):
                 pass
 
     threads = [threading.Thread(target=read) for _ in range(streams)]
@@ -38,10 +39,10 @@ def noted(stack, tenant, streams: int, *, tokens: int) -> bool:
     return len(counts) == streams and all(int(one or 0) >= tokens for one in counts)
 
 
-def killed_under_streams(stack, tenant, name: str) -> None:
-    """Start a gateway, let it checkpoint its streams, and kill it. The witness stops when its caller is gone."""
+def killed_under_streams(stack, tenant, name: str, *, stream: bool = True) -> None:
+    """Start a gateway, let it checkpoint its requests, and kill it. The witness stops when its caller is gone."""
     with processes.gateway(stack.folder, stack.redis_url, name, **BRISK) as doomed:
-        threads = listen(tenant.sdk(doomed.url), STREAMS)
+        threads = listen(tenant.sdk(doomed.url), STREAMS, stream=stream)
         wait_until(lambda: noted(stack, tenant, STREAMS, tokens=50), what="the second checkpoint of each")
         doomed.process.kill()
         doomed.process.wait()
@@ -49,10 +50,11 @@ def killed_under_streams(stack, tenant, name: str) -> None:
             thread.join()
 
 
-def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant):
+@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole answers"])
+def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant, stream):
     stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
     before = set(stack.witness.journal())
-    killed_under_streams(stack, tenant, "doomed")
+    killed_under_streams(stack, tenant, "doomed", stream=stream)
     events = wait_until(lambda: len(tenant.events()) == STREAMS and tenant.events(), what="the orphans' bills")
     journal = {name: one for name, one in stack.witness.journal().items() if name not in before}
     assert {event.request_id for event in events} == set(journal)
