@@ -14,6 +14,7 @@ import msgspec
 from adapters.base_model_spec import BaseModelSpec
 from adapters.manifest import CONFIG_FILE
 from adapters.report import Code, ReportBuilder
+from adapters.validation.pattern_rules import AlphaRule, read_alpha_pattern, read_rank_pattern
 from adapters.validation.target_rules import is_unset, read_targets
 from core.strict_json import JsonRefused, parse, shorten
 
@@ -32,7 +33,7 @@ _INITS: Final = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 
 _READ: Final = frozenset({
     "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "base_model_name_or_path", "init_lora_weights", "auto_mapping", "task_type",
+    "base_model_name_or_path", "init_lora_weights", "auto_mapping", "task_type", "rank_pattern", "alpha_pattern",
 })  # fmt: skip
 _TRAINING_ONLY: Final = frozenset({
     "eva_config", "inference_mode", "lora_dropout", "lora_ga_config", "peft_version", "revision",
@@ -46,17 +47,24 @@ _DEFAULTS: Final[dict[str, object]] = {"megatron_core": "megatron.core", "qalora
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of a config: its numbers, and the modules of the base model that it claims to adapt."""
+    """The meaning of a config: its numbers, and the modules of the base model that it claims to adapt, None where the
+    tensors alone say which. ``ranks`` are the ranks that modules may have; without a ``rank_pattern`` only ``rank``.
+    """
 
     rank: int
     alpha: int | float
     use_rslora: bool
-    modules: frozenset[str]
+    modules: frozenset[str] | None
+    ranks: frozenset[int]
+    alpha_rules: tuple[AlphaRule, ...] = ()
 
-    @property
-    def scaling(self) -> float:
-        """The factor by which PEFT and vLLM multiply B·A."""
-        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+    def alpha_of(self, module: str) -> int | float:
+        """The module's own alpha."""
+        return next((rule.alpha for rule in self.alpha_rules if rule.matches(module)), self.alpha)
+
+    def scaling_of(self, module: str, rank: int) -> float:
+        """The factor by which PEFT and vLLM multiply the module's B·A."""
+        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def check_config(
@@ -87,7 +95,10 @@ def check_config(
     _check_method(config, report)
     _check_other_fields(config, report)
     _check_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
-    rank = _read_rank(config.get("r"), base, rank_max, plan_name, report)
+    pattern_ranks = read_rank_pattern(config, report)
+    rank = _read_rank(config.get("r"), report)
+    if rank is not None and not pattern_ranks:
+        check_rank(rank, base, rank_max=rank_max, plan_name=plan_name, report=report)
     alpha = _read_alpha(config.get("lora_alpha"), report)
     rslora = config.get("use_rslora") or False
     if not isinstance(rslora, bool):
@@ -97,10 +108,18 @@ def check_config(
             f"use_rslora is {shorten(rslora)}; it must be true or false: {_AGAIN}",
             "use_rslora",
         )
+    rules = read_alpha_pattern(config, _ALPHA_MIN, _ALPHA_MAX, report)
     modules = read_targets(config, base, report)
     if report.count > problems_before or rank is None or alpha is None:
         return None
-    return AdapterConfig(rank=rank, alpha=alpha, use_rslora=rslora is True, modules=modules)
+    return AdapterConfig(
+        rank=rank,
+        alpha=alpha,
+        use_rslora=rslora is True,
+        modules=modules,
+        ranks=pattern_ranks | {rank},
+        alpha_rules=rules,
+    )
 
 
 def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet[str], report: ReportBuilder) -> None:
@@ -195,18 +214,25 @@ def _is_written_by_peft(mapping: object) -> bool:
     )
 
 
-def _read_rank(value: object, base: BaseModelSpec, rank_max: int, plan_name: str, report: ReportBuilder) -> int | None:
+def check_rank(
+    rank: int, base: BaseModelSpec, *, rank_max: int, plan_name: str, report: ReportBuilder, module: str | None = None
+) -> None:
+    """Refuse a rank above the plan's or the replicas'. ``module`` is the one that has it, if not all have."""
+    if rank <= min(rank_max, base.rank_max):
+        return
+    bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
+        f"replicas of {base.id} serve ranks up to {base.rank_max}"
+    )  # fmt: skip
+    what, where = ("r is", "r") if module is None else (f"the rank of {module} is", "rank_pattern")
+    fix = f"train with {'r' if module is None else 'ranks'} at most {min(rank_max, base.rank_max)}"
+    _refuse(report, "rank_too_large", f"{what} {shorten(rank)}; {bound}: {fix}", where)
+
+
+def _read_rank(value: object, report: ReportBuilder) -> int | None:
     if type(value) is not int or value < 1:
         _refuse(
             report, "config_invalid", f"r is {shorten(value)}; it must be a whole number of at least 1: {_AGAIN}", "r"
         )
-        return None
-    if value > min(rank_max, base.rank_max):
-        bound = f'plan "{plan_name}" allows {rank_max}' if rank_max <= base.rank_max else (
-            f"replicas of {base.id} serve ranks up to {base.rank_max}"
-        )  # fmt: skip
-        fix = f"train with r at most {min(rank_max, base.rank_max)}"
-        _refuse(report, "rank_too_large", f"r is {shorten(value)}; {bound}: {fix}", "r")
         return None
     return value
 

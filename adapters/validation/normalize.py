@@ -5,14 +5,18 @@ that were bfloat16 already. ``adapters.validation.validate`` decides first what 
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
+
+import numpy as np
 
 from adapters.base_model_spec import BaseModelSpec, kind_of
 from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, ManifestFile, sha256_of
-from adapters.validation.tensor_rules import SIDES, canonical_name
+from adapters.validation.folding import Folding
+from adapters.validation.tensor_rules import SIDES, LoraPair, canonical_name
 from adapters.validation.validate import ValidatedAdapter
-from adapters.validation.weight_rules import read_bfloat16
+from adapters.validation.weight_rules import read_bfloat16, read_rows, to_bfloat16
 
 REVISION_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
 
@@ -27,9 +31,9 @@ def normalize(accepted: ValidatedAdapter, source: Path, target: Path, base: Base
     _write_weights(accepted, source / WEIGHTS_FILE, target / WEIGHTS_FILE)
     manifest = AdapterManifest(
         base_model=base.id,
-        rank=accepted.config.rank,
-        alpha=accepted.config.alpha,
-        use_rslora=accepted.config.use_rslora,
+        rank=accepted.folding.rank,
+        alpha=accepted.folding.alpha,
+        use_rslora=accepted.folding.use_rslora,
         target_modules=targets,
         tensor_count=len(accepted.pairs) * len(SIDES),
         files=tuple(_describe(target / name) for name in (CONFIG_FILE, WEIGHTS_FILE)),
@@ -52,27 +56,25 @@ def _config_bytes(accepted: ValidatedAdapter, targets: tuple[str, ...], base: Ba
         "base_model_name_or_path": base.id,
         "bias": "none",
         "inference_mode": True,
-        "lora_alpha": accepted.config.alpha,
+        "lora_alpha": accepted.folding.alpha,
         "peft_type": "LORA",
-        "r": accepted.config.rank,
+        "r": accepted.folding.rank,
         "target_modules": list(targets),
         "task_type": "CAUSAL_LM",
-        "use_rslora": accepted.config.use_rslora,
+        "use_rslora": accepted.folding.use_rslora,
     }
     return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _write_weights(accepted: ValidatedAdapter, source: Path, target: Path) -> None:
-    tensors = {
-        canonical_name(pair.module, side): tensor
-        for pair in accepted.pairs
-        for side, tensor in zip(SIDES, (pair.a, pair.b), strict=True)
-    }
+    rank = accepted.folding.rank
+    tensors = {canonical_name(pair.module, side): (pair, side) for pair in accepted.pairs for side in SIDES}
     names = sorted(tensors)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
-        shape = tensors[name].shape
+        pair, side = tensors[name]
+        shape = (rank, pair.a.shape[1]) if side == "A" else (pair.b.shape[0], rank)
         end = offset + shape[0] * shape[1] * _BFLOAT16_BYTES
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
@@ -81,8 +83,24 @@ def _write_weights(accepted: ValidatedAdapter, source: Path, target: Path) -> No
     with source.open("rb") as stream, target.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            for chunk in read_bfloat16(stream, tensors[name]):
+            for chunk in _folded(stream, *tensors[name], accepted.folding):
                 out.write(chunk)
+
+
+def _folded(stream: BinaryIO, pair: LoraPair, side: str, folding: Folding) -> Iterator[bytes]:
+    """The tensor in bfloat16, padded with zeros to the common rank. B is multiplied in float32 by the module's factor;
+    a factor of 1 rounds nothing.
+    """
+    padding, factor = folding.rank - pair.rank, folding.factor(pair.module)
+    if side == "A":
+        yield from read_bfloat16(stream, pair.a)
+        yield bytes(padding * pair.a.shape[1] * _BFLOAT16_BYTES)
+    elif padding == 0 and factor == 1:
+        yield from read_bfloat16(stream, pair.b)
+    else:
+        for rows in read_rows(stream, pair.b):
+            wide = np.pad(rows * np.float32(factor), ((0, 0), (0, padding)))
+            yield to_bfloat16(wide).astype("<u2").tobytes()
 
 
 def _describe(path: Path) -> ManifestFile:

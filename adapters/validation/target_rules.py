@@ -1,8 +1,8 @@
 """Which modules of the base model a config claims to adapt, by PEFT's own rule but only for literal names.
 
-A target is a module's full name, or a suffix of it that begins at a dot. PEFT matches strings as regular expressions,
-which can run for hours, so only lists of literals are accepted. ``adapters.validation.tensor_rules`` checks that the
-tensors agree.
+A target is a module's full name, or a suffix of it that begins at a dot. PEFT matches a string as a regular expression,
+which can run for hours. No pattern is run here: where ``target_modules`` or ``exclude_modules`` is one, the tensors say
+which modules were trained. ``adapters.validation.tensor_rules`` checks that the tensors agree.
 """
 
 import re
@@ -14,13 +14,18 @@ from adapters.report import Code, ReportBuilder
 from core.strict_json import shorten
 
 _TARGETS_MAX: Final = 4096
+_PATTERN_CHARS_MAX: Final = 16_384
 _AS_IN: Final = 'write a list of literal module names, such as ["q_proj", "v_proj"]'
 _TARGET: Final = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*")
 
 
-def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportBuilder) -> frozenset[str]:
-    """The base model's modules that PEFT would adapt; empty when ``report`` has a reason to refuse."""
+def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportBuilder) -> frozenset[str] | None:
+    """The base model's modules that PEFT would adapt; empty when ``report`` has a reason to refuse. None where a
+    pattern decides.
+    """
     problems_before = report.count
+    if _is_pattern(config, "target_modules", report) or _is_pattern(config, "exclude_modules", report):
+        return None if report.count == problems_before else frozenset()
     targets = _read_literals(config, "target_modules", report)
     excluded = _read_literals(config, "exclude_modules", report)
     layers = _read_layers(config, report)
@@ -45,6 +50,17 @@ def read_targets(config: dict[str, object], base: BaseModelSpec, report: ReportB
         and excluded.isdisjoint(_suffixes(module))
         and (layers is None or layer_of(module) in layers)
     )
+
+
+def _is_pattern(config: dict[str, object], field: str, report: ReportBuilder) -> bool:
+    """PEFT's trainers and Unsloth write one pattern as a string."""
+    value = config.get(field)
+    if not isinstance(value, str) or value == "":
+        return False
+    if len(value) > _PATTERN_CHARS_MAX:
+        text = f"{field} has {len(value)} characters; {_PATTERN_CHARS_MAX} are allowed: {_AS_IN}"
+        _refuse(report, "config_invalid", text, field)
+    return True
 
 
 def _read_literals(config: dict[str, object], field: str, report: ReportBuilder) -> frozenset[str]:

@@ -7,6 +7,7 @@ it skips modules that it does not find. Therefore each pair must exist and fit e
 
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final, Literal
 
 import msgspec
@@ -34,6 +35,11 @@ class LoraPair(msgspec.Struct, frozen=True, kw_only=True):
     a: TensorEntry
     b: TensorEntry
 
+    @property
+    def rank(self) -> int:
+        """The module's own rank."""
+        return self.a.shape[0]
+
 
 def canonical_name(module: str, side: str) -> str:
     """The name of a tensor in a PEFT file."""
@@ -49,12 +55,13 @@ def check_tensors(
         if located := _locate(tensor, base, report):
             module, side = located
             sides.setdefault(module, {})[side] = tensor
-            _check_shape(tensor, base.modules[module], side, config.rank, report)
+            _check_shape(tensor, base.modules[module], side, config.ranks, report)
     _check_agreement(sides.keys(), config, report)
     pairs = []
     for module, found in sorted(sides.items()):
         if len(found) == len(SIDES):
             pairs.append(LoraPair(module=module, a=found["A"], b=found["B"]))
+            _check_one_rank(pairs[-1], report)
         else:
             missing = canonical_name(module, "B" if "A" in found else "A")
             _refuse(report, "tensor_missing", f"{missing} is missing; save the adapter again", missing)
@@ -92,22 +99,34 @@ def _locate(tensor: TensorEntry, base: BaseModelSpec, report: ReportBuilder) -> 
     return None
 
 
-def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank: int, report: ReportBuilder) -> None:
+def _check_one_rank(pair: LoraPair, report: ReportBuilder) -> None:
+    if len(pair.a.shape) == len(pair.b.shape) == 2 and pair.a.shape[0] != pair.b.shape[1]:
+        text = (
+            f"{pair.a.name} has rank {pair.a.shape[0]} and {pair.b.name} rank {pair.b.shape[1]}: save the adapter again"
+        )
+        _refuse(report, "rank_mismatch", text, pair.b.name)
+
+
+def _check_shape(
+    tensor: TensorEntry, features: tuple[int, int], side: str, ranks: AbstractSet[int], report: ReportBuilder
+) -> None:
     in_features, out_features = features
     if tensor.dtype not in DTYPES:
         allowed = ", ".join(DTYPES)
         _refuse(
             report, "dtype_not_allowed", f"{tensor.name} is {tensor.dtype}; save it as one of {allowed}", tensor.name
         )
-    wanted = (rank, in_features) if side == "A" else (out_features, rank)
-    if tensor.shape == wanted:
-        return
     is_shaped, found_rank = len(tensor.shape) == 2, 0
     if is_shaped:
         found_rank = tensor.shape[0] if side == "A" else tensor.shape[1]
+    rank = found_rank if found_rank in ranks else min(ranks)
+    wanted = (rank, in_features) if side == "A" else (out_features, rank)
+    if tensor.shape == wanted:
+        return
     shown, expected = list(tensor.shape), list(wanted)
     if is_shaped and found_rank != rank and tensor.shape[side == "A"] == wanted[side == "A"]:
-        text = f"{tensor.name} has rank {found_rank}, adapter_config.json says r is {rank}: upload files of one save"
+        said = f"r is {rank}" if len(ranks) == 1 else f"ranks are {', '.join(map(str, sorted(ranks)))}"
+        text = f"{tensor.name} has rank {found_rank}, adapter_config.json says {said}: upload files of one save"
         _refuse(report, "rank_mismatch", text, tensor.name)
     else:
         text = f"{tensor.name} has shape {shown}; the base model needs {expected}; {_TRAINED_ON}"
@@ -115,10 +134,14 @@ def _check_shape(tensor: TensorEntry, features: tuple[int, int], side: str, rank
 
 
 def _check_agreement(found: Iterable[str], config: AdapterConfig, report: ReportBuilder) -> None:
-    """The tensors must be exactly those of the targeted modules. PEFT itself writes nothing else."""
+    """The tensors must be exactly those of the targeted modules, as far as the config names them. PEFT itself writes
+    nothing else.
+    """
     modules = set(found)
     if not modules:
         _refuse(report, "module_unknown", "has no LoRA weight for any module of the base model; save the adapter again")
+        return
+    if config.modules is None:
         return
     for module in sorted(modules - config.modules):
         fix = f"adapter_config.json does not target it; add {kind_of(module)} to target_modules or leave it out"

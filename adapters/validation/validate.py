@@ -13,8 +13,9 @@ from adapters.base_model_spec import BaseModelSpec
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
 from adapters.report import FileRejected, ReportBuilder
 from adapters.safetensors_header import HeaderBounds, TensorEntry, read_header
-from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, check_config
+from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, check_config, check_rank
 from adapters.validation.file_rules import REQUIRED_FILES, check_first_bytes, check_names
+from adapters.validation.folding import Folding, fold
 from adapters.validation.tensor_rules import LoraPair, check_tensors
 from adapters.validation.weight_rules import WeightBounds, check_weights
 
@@ -46,6 +47,7 @@ class ValidatedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
     config: AdapterConfig
     pairs: list[LoraPair]
+    folding: Folding
 
 
 def validate(
@@ -79,8 +81,19 @@ def validate(
     pairs = check_tensors(tensors, config, base, report)
     if report.count > 0:
         return None
-    check_weights(folder / WEIGHTS_FILE, pairs, config.scaling, bounds.weights, report)
-    return None if report.count > 0 else ValidatedAdapter(config=config, pairs=pairs)
+    widest = max(pairs, key=lambda pair: pair.rank)
+    check_rank(
+        widest.rank,
+        base,
+        rank_max=limits.rank_max,
+        plan_name=limits.plan_name,
+        report=report,
+        module=widest.module if len(config.ranks) > 1 else None,
+    )
+    if report.count > 0:
+        return None
+    check_weights(folder / WEIGHTS_FILE, pairs, config, bounds.weights, report)
+    return None if report.count > 0 else ValidatedAdapter(config=config, pairs=pairs, folding=fold(config, pairs))
 
 
 def _check_kinds(folder: Path, limits: UploadLimits, report: ReportBuilder) -> None:

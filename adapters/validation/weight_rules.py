@@ -15,6 +15,7 @@ import numpy.typing as npt
 from adapters.manifest import WEIGHTS_FILE
 from adapters.report import ReportBuilder
 from adapters.safetensors_header import DTYPE_BYTES, TensorEntry
+from adapters.validation.config_rules import AdapterConfig
 from adapters.validation.tensor_rules import LoraPair
 
 Bits = npt.NDArray[np.uint16]
@@ -33,7 +34,7 @@ class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_weights(
-    path: Path, pairs: list[LoraPair], scaling: float, bounds: WeightBounds, report: ReportBuilder
+    path: Path, pairs: list[LoraPair], config: AdapterConfig, bounds: WeightBounds, report: ReportBuilder
 ) -> None:
     """Refuse values that are not finite, in float32 or as bfloat16, or far too large. Reads the whole file once."""
     silent = True
@@ -42,6 +43,7 @@ def check_weights(
             norms = [_check_values(stream, tensor, bounds, report) for tensor in (pair.a, pair.b)]
             if None in norms:
                 continue
+            scaling = config.scaling_of(pair.module, pair.rank)
             norm = math.prod(norm for norm in norms if norm is not None) * scaling
             silent = silent and norm == 0
             if norm > bounds.update_norm:
@@ -75,12 +77,22 @@ def _check_values(stream: BinaryIO, tensor: TensorEntry, bounds: WeightBounds, r
 def read_values(stream: BinaryIO, tensor: TensorEntry) -> Iterator[Floats]:
     """The tensor's elements in order as flat float32 arrays of at most ``CHUNK_ELEMENTS``."""
     for raw in _read_chunks(stream, tensor):
-        if tensor.dtype == "F32":
-            yield np.frombuffer(raw, "<f4")
-        elif tensor.dtype == "F16":
-            yield np.frombuffer(raw, "<f2").astype(np.float32)
-        else:
-            yield (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        yield _to_float32(raw, tensor.dtype)
+
+
+def read_rows(stream: BinaryIO, tensor: TensorEntry) -> Iterator[Floats]:
+    """The tensor's rows in order, [rows, columns] in float32; about ``CHUNK_ELEMENTS`` elements at once."""
+    columns = tensor.shape[1]
+    for raw in _read_chunks(stream, tensor, elements=max(1, CHUNK_ELEMENTS // columns) * columns):
+        yield _to_float32(raw, tensor.dtype).reshape(-1, columns)
+
+
+def _to_float32(raw: bytes, dtype: str) -> Floats:
+    if dtype == "F32":
+        return np.frombuffer(raw, "<f4")
+    if dtype == "F16":
+        return np.frombuffer(raw, "<f2").astype(np.float32)
+    return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def read_bfloat16(stream: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
@@ -106,9 +118,9 @@ def is_finite(bits: Bits) -> bool:
     return bool(((bits & 0x7F80) != 0x7F80).all())
 
 
-def _read_chunks(stream: BinaryIO, tensor: TensorEntry) -> Iterator[bytes]:
+def _read_chunks(stream: BinaryIO, tensor: TensorEntry, *, elements: int = CHUNK_ELEMENTS) -> Iterator[bytes]:
     stream.seek(tensor.begin)
-    remaining, step = tensor.end - tensor.begin, CHUNK_ELEMENTS * DTYPE_BYTES[tensor.dtype]
+    remaining, step = tensor.end - tensor.begin, elements * DTYPE_BYTES[tensor.dtype]
     while remaining:
         raw = stream.read(min(step, remaining))
         if not raw:

@@ -49,13 +49,14 @@ def numbers() -> Iterator[Item]:
 def patterns() -> Iterator[Item]:
     """U33 and U34: names that are patterns, and patterns that would match modules."""
     for field in ("rank_pattern", "alpha_pattern"):
-        yield _field("U33", field, {"q_proj": 4}, "config_field_not_allowed", "not served")
-        yield _field("U33", field, {"(.*)*Z": 4}, "config_field_not_allowed", "not served")
+        for value in ({"q_proj": 0}, {"q_proj": "4"}, [4], "q_proj", {"q" * 600: 4}):
+            yield _field("U33", field, value, "config_invalid", "write a")
+    yield _field("U33", "alpha_pattern", {"(.*)*Z": 4}, "config_invalid", "literal module names")
     for value in (
-        "q_proj", "all-linear", "(.*)*Z", ["(.*)*Z"], [1], {}, [], None, _ABSENT, ["a" * 300], ["q_proj"] * 5000, [""],
+        ["(.*)*Z"], [1], {}, [], None, _ABSENT, ["a" * 300], ["q_proj"] * 5000, [""], "(.*)*Z" * 5000,
     ):  # fmt: skip
         yield _field("U34", "target_modules", value, "config_invalid", "q_proj", "v_proj")
-    for value in ("(.*)*Z", ".*", [".*"]):
+    for value in ([".*"], ".*" * 10_000):
         yield _field("U34", "exclude_modules", value, "config_invalid", "literal module names")
     for value in ("(.*)*Z", ["(.*)*Z"], ["layers", "h"]):
         yield _field("U34", "layers_pattern", value, "config_field_not_allowed", "set it to null")

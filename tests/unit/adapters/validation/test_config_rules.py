@@ -76,10 +76,48 @@ def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
     assert problem.message.endswith(f"replicas of {base.id} serve ranks up to 16: train with r at most 16")
 
 
-def test_a_regular_expression_is_refused_at_once():
+def test_no_regular_expression_is_run():
     started = time.process_time()
-    changed(target_modules="(.*)*Z", exclude_modules="(.*)*Z", layers_pattern="(.*)*Z")
-    assert time.process_time() - started < 0.05
+    patterns = {f"(.*)*{number}Z": 4 for number in range(1000)}
+    changed(target_modules="(.*)*Z", exclude_modules="(.*)*Z", layers_pattern="(.*)*Z", rank_pattern=patterns)
+    changed(alpha_pattern=patterns)
+    assert time.process_time() - started < 0.2
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules"])
+def test_where_modules_are_given_by_a_pattern_the_tensors_decide(field):
+    assert changed(**{field: r".*self_attn\.(q|v)_proj"})[0].modules is None
+    (problem,) = changed(**{field: "a" * 16_385})[1].problems
+    assert (problem.code, problem.where) == ("config_invalid", field)
+
+
+def test_modules_may_have_ranks_and_alphas_of_their_own():
+    found = changed(
+        r=8, lora_alpha=16, rank_pattern={"q_proj": 4, r"layers\.[01]\..*v_proj": 2},
+        alpha_pattern={r"^model\.layers\.1\.self_attn\.q_proj$": 2, "self_attn.q_proj": 32, "v_proj": 1},
+    )[0]  # fmt: skip
+    assert found.ranks == {2, 4, 8}
+    assert found.alpha_of("model.layers.1.self_attn.q_proj") == 2
+    assert found.alpha_of("model.layers.0.self_attn.q_proj") == 32
+    assert found.alpha_of("model.layers.0.self_attn.k_proj") == 16
+    assert found.scaling_of("model.layers.0.self_attn.q_proj", 4) == 8
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [{"q_proj": 0}, {"q_proj": "8"}, {"q_proj": True}, {"q_proj": None}, [1], "x", 3, {"a" * 600: 4},
+     {f"q{number}": 4 for number in range(5000)}],
+)  # fmt: skip
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_patterns_with_impossible_values_are_refused(field, pattern):
+    (problem,) = changed(**{field: pattern})[1].problems
+    assert (problem.code, problem.where) == ("config_invalid", field)
+
+
+def test_an_alpha_for_a_pattern_is_refused_with_the_fix():
+    (problem,) = changed(alpha_pattern={r"layers\.[01]\..*": 4})[1].problems
+    assert problem.code == "config_invalid"
+    assert "write literal module names" in problem.message
 
 
 @pytest.mark.parametrize("name", [BASE.id, BASE.hub_name, BASE.hub_name.upper()])
@@ -111,6 +149,7 @@ def test_targets_have_the_meaning_they_have_in_peft():
 
 
 def test_scaling_is_that_of_peft():
-    assert changed(r=16, lora_alpha=32)[0].scaling == 2
-    assert changed(r=16, lora_alpha=32, use_rslora=True)[0].scaling == 8
+    module = "model.layers.0.self_attn.q_proj"
+    assert changed(r=16, lora_alpha=32)[0].scaling_of(module, 16) == 2
+    assert changed(r=16, lora_alpha=32, use_rslora=True)[0].scaling_of(module, 16) == 8
     assert changed(r=16, lora_alpha=0.5)[0].alpha == 0.5

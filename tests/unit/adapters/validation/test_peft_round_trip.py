@@ -75,6 +75,36 @@ def base() -> BaseModelSpec:
     ids=["attention", "everything", "all-linear", "no-task", "rslora", "one-layer", "excluded"],
 )
 def test_an_adapter_saved_by_peft_is_served_as_the_same_model(tmp_path, base, options):
+    assert served_rank(tmp_path, base, options) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "rank"),
+    [
+        ({"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 4}}, 8),
+        ({"target_modules": ["q_proj", "k_proj"], "rank_pattern": {r"layers\.[01]\..*k_proj": 16}}, 16),
+        ({"target_modules": ["q_proj", "v_proj"], "alpha_pattern": {"v_proj": 3}}, 8),
+        ({"target_modules": ["q_proj"], "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 64}}, 8),
+        (
+            {
+                "target_modules": list(LINEAR_KINDS),
+                "rank_pattern": {"down_proj": 2, "layers.1.self_attn.q_proj": 12},
+                "alpha_pattern": {"layers.1.self_attn.q_proj": 7, "q_proj": 40, "up_proj": 1},
+            },
+            12,
+        ),
+        ({"target_modules": ["q_proj", "o_proj"], "rank_pattern": {"o_proj": 5}, "use_rslora": True}, 8),
+        ({"target_modules": r".*self_attn\.(q|v)_proj"}, 8),
+        ({"target_modules": r".*(q_proj|up_proj)", "exclude_modules": r".*layers\.0\..*"}, 8),
+    ],
+    ids=["ranks", "rank-pattern", "alphas", "anchored", "both", "rslora-ranks", "pattern", "excluded-by-pattern"],
+)
+def test_ranks_alphas_and_patterns_of_single_modules_are_folded(tmp_path, base, options, rank):
+    assert served_rank(tmp_path, base, options) == rank
+
+
+def served_rank(tmp_path, base, options) -> int:
+    """The rank of the adapter that PEFT trained with ``options``, as it is served; it must be the same model."""
     model = trained(**options)
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "ours").mkdir()
@@ -95,10 +125,10 @@ def test_an_adapter_saved_by_peft_is_served_as_the_same_model(tmp_path, base, op
 
     helper = peft_helper.PEFTHelper.from_local_dir(str(tmp_path / "ours"), max_position_embeddings=2048)
     helper.validate_legal(vllm_config.LoRAConfig(max_lora_rank=64))
-    assert helper.vllm_lora_scaling_factor == accepted.config.scaling
-    assert helper.r == manifest.rank == 8
+    assert helper.r == manifest.rank
     tensors = safetensors_torch.load_file(tmp_path / "ours" / "adapter_model.safetensors")
     assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
+    return manifest.rank
 
 
 @pytest.mark.filterwarnings(
@@ -109,10 +139,10 @@ def test_an_adapter_saved_by_peft_is_served_as_the_same_model(tmp_path, base, op
     [
         ({"target_modules": ["q_proj"], "use_dora": True}, "adapter_type_not_supported"),
         ({"target_modules": ["q_proj"], "lora_bias": True}, "adapter_type_not_supported"),
-        ({"target_modules": r".*self_attn\.q_proj"}, "config_invalid"),
         ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "config_field_not_allowed"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "module_not_allowed"),
-        ({"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 4}}, "config_field_not_allowed"),
+        ({"target_modules": ["q_proj", "k_proj"], "rank_pattern": {"k_proj": 65}}, "rank_too_large"),
+        ({"target_modules": ["q_proj", "k_proj"], "alpha_pattern": {"k_.*": 4}}, "config_invalid"),
         ({"target_modules": ["q_proj"], "r": 128}, "rank_too_large"),
     ],
 )

@@ -197,4 +197,5 @@ def test_every_config_that_vllm_refuses_is_refused_here(tmp_path, changes, absen
     )
     if accepted is not None:
         helper = accept_in_vllm(tmp_path)
-        assert helper.vllm_lora_scaling_factor == accepted.scaling
+        module = "model.layers.0.self_attn.v_proj"  # in no pattern
+        assert helper.vllm_lora_scaling_factor == accepted.scaling_of(module, accepted.rank)
