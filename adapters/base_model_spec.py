@@ -19,6 +19,8 @@ RANK_MAX: Final = 512
 
 LINEAR_KINDS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+# A Hub name has one slash at most, so anything rooted, relative to a dot, deeper or with a backslash is a path.
+_LOCAL_PATH: Final = re.compile(r"(?:/|\.{1,2}(?:/|$)|~|[A-Za-z]:[\\/]|[^/]*\\|[^/:]+/[^/]+/.).*", re.DOTALL)
 _LINEAR: Final = re.compile(rf"(?P<module>.+\.layers\.\d+\..*?(?:{'|'.join(LINEAR_KINDS)}))\.weight")
 _CHECKPOINT_BOUNDS: Final = HeaderBounds(header_bytes=64 << 20, tensors=1 << 20)
 _JSON_BYTES_MAX: Final = 64 << 20
@@ -70,6 +72,11 @@ def describe(directory: Path, *, id: str, hub_name: str) -> BaseModelSpec:  # no
 def kind_of(module: str) -> str:
     """The last part of a module's name, such as ``q_proj``."""
     return module.rpartition(".")[2]
+
+
+def is_local_path(name: str) -> bool:
+    """Whether an adapter's config names its base model by a path on the disk of the machine that trained it."""
+    return _LOCAL_PATH.fullmatch(name) is not None
 
 
 def layer_of(module: str) -> int:

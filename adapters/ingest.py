@@ -4,8 +4,7 @@ The control plane's worker calls it outside any transaction. Idempotent: a crash
 manifest, which are never read. The rules for adapters are in ``adapters.validation.validate``.
 """
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,19 +37,19 @@ def ingest(
     revision_id: str,
     files: Sequence[DeclaredFile],
     base: BaseModelSpec,
-    known_bases: AbstractSet[str],
+    known_bases: Mapping[str, str],
     limits: UploadLimits,
     settings: UploadSettings,
 ) -> ValidationReport:
     """Return the report on an upload. If it accepts, the revision is stored under ``verdict.digest``.
 
-    ``known_bases`` are the ids and Hub names of all base models. Raises ``Unavailable`` when the object store fails;
-    the caller retries the job, because this says nothing about the upload.
+    ``known_bases`` has the id of the base model for every name of one, in lower case. Raises ``Unavailable`` when the
+    object store fails; the caller retries the job, because this says nothing about the upload.
     """
     with metrics.INGEST_SECONDS.time():
         verdict = _ingest(store, revision_id, files, ValidationRequest(
             base=msgspec.structs.replace(base, tokenizer_json="", chat_template=""),
-            known_bases=frozenset(known_bases),
+            known_bases=dict(known_bases),
             limits=limits,
             bounds=settings.bounds(),
         ), settings)  # fmt: skip

@@ -86,6 +86,22 @@ def _revoke_admin_key(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _list_base_models(_: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    for each in operations.list_base_models(PostgresSettings()):
+        print(f"{each.id}  {', '.join((each.hub_name, *each.names))}")  # noqa: T201
+    return 0
+
+
+def _name_base_model(arguments: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    found = operations.set_base_model_names(PostgresSettings(), arguments.base_model, arguments.names)
+    print(f"{found.id} is known as {', '.join((found.id, found.hub_name, *found.names))}")  # noqa: T201
+    return 0
+
+
 def _add(commands: Any, name: str, run: _Run | None, text: str) -> argparse.ArgumentParser:
     """``commands`` is what ``add_subparsers`` returns; argparse has no public name for its type."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -110,7 +126,19 @@ def _parser() -> argparse.ArgumentParser:
         help="File of the admin key. It is created with mode 0600 if it is missing.",
     )
     _add_admin_keys(_add(commands, "admin-keys", None, "List, create and revoke admin keys."))
+    _add_base_models(_add(commands, "base-models", None, "List base models and set the names they are known by."))
     return parser
+
+
+def _add_base_models(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add(commands, "list", _list_base_models, "List all base models with their names.")
+    text = "Replace the further names of a base model: mirrors and quantized copies that adapters are trained on."
+    names = _add(commands, "names", _name_base_model, text)
+    names.add_argument("base_model", metavar="ID", help="Id of the base model, as 'list' shows it.")
+    names.add_argument(
+        "names", metavar="NAME", nargs="*", help="A name on the Hub, such as org/model; none removes all."
+    )
 
 
 def _add_admin_keys(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
 from control_plane.registry.adapters.api import Adapters, Aliases
-from control_plane.registry.api import admin_base_models
+from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
@@ -144,6 +144,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnTenant,
             OwnQuota,
             ApiKeys,
+            BaseModels,
             Adapters,
             AdapterDeletion,
             Aliases,

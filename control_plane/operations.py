@@ -1,5 +1,5 @@
-"""One-time operations of an operator: migrate the database, prepare the bucket, create, list and revoke admin keys, and
-rebuild the published snapshot.
+"""One-time operations of an operator: migrate the database, prepare the bucket, create, list and revoke admin keys,
+name base models, and rebuild the published snapshot.
 """
 
 import os
@@ -20,6 +20,8 @@ from control_plane.dependencies import open_redis
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.publishing.snapshot_store import Position
+from control_plane.registry import base_models
+from control_plane.registry.schemas import BaseModelView
 from control_plane.settings import ControlSettings
 from core import db
 from core.api_keys import is_well_formed, mint_key
@@ -27,6 +29,7 @@ from core.errors import Unprocessable
 from core.settings import KeySettings, PostgresSettings
 
 _OPERATOR: Final = "operator"  # the actor in the audit trail of a command
+_BASE_MODELS_MAX: Final = 1000
 
 
 def migrate(settings: PostgresSettings, folder: Path | None = None) -> None:
@@ -88,6 +91,18 @@ def revoke_admin_key(postgres: PostgresSettings, key_id: str) -> None:
     """Revoke an admin key. Raises NotFound, and Conflict for the last one."""
     with _database(postgres) as session:
         api_keys.revoke_admin_key(session, key_id, actor=_OPERATOR)
+
+
+def list_base_models(postgres: PostgresSettings) -> list[BaseModelView]:
+    """All base models."""
+    with _database(postgres) as session:
+        return base_models.list_base_models(session, cursor=None, limit=_BASE_MODELS_MAX).data
+
+
+def set_base_model_names(postgres: PostgresSettings, base_model: str, names: list[str]) -> BaseModelView:
+    """Replace the further names of a base model. Raises NotFound, InvalidRequest or Conflict."""
+    with _database(postgres) as session:
+        return base_models.set_names(session, base_model, names, actor=_OPERATOR)
 
 
 def prepare_bucket(settings: ControlSettings) -> str:

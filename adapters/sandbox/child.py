@@ -25,7 +25,7 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The child's input. The base model comes without its tokenizer, which no rule needs."""
 
     base: BaseModelSpec
-    known_bases: frozenset[str]
+    known_bases: dict[str, str]
     limits: UploadLimits
     bounds: PlatformBounds
 

@@ -6,12 +6,12 @@ is accepted; fields that change the mathematics are refused; fields that matter 
 
 import math
 import re
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from adapters.base_model_spec import BaseModelSpec
+from adapters.base_model_spec import BaseModelSpec, is_local_path
 from adapters.manifest import CONFIG_FILE
 from adapters.report import Code, ReportBuilder
 from adapters.validation.pattern_rules import AlphaRule, read_alpha_pattern, read_rank_pattern
@@ -24,8 +24,6 @@ _ALPHA_MAX: Final = 65_536
 _ALPHA_MIN: Final = 1 / 65_536  # below it an update would vanish in bfloat16
 _AGAIN: Final = "write it again with PEFT's save_pretrained"
 _BASE_FIELD: Final = "base_model_name_or_path"
-# A Hub name has one slash at most, so anything rooted, relative to a dot, deeper or with a backslash is a path.
-_LOCAL_PATH: Final = re.compile(r"(?:/|\.{1,2}(?:/|$)|~|[A-Za-z]:[\\/]|[^/]*\\|[^/:]+/[^/]+/.).*", re.DOTALL)
 _PEFT_MODULE: Final = re.compile(r"transformers(?:\.[a-z0-9_]+)*")
 
 # Inits that leave the base model's weights alone, so that the saved adapter is a plain LoRA (PEFTHelper's own list).
@@ -70,14 +68,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
 def check_config(
     text: bytes,
     base: BaseModelSpec,
-    known_bases: AbstractSet[str],
+    known_bases: Mapping[str, str],
     *,
     rank_max: int,
     plan_name: str,
     report: ReportBuilder,
 ) -> AdapterConfig | None:
-    """The config's meaning, or None when ``report`` has a reason to refuse. ``known_bases`` holds ids and Hub names of
-    every base model of the platform; ``rank_max`` is the plan's.
+    """The config's meaning, or None when ``report`` has a reason to refuse. ``known_bases`` maps every name of a base
+    model, in lower case, to its id; ``rank_max`` is the plan's.
     """
     if len(text) > CONFIG_BYTES_MAX:
         _refuse(report, "config_too_large", f"has more than the {CONFIG_BYTES_MAX} bytes that are allowed; {_AGAIN}")
@@ -122,9 +120,9 @@ def check_config(
     )
 
 
-def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet[str], report: ReportBuilder) -> None:
-    """The base model's id or Hub name is accepted. Another model's name is refused. A path on the trainer's disk proves
-    nothing and gets a note; the shapes decide.
+def _check_base_name(name: object, base: BaseModelSpec, known_bases: Mapping[str, str], report: ReportBuilder) -> None:
+    """The base model's id or Hub name is accepted, and with a note its further names. Another model's name is refused.
+    A path on the trainer's disk proves nothing and gets a note; the shapes decide.
     """
     if name is None or name == "":
         report.note(f"{CONFIG_FILE} does not say which base model it was trained on; its shapes fit {base.id}")
@@ -140,8 +138,12 @@ def _check_base_name(name: object, base: BaseModelSpec, known_bases: AbstractSet
     wanted = {base.id.casefold(), base.hub_name.casefold()}
     if name.casefold() in wanted:
         return
-    known = name.casefold() in {known.casefold() for known in known_bases}
-    if not known and _LOCAL_PATH.fullmatch(name):
+    owner = known_bases.get(name.casefold())
+    if owner == base.id:
+        report.note(f"{CONFIG_FILE} names {shorten(name)} as its base model, a copy of {base.hub_name}")
+        return
+    known = owner is not None
+    if not known and is_local_path(name):
         report.note(f"{CONFIG_FILE} names the local path {shorten(name)} as its base model; its shapes fit {base.id}")
         return
     fix = (

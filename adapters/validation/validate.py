@@ -4,7 +4,7 @@ Runs inside the confined child (``adapters.sandbox.child``); reads the two files
 input that is not understood is rejected.
 """
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,7 @@ def validate(
     folder: Path,
     *,
     base: BaseModelSpec,
-    known_bases: AbstractSet[str],
+    known_bases: Mapping[str, str],
     limits: UploadLimits,
     bounds: PlatformBounds,
     report: ReportBuilder,

@@ -10,21 +10,22 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from adapters.base_model_spec import RANK_MAX, BaseModelSpec
+from adapters.base_model_spec import RANK_MAX, BaseModelSpec, is_local_path
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.publishing.outbox import publish_change
+from control_plane.registry import base_model_names
 from control_plane.registry.models import Adapter, BaseModel
 from control_plane.registry.schemas import BaseModelView, NewBaseModel
 from core import clock
 from core.contracts.routes import BaseModelRoute
-from core.errors import Conflict, InvalidRequest
+from core.errors import Conflict, InvalidRequest, NotFound
 
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _DIMENSION_MAX: Final = 1 << 24
 _MODULES_MAX: Final = 100_000
 _RANK_CLASSES_MAX: Final = 16
+_SHOWN_MAX: Final = 20
 
 
 def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
@@ -39,7 +40,7 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
     known = session.get(BaseModel, new.id)
     if known is not None:
         if known.spec_sha256 == spec_sha256:
-            return _view(known)
+            return _view(session, known)
         served = {
             "context_tokens": full.context_tokens,
             "rank_max": full.rank_max,
@@ -50,7 +51,7 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
             known.spec_zlib, known.spec_sha256 = zlib.compress(spec), spec_sha256
             publish_change(session, "base_models", known.id)
             audit.record(session, actor=actor, action="base_model.changed", target=known.id, details=served)
-            return _view(known)
+            return _view(session, known)
         raise Conflict(
             f"id: {new.id!r} is registered with another spec, and adapters may depend on it. Choose a new id.",
             code="base_model_exists",
@@ -80,22 +81,53 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
     audit.record(
         session, actor=actor, action="base_model.registered", target=row.id, details={"spec_sha256": spec_sha256}
     )
-    return _view(row)
+    return _view(session, row)
 
 
 def list_base_models(session: Session, *, cursor: str | None, limit: int) -> Page[BaseModelView]:
     """All base models, by id in descending order."""
-    return page_of(session, select(BaseModel), col(BaseModel.id), _view, cursor=cursor, limit=limit)
-
-
-def find_id(session: Session, id_or_hub_name: str) -> str | None:
-    """The id of the base model with this id or Hub name, or None."""
-    if not _HUB_NAME.fullmatch(id_or_hub_name):
-        return None
-    wanted = select(BaseModel.id).where(
-        (col(BaseModel.id) == id_or_hub_name) | (col(BaseModel.hub_name) == id_or_hub_name)
+    return page_of(
+        session, select(BaseModel), col(BaseModel.id), lambda row: _view(session, row), cursor=cursor, limit=limit
     )
-    return session.exec(wanted.order_by(col(BaseModel.id) != id_or_hub_name)).first()
+
+
+def set_names(session: Session, base_model: str, names: list[str], *, actor: str) -> BaseModelView:
+    """Replace the further names of a base model. Raises NotFound, InvalidRequest or Conflict."""
+    row = session.get(BaseModel, base_model)
+    if row is None:
+        raise NotFound(f"There is no base model {base_model[:100]!r}.", code="base_model_not_found")
+    base_model_names.replace(session, base_model, names)
+    audit.record(session, actor=actor, action="base_model.named", target=base_model, details={"names": sorted(names)})
+    return _view(session, row)
+
+
+def exists(session: Session, base_model: str) -> bool:
+    """Whether a base model has this id."""
+    return session.get(BaseModel, base_model) is not None
+
+
+def resolve(session: Session, name: str) -> str:
+    """The id of the base model with this id, Hub name or further name. A path, as trainers on a local copy write it,
+    means the base model that its last part names, or the only one that there is; the shapes decide later. Raises
+    InvalidRequest.
+    """
+    owners = base_model_names.owners(session)
+    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].casefold()
+    ids = sorted(set(owners.values()))
+    is_path = is_local_path(name)
+    by_last_part = {owner for known, owner in owners.items() if known.rpartition("/")[2] == last}
+    if (owner := owners.get(name.casefold())) is not None:
+        return owner
+    if is_path and len(by_last_part) == 1:
+        return by_last_part.pop()
+    if is_path and len(ids) == 1:
+        return ids[0]
+    shown = ", ".join(ids[:_SHOWN_MAX]) or "none yet"
+    raise InvalidRequest(
+        f"base_model: {name[:200]!r} is no base model of this platform. Choose one of: {shown}.",
+        code="base_model_not_found",
+        param="base_model",
+    )
 
 
 def spec_of(session: Session, base_model: str) -> BaseModelSpec:
@@ -103,11 +135,6 @@ def spec_of(session: Session, base_model: str) -> BaseModelSpec:
     row = session.get(BaseModel, base_model)
     assert row is not None, "adapters refer to base models by foreign key, and base models are never deleted"
     return _spec(row)
-
-
-def known_names(session: Session) -> set[str]:
-    """The ids and Hub names of all base models."""
-    return {name for pair in session.exec(select(BaseModel.id, BaseModel.hub_name)) for name in pair}
 
 
 def route(session: Session, base_model: str) -> tuple[BaseModelRoute, bytes] | None:
@@ -147,7 +174,7 @@ def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
 def _require_valid(new: NewBaseModel) -> None:
     if not _ID.fullmatch(new.id):
         raise InvalidRequest("id: use lower-case letters, digits, '.', '_' and '-', at most 63 characters.", param="id")
-    if not _HUB_NAME.fullmatch(new.hub_name):
+    if not base_model_names.HUB_NAME.fullmatch(new.hub_name):
         raise InvalidRequest("hub_name: use the name on the Hub, such as 'org/model'.", param="hub_name")
     for field in ("context_tokens", "vocab_size"):
         if not 0 < getattr(new, field) <= _DIMENSION_MAX:
@@ -183,10 +210,11 @@ def _require_valid_ranks(new: NewBaseModel) -> None:
         raise InvalidRequest(f"rank_max: must be {classes[-1]}, the largest of rank_classes.", param="rank_max")
 
 
-def _view(row: BaseModel) -> BaseModelView:
+def _view(session: Session, row: BaseModel) -> BaseModelView:
     return BaseModelView(
         id=row.id,
         hub_name=row.hub_name,
+        names=base_model_names.names_of(session, [row.id])[row.id],
         context_tokens=row.context_tokens,
         vocab_size=row.vocab_size,
         tokenizer_sha256=row.tokenizer_sha256,

@@ -29,6 +29,16 @@ class BaseModel(SQLModel, table=True):
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
+class BaseModelName(SQLModel, table=True):
+    """A further name of a base model. ``key`` is the name in lower case."""
+
+    __tablename__ = "base_model_names"
+
+    key: str = Field(primary_key=True, sa_type=Text)
+    name: str = Field(sa_type=Text)
+    base_model: str = Field(foreign_key="base_models.id", index=True, sa_type=Text)
+
+
 class Adapter(SQLModel, table=True):
     """A tenant's name for a fine-tune of one base model. A deleted adapter keeps its row and frees its name."""
 

@@ -16,18 +16,29 @@ class NewBaseModel(BaseModelSpec, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A base model, without its tokenizer and module table."""
+    """A base model, without its tokenizer and module table. ``names`` are further names, of mirrors and quantized
+    copies, that an adapter's config may give.
+    """
 
     id: str
     hub_name: str
+    names: tuple[str, ...]
     context_tokens: int
     vocab_size: int
     tokenizer_sha256: str
     created_at: datetime
 
 
+class BaseModelNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All further names of a base model; an empty list removes them."""
+
+    names: list[str]
+
+
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new adapter: its name, and the id or Hub name of its base model."""
+    """A new adapter: its name, and its base model: the id, the Hub name, a further name, or the path of a local copy,
+    as an adapter's config may have it.
+    """
 
     name: str
     base_model: str

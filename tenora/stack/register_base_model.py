@@ -1,5 +1,7 @@
 """Registers this machine's base model with the control plane through the REST API, as an admin would."""
 
+from typing import Any, Final
+
 import httpx
 import msgspec
 from pydantic import SecretStr
@@ -11,9 +13,14 @@ from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tenora.stack.secrets_file import load_secrets
 from tenora.stack.status import running_stack
 
+_COPIES: Final = ("unsloth/SmolLM2-135M-Instruct", "unsloth/SmolLM2-135M-Instruct-bnb-4bit")
+"""Copies of the base model that trainers use. An adapter that names one of them fits."""
+
 
 def register(settings: StackSettings) -> None:
-    """POST the base model's description. Idempotent. Raises RuntimeError on any refusal."""
+    """POST the base model's description, and names of its copies unless an admin has set names. Idempotent. Raises
+    RuntimeError on any refusal.
+    """
     stack = running_stack(settings)
     serves = ReplicaSettings(
         model_path=stack.checkpoint, engine_key=SecretStr(load_secrets(settings.root).engine_key)
@@ -25,15 +32,21 @@ def register(settings: StackSettings) -> None:
         rank_max=serves.engine_rank_max,
         rank_classes=(serves.engine_rank_max,),
     )
-    body = msgspec.json.encode(served)
-    response = httpx.post(
-        f"{stack.addresses.control_url}/api/v1/admin/base-models",
-        content=body,
-        headers={
-            "Authorization": f"Bearer {stack.admin_key_file.read_text().strip()}",
-            "Content-Type": "application/json",
-        },
-        timeout=60,
-    )
+    headers = {
+        "Authorization": f"Bearer {stack.admin_key_file.read_text().strip()}",
+        "Content-Type": "application/json",
+    }
+    path = f"{stack.addresses.control_url}/api/v1/admin/base-models"
+    registered = _accepted(httpx.post(path, content=msgspec.json.encode(served), headers=headers, timeout=60))
+    if not registered["names"]:
+        names = {"names": _COPIES}
+        _accepted(
+            httpx.put(f"{path}/{MODEL_ID}/names", content=msgspec.json.encode(names), headers=headers, timeout=60)
+        )
+
+
+def _accepted(response: httpx.Response) -> dict[str, Any]:
     if response.is_error:
         raise RuntimeError(f"the control plane refused the base model: {response.status_code} {response.text}")
+    found: dict[str, Any] = response.json()
+    return found

@@ -36,17 +36,11 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> 
             code="invalid_name",
             param="name",
         )
-    if base_models.find_id(session, new.name):
+    if base_models.exists(session, new.name):
         raise InvalidRequest(
             f"name: {new.name!r} is the id of a base model. Choose another name.", code="invalid_name", param="name"
         )
-    base_model = base_models.find_id(session, new.base_model)
-    if base_model is None:
-        raise InvalidRequest(
-            f"base_model: {new.base_model!r} not found. GET /v1/models at the gateway lists the base models.",
-            code="base_model_not_found",
-            param="base_model",
-        )
+    base_model = base_models.resolve(session, new.base_model)
     tenant = tenants.lock(session, tenant_id)
     if count(session, tenant_id) >= tenant.limits.adapters:
         raise Forbidden(

@@ -16,7 +16,7 @@ from adapters.base_model_spec import BaseModelSpec
 from adapters.ingest import DeclaredFile
 from adapters.report import ValidationReport
 from adapters.validation.validate import UploadLimits
-from control_plane.registry import base_models
+from control_plane.registry import base_model_names, base_models
 from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.review import decision, tenant_turns
 from control_plane.registry.revisions import service as revisions
@@ -35,7 +35,7 @@ class ValidationJob:
     attempt: int
     files: tuple[DeclaredFile, ...]
     base: BaseModelSpec
-    known_bases: frozenset[str]
+    known_bases: dict[str, str]
     limits: UploadLimits
 
 
@@ -71,7 +71,7 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
         attempt=row.attempts,
         files=upload_rules.declared_files(revisions.announced_files(session, row.id)),
         base=base_models.spec_of(session, adapter.base_model),
-        known_bases=frozenset(base_models.known_names(session)),
+        known_bases=base_model_names.owners(session),
         limits=upload_rules.upload_limits(tenant.limits, tenant.plan),
     )
 

@@ -48,7 +48,7 @@ def show(session: Session, base_model: str, alive: Sequence[ReplicaStatus]) -> l
     """The cost of a slot of each class, the live replicas of its pool, and the number of its adapters. Raises NotFound
     for a base model that is not registered.
     """
-    if base_models.find_id(session, base_model) != base_model:
+    if not base_models.exists(session, base_model):
         raise NotFound(
             "Base model not found. GET /api/v1/admin/base-models lists the base models.",
             code="base_model_not_found",

@@ -47,7 +47,8 @@ def ingested(store, revision_id, files, **changes):
         store,
         revision_id=revision_id,
         files=files,
-        **{"base": tiny_base(), "known_bases": {"other-7b"}, "limits": LIMITS, "settings": UploadSettings()} | changes,
+        **{"base": tiny_base(), "known_bases": {"other-7b": "other-7b"}, "limits": LIMITS, "settings": UploadSettings()}
+        | changes,
     )
 
 
@@ -59,7 +60,7 @@ def stored(store, tmp_path):
         base, report = tiny_base(), ReportBuilder()
         folder, revision = write_adapter(tmp_path / f"adapter-{seed}", base, seed=seed), tmp_path / f"revision-{seed}"
         revision.mkdir(exist_ok=True)
-        accepted = validate(folder, base=base, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report)
+        accepted = validate(folder, base=base, known_bases={}, limits=LIMITS, bounds=PlatformBounds(), report=report)
         return store.put_revision(revision, normalize(accepted, folder, revision, base))
 
     return put

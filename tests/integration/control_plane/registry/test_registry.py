@@ -70,6 +70,39 @@ def test_an_adapter_is_made_for_a_base_model_by_id_or_hub_name(api, base):
     for unknown in ("gpt-4", "a\0b", ""):
         refused = tenant.http.post("/api/v1/adapters", json={"name": "x", "base_model": unknown})
         assert (refused.status_code, refused.json()["code"]) == (400, "base_model_not_found")
+        assert base.id in refused.json()["detail"]
+
+
+def test_a_path_on_the_trainers_disk_means_the_base_model_that_it_names_or_the_only_one(api, base):
+    tenant = api.tenant()
+
+    def base_of(name: str, path: str) -> str:
+        made = tenant.http.post("/api/v1/adapters", json={"name": name, "base_model": path})
+        return made.json().get("base_model", made.json().get("code"))
+
+    assert base_of("by-name", f"/home/me/models/{base.id}/") == base.id
+    assert base_of("only-one", "./checkpoints/step-100") == base.id
+    api.register(tiny_base(id="other", hub_name="org/Other-1B")).raise_for_status()
+    assert base_of("hub-name", "C:\\models\\other-1b") == "other"
+    assert base_of("unclear", "./checkpoints/step-100") == "base_model_not_found"
+
+
+def test_a_base_model_has_further_names_that_an_admin_sets(api, base):
+    tenant, path = api.tenant(), f"/api/v1/admin/base-models/{base.id}/names"
+    api.register(tiny_base(id="other", hub_name="org/Other-1B")).raise_for_status()
+    mirror = "unsloth/Tiny-Instruct-bnb-4bit"
+    assert api.admin.put(path, json={"names": [mirror, mirror.lower()]}).json()["names"] == [mirror.lower()]
+    made = tenant.http.post("/api/v1/adapters", json={"name": "bot", "base_model": mirror.upper()})
+    assert made.json()["base_model"] == base.id
+    listed = {each["id"]: each["names"] for each in tenant.http.get("/api/v1/base-models").json()["data"]}
+    assert listed == {base.id: [mirror.lower()], "other": []}
+    for names, code in (
+        (["org/other-1b"], "name_taken"), (["a b"], "invalid_value"), (["x"] * 101, "invalid_value"),
+    ):  # fmt: skip
+        refused = api.admin.put(path, json={"names": names})
+        assert (refused.status_code in (400, 409), refused.json()["code"]) == (True, code)
+    assert api.admin.put("/api/v1/admin/base-models/absent/names", json={"names": []}).status_code == 404
+    assert api.admin.put(path, json={"names": []}).json()["names"] == []
 
 
 def test_two_tenants_may_use_the_same_name_but_one_only_once(api, base):

@@ -49,7 +49,7 @@ def validate_folder(tmp_path, *, settings=None, **options):
     write_adapter(tmp_path / UPLOAD_FOLDER, BASE, **options)
     request = ValidationRequest(
         base=msgspec.structs.replace(BASE, tokenizer_json="", chat_template=""),
-        known_bases=frozenset({BASE.id}),
+        known_bases={BASE.id.casefold(): BASE.id},
         limits=UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000),
         bounds=UploadSettings().bounds(),
     )

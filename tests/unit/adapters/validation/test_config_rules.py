@@ -14,7 +14,11 @@ from tests.fixtures.uploads.peft_adapters import ALL_KINDS, adapter_config, tiny
 peft = LateModule("peft")
 
 BASE = tiny_base()
-KNOWN = {BASE.id, BASE.hub_name, "other-7b", "someone/Other-7B"}
+MIRROR = "unsloth/Tiny-Instruct-bnb-4bit"
+KNOWN = {name.casefold(): BASE.id for name in (BASE.id, BASE.hub_name, MIRROR)} | {
+    "other-7b": "other-7b",
+    "someone/other-7b": "other-7b",
+}
 
 
 def judge(config, *, rank_max=64):
@@ -70,7 +74,7 @@ def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
     base = msgspec.structs.replace(tiny_base(), rank_max=16)
     report = ReportBuilder()
     text = json.dumps(adapter_config(base, rank=32)).encode()
-    assert check_config(text, base, {base.id}, rank_max=64, plan_name="starter", report=report) is None
+    assert check_config(text, base, {base.id: base.id}, rank_max=64, plan_name="starter", report=report) is None
     (problem,) = report.build().problems
     assert problem.code == "rank_too_large"
     assert problem.message.endswith(f"replicas of {base.id} serve ranks up to 16: train with r at most 16")
@@ -125,6 +129,14 @@ def test_the_base_model_may_be_named_by_id_or_hub_name(name):
     found, verdict = changed(base_model_name_or_path=name)
     assert found is not None
     assert verdict.notes == ()
+
+
+@pytest.mark.parametrize("name", [MIRROR, MIRROR.upper()])
+def test_a_further_name_of_the_base_model_is_accepted_with_a_note(name):
+    found, verdict = changed(base_model_name_or_path=name)
+    assert found is not None
+    (note,) = verdict.notes
+    assert f"a copy of {BASE.hub_name}" in note
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
 
 def rewritten(folder, target) -> AdapterManifest:
     report = ReportBuilder()
-    accepted = validate(folder, base=BASE, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report)
+    accepted = validate(folder, base=BASE, known_bases={}, limits=LIMITS, bounds=PlatformBounds(), report=report)
     assert accepted is not None, report.build()
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)

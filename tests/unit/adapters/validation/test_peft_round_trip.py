@@ -110,7 +110,12 @@ def served_rank(tmp_path, base, options) -> int:
     (tmp_path / "ours").mkdir()
     report = ReportBuilder()
     accepted = validate(
-        tmp_path / "saved", base=base, known_bases={base.id}, limits=LIMITS, bounds=PlatformBounds(), report=report
+        tmp_path / "saved",
+        base=base,
+        known_bases={base.id.casefold(): base.id},
+        limits=LIMITS,
+        bounds=PlatformBounds(),
+        report=report,
     )
     assert accepted is not None, report.build()
     manifest = normalize(accepted, tmp_path / "saved", tmp_path / "ours", base)
@@ -149,7 +154,5 @@ def served_rank(tmp_path, base, options) -> int:
 def test_peft_adapters_beyond_plain_lora_are_refused(tmp_path, base, options, code):
     trained(task_type="CAUSAL_LM", **options).save_pretrained(tmp_path)
     report = ReportBuilder()
-    assert (
-        validate(tmp_path, base=base, known_bases=set(), limits=LIMITS, bounds=PlatformBounds(), report=report) is None
-    )
+    assert validate(tmp_path, base=base, known_bases={}, limits=LIMITS, bounds=PlatformBounds(), report=report) is None
     assert code in {problem.code for problem in report.build().problems}

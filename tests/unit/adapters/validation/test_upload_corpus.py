@@ -35,7 +35,11 @@ peft_helper = LateModule("vllm.lora.peft_helper")
 LIMITS = UploadLimits(plan_name="starter", rank_max=PLAN["adapter_rank"], bytes_max=PLAN["adapter_bytes"])
 REQUEST = ValidationRequest(
     base=msgspec.structs.replace(BASE, tokenizer_json="", chat_template=""),
-    known_bases=frozenset({BASE.id, BASE.hub_name, *OTHER_BASES}),
+    known_bases={
+        BASE.id.casefold(): BASE.id,
+        BASE.hub_name.casefold(): BASE.id,
+        **{each.casefold(): each for each in OTHER_BASES},
+    },
     limits=LIMITS,
     bounds=UploadSettings().bounds(),
 )
@@ -193,7 +197,7 @@ def test_every_config_that_vllm_refuses_is_refused_here(tmp_path, changes, absen
     (tmp_path / CONFIG).write_text(json.dumps(config))
     report = ReportBuilder()
     accepted = check_config(
-        json.dumps(config).encode(), BASE, set(), rank_max=LIMITS.rank_max, plan_name="starter", report=report
+        json.dumps(config).encode(), BASE, {}, rank_max=LIMITS.rank_max, plan_name="starter", report=report
     )
     if accepted is not None:
         helper = accept_in_vllm(tmp_path)

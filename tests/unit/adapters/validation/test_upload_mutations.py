@@ -35,7 +35,7 @@ safetensors_torch = LateModule("safetensors.torch")
 REQUEST = msgspec.json.encode(
     ValidationRequest(
         base=msgspec.structs.replace(BASE, tokenizer_json="", chat_template=""),
-        known_bases=frozenset({BASE.id}),
+        known_bases={BASE.id.casefold(): BASE.id},
         limits=UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000),
         bounds=UploadSettings().bounds(),
     )

@@ -18,7 +18,12 @@ LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)
 def judge(folder, base=BASE, limits=LIMITS):
     report = ReportBuilder()
     accepted = validate(
-        folder, base=base, known_bases={base.id, base.hub_name}, limits=limits, bounds=PlatformBounds(), report=report
+        folder,
+        base=base,
+        known_bases={base.id.casefold(): base.id, base.hub_name.casefold(): base.id},
+        limits=limits,
+        bounds=PlatformBounds(),
+        report=report,
     )
     verdict = report.build()
     assert (accepted is None) == bool(verdict.problems)
