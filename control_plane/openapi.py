@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from litestar import Litestar
+from litestar import Litestar, MediaType, Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import ResponseSpec
 from litestar.openapi.config import OpenAPIConfig
@@ -16,6 +16,8 @@ from litestar.routes import HTTPRoute
 from litestar.types import Method
 
 from control_plane.errors import PROBLEM_JSON, ApiProblem
+from control_plane.field_descriptions import described
+from control_plane.openapi_page import PlainPage
 
 _STATUSES: Final = (400, 401, 403, 404, 409, 413, 415, 422, 503)
 
@@ -32,14 +34,28 @@ _PROBLEMS: Final[Mapping[int, ResponseSpec]] = MappingProxyType(
 )
 
 
+class _Json(JsonRenderPlugin):
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        return super().render(request, described(openapi_schema))
+
+
+class _Yaml(YamlRenderPlugin):
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        return super().render(request, described(openapi_schema))
+
+
 def describe_api() -> OpenAPIConfig:
-    """The document at ``/schema``, as JSON, and at ``/schema/openapi.yaml``."""
+    """The document at ``/schema``, as JSON, at ``/schema/openapi.yaml``, and as a page at ``/schema/docs``."""
     return OpenAPIConfig(
         title="Tenora control plane",
         version=version("tenora"),
         description="Tenants, API keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
         path="/schema",
-        render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"]), YamlRenderPlugin()],
+        render_plugins=[
+            _Json(path=["/", "/openapi.json"]),
+            _Yaml(),
+            PlainPage(path="/docs", media_type=MediaType.HTML),
+        ],
         use_handler_docstrings=True,
         operation_id_creator=_operation_id,
         components=Components(

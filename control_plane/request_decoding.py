@@ -52,7 +52,7 @@ def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
     try:
         strict_json.parse(body, depth_max=_DEPTH_MAX)
     except strict_json.JsonRefused as refused:
-        reason, key = str(refused), refused.key
+        reason, key = str(refused).removeprefix("not JSON: "), refused.key
     return InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json", param=key)
 
 

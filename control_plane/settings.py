@@ -100,6 +100,11 @@ class WebSettings(Fragment):
     api_keys_max: int = Field(
         default=200, ge=1, description="API keys that one tenant may have, without the revoked ones."
     )
+    adapters_unready_max: int = Field(
+        default=100,
+        ge=1,
+        description="Adapters without a ready revision that one tenant may have. They do not count against its plan.",
+    )
     uploads_open_max: int = Field(
         default=20,
         ge=1,

@@ -3,7 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -13,14 +15,18 @@ from tenora.stack import daemon
 from tenora.stack.status import read_status
 from tenora.stack.up_down import programs_table, start_stack, stop_stack
 
+if TYPE_CHECKING:
+    from tenora.control_client import ControlClient
+
 console = Console(stderr=True)
+_Access = tuple[str | None, str | None]  # API key, address of the control plane
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Tenora on one machine: a control plane, a gateway and a vLLM replica over embedded Postgres, Valkey and S3.
 
-    State lives under TENORA_HOME (default .tenora).
+    State lives under TENORA_HOME (default .tenora). Every command acts on the platform that runs there.
     """
 
 
@@ -32,7 +38,7 @@ def up(*, detach: bool) -> None:
     start_stack(settings)
     status = read_status(settings)
     console.print(
-        f"gateway {status['gateway_url']}/v1   control plane {status['control_url']}/schema   logs {settings.root}/logs"
+        f"gateway {status['gateway_url']}/v1   control plane {status['control_url']}/schema/docs   home {settings.root}"
     )
     if detach:
         return
@@ -47,7 +53,11 @@ def up(*, detach: bool) -> None:
 @main.command()
 def down() -> None:
     """Stop every process. The state stays."""
-    stop_stack(StackSettings())
+    settings = StackSettings()
+    if not daemon.is_up(settings):
+        console.print(_nothing_runs(settings), soft_wrap=True)
+        return
+    stop_stack(settings)
 
 
 @main.command()
@@ -55,14 +65,26 @@ def down() -> None:
 @click.option("--secrets", is_flag=True, help="Print the passwords of Postgres and Redis as well.")
 def status(*, as_json: bool, secrets: bool) -> None:
     """Show every program. Exits 0 only when everything is ready."""
-    now = read_status(StackSettings(), secrets=secrets)
+    settings = StackSettings()
+    now = read_status(settings, secrets=secrets)
     if as_json:
         print(json.dumps(now, indent=2))
     elif now["programs"]:
+        Console().print(f"home {settings.root}   gateway {now['gateway_url']}/v1   control plane {now['control_url']}")
         Console().print(programs_table(now["programs"]))
     else:
-        console.print("nothing is running; start it with: tenora up --detach")
+        console.print(_nothing_runs(settings), soft_wrap=True)
     sys.exit(0 if now["ready"] else 1)
+
+
+@main.command()
+def admin_key() -> None:
+    """Print the admin key of the platform under TENORA_HOME."""
+    settings = StackSettings()
+    key = read_status(settings).get("admin_key")
+    if key is None:
+        raise click.ClickException(_nothing_runs(settings))
+    print(key)
 
 
 @main.command()
@@ -98,22 +120,63 @@ def upload(
 
     The same command resumes an interrupted upload. Only adapter_config.json and adapter_model.safetensors are sent.
     """
-    from tenora.upload.client import UploadFailed  # httpx would slow every other command down
+    from tenora.control_client import ControlPlaneError  # httpx would slow every other command down
     from tenora.upload.command import run_upload
 
     if not key:
         raise click.ClickException("no API key; set TENORA_API_KEY to one with the scope adapters:write")
-    url = control_url or f"http://127.0.0.1:{StackSettings().control_port}"
+    url = control_url or _control_url()
     try:
         ready = run_upload(
             folder, adapter=adapter, base_model=base_model, url=url, key=key, timeout_s=timeout_s,
             console=Console(stderr=True),  # as wide as the terminal is now
         )  # fmt: skip
-    except UploadFailed as error:
+    except ControlPlaneError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise click.ClickException("interrupted; run the same command again to resume") from None
     sys.exit(0 if ready else 1)
+
+
+@main.group()
+@click.option("--key", envvar="TENORA_API_KEY", help="The tenant's API key; better in the TENORA_API_KEY variable.")
+@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@click.pass_context
+def adapters(context: click.Context, *, key: str | None, control_url: str | None) -> None:
+    """List, show and delete the adapters of a tenant."""
+    context.obj = (key, control_url)
+
+
+@adapters.command("list")
+@click.pass_obj
+def list_adapters(access: _Access) -> None:
+    """List all adapters: the newest ready revision of each, and the one that its name serves."""
+    from tenora.adapters import command
+
+    _with_client(access, lambda client: command.list_adapters(client, Console()))
+
+
+@adapters.command("show")
+@click.argument("name")
+@click.pass_obj
+def show_adapter(access: _Access, name: str) -> None:
+    """Show one adapter with its aliases and revisions."""
+    from tenora.adapters import command
+
+    _with_client(access, lambda client: command.show_adapter(client, name, Console()))
+
+
+@adapters.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
+    """Delete an adapter with all its revisions. This cannot be undone."""
+    from tenora.adapters import command
+
+    if not yes:
+        click.confirm(f"delete {name} with all its revisions?", abort=True)
+    _with_client(access, lambda client: command.delete_adapter(client, name, console))
 
 
 @main.command()
@@ -158,3 +221,34 @@ def register_base_model() -> None:
     from tenora.stack.register_base_model import register  # needs numpy and httpx, which no other command does
 
     register(StackSettings())
+
+
+def _nothing_runs(settings: StackSettings) -> str:
+    return f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set TENORA_HOME."
+
+
+def _control_url() -> str:
+    """The control plane that runs under TENORA_HOME, on whatever port it was started."""
+    settings = StackSettings()
+    url = read_status(settings).get("control_url")
+    if url is None:
+        raise click.ClickException(f"{_nothing_runs(settings)} For another machine, use --control-url.")
+    return str(url)
+
+
+def _with_client(access: _Access, work: "Callable[[ControlClient], None]") -> None:
+    """Run ``work``; a refusal is shown as its message."""
+    from tenora.control_client import ControlClient, ControlPlaneError
+
+    key, control_url = access
+    if not key:
+        raise click.ClickException(
+            "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
+        )
+    client = ControlClient(control_url or _control_url(), key)
+    try:
+        work(client)
+    except ControlPlaneError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        client.close()

@@ -45,14 +45,18 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter. ``revision`` is the newest ready revision, with its rank and the rank class that serves it; all three
-    are null without a ready revision. A ``pinned`` adapter is kept in replicas' host memory, within the plan's limit.
+    """An adapter. ``newest_ready`` is the newest ready revision (``revision`` is the same), with its rank and the rank
+    class that serves it; all are null without a ready revision. ``serves`` is the revision that calls of the name get:
+    that of the alias ``prod``, else the newest ready one; null where several share ``prod``. A ``pinned`` adapter is
+    kept in replicas' host memory, within the plan's limit.
     """
 
     id: str
     name: str
     base_model: str
     revision: str | None
+    newest_ready: str | None
+    serves: str | None
     rank: int | None
     rank_class: int | None
     pinned: bool

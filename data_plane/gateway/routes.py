@@ -146,7 +146,11 @@ class Routes:
         await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
 
     async def _unknown_path(self, client: Client, _request_id: str) -> None:
-        raise NotFound(f"No route matches the path {client.path[:_SHOWN_CHARS]}.", code="unknown_url")
+        raise NotFound(
+            f"No route matches the path {client.path[:_SHOWN_CHARS]}. Use /v1/chat/completions, /v1/completions, "
+            "/v1/messages or /v1/models.",
+            code="unknown_url",
+        )
 
 
 def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -> Client:

@@ -4,8 +4,10 @@ A difference in one check only is a change in progress. The command changes noth
 """
 
 import json
+import os
 import time
 from dataclasses import asdict
+from typing import Final
 
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -15,10 +17,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenora.doctor.collect import look, sources
 from tenora.doctor.compare import Finding, Look, findings
 from tenora.settings import StackSettings
+from tenora.stack.daemon import is_up
+
+OTHER_STACK: Final = frozenset({"TENORA_REDIS_URL", "TENORA_POSTGRES_DSN", "TENORA_ENGINE_KEY"})
+"""The variables that name a stack which does not run under ``TENORA_HOME``."""
 
 
 def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
     """Print the report. Returns 0 when nothing differs both times, 1 when something does, 2 when the check failed."""
+    if not is_up(settings) and not os.environ.keys() >= OTHER_STACK:
+        others = ", ".join(sorted(OTHER_STACK))
+        text = f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set {others}."
+        Console(stderr=True).print(text, markup=False, soft_wrap=True)
+        return 2
     try:
         with sources(settings) as at:
             seen = look(at)

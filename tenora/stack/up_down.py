@@ -41,12 +41,16 @@ def launch_stack(settings: StackSettings) -> None:
 def wait_until_ready(settings: StackSettings) -> None:
     """Show the programs' progress until all are ready. Raises click.ClickException after ``up_timeout_s``."""
     deadline = time.monotonic() + settings.up_timeout_s
+    shown: dict[str, object] = {}
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while time.monotonic() < deadline:
             now = read_status(settings)
+            if console.is_terminal:
+                live.update(programs_table(now["programs"]))
+            else:  # a line for each program that has come up
+                _print_ready(now["programs"], shown)
             if now["ready"]:
                 return
-            live.update(programs_table(now["programs"]))
             time.sleep(0.25)
     stuck = [name for name, program in now["programs"].items() if program["state"] not in ("ready", "done")] or [
         "supervisor"
@@ -54,6 +58,13 @@ def wait_until_ready(settings: StackSettings) -> None:
     raise click.ClickException(
         f"not ready after {settings.up_timeout_s:.0f} s: {', '.join(stuck)}; see: tenora logs {stuck[0]}"
     )
+
+
+def _print_ready(programs: dict[str, dict[str, object]], shown: dict[str, object]) -> None:
+    for name, program in programs.items():
+        if program["state"] in ("ready", "done") and shown.get(name) != program["state"]:
+            shown[name] = program["state"]
+            console.print(f"{name}: {program['state']}", highlight=False)
 
 
 def stop_stack(settings: StackSettings) -> None:

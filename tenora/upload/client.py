@@ -14,19 +14,19 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from tenora.control_client import ControlClient, ControlPlaneError, problem_of
 from tenora.upload.transport import SendFailed, parts_of, send
 
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _ROUNDS_MAX: Final = 3
 _ANNOUNCEMENTS_MAX: Final = 20
-_ATTEMPTS_MAX: Final = 5
-_RETRY_AFTER_MAX_S: Final = 10
 _POLL_S: Final = 0.25
+_STAGES: Final = {"checking": "checking the files", "canary": "trying it on a replica"}
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _CONFIG_BYTES_MAX: Final = 1 << 20
 
 
-class UploadFailed(Exception):
+class UploadFailed(ControlPlaneError):
     """The upload failed. The message names the fix."""
 
 
@@ -42,11 +42,14 @@ class Folder:
 
 @dataclass(kw_only=True)
 class UploadProgress:
-    """Callbacks for progress: ``show_line`` gets text, ``sending`` the bytes to send, ``sent`` the bytes just sent."""
+    """Callbacks for progress: ``show_line`` gets text, ``sending`` the bytes to send, ``sent`` the bytes just sent,
+    ``stage`` what the validation does now.
+    """
 
     show_line: Callable[[str], None] = field(default=lambda _: None)
     sending: Callable[[int], None] = field(default=lambda _: None)
     sent: Callable[[int], None] = field(default=lambda _: None)
+    stage: Callable[[str], None] = field(default=lambda _: None)
 
 
 def read_folder(path: Path) -> Folder:
@@ -65,23 +68,43 @@ class Uploader:
     """One tenant's uploads through one control plane."""
 
     def __init__(self, url: str, key: str, progress: UploadProgress) -> None:
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        self._client = ControlClient(url, key)
         self._progress = progress
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._client.close()
 
-    def ensure_adapter(self, name: str, base_model: str | None) -> None:
-        """Create the adapter for ``base_model`` (an id or Hub name) unless the tenant has one of this name."""
-        answer = self._call("GET", f"/api/v1/adapters/{name}", refuse=False)
+    def ensure_adapter(self, name: str, *, wanted: str | None, named: str | None) -> None:
+        """Create the adapter unless the tenant has one of this name: for the base model ``wanted`` by the user, else
+        the one ``named`` in the adapter's config. Raises ``UploadFailed`` when the adapter is for another base model.
+        """
+        answer = self._client.call("GET", f"/api/v1/adapters/{name}", refuse=False)
         if answer.status_code == httpx.codes.NOT_FOUND:
+            base_model = wanted or named
             if base_model is None:
                 raise UploadFailed(f"there is no adapter {name!r}, and its base model is not known: use --base-model")
-            self._call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model})
-            self._progress.show_line(f"created adapter {name} for {base_model}")
+            made = self._client.call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model}).json()
+            self._progress.show_line(f"created adapter {name} for {made['base_model']}")
         elif answer.is_error:
-            raise UploadFailed(_problem(answer))
+            raise UploadFailed(problem_of(answer))
+        elif wanted is not None:
+            self._require_base_model(name, answer.json()["base_model"], wanted)
+
+    def _require_base_model(self, name: str, base_model: str, wanted: str) -> None:
+        known = {base_model}
+        for each in self._client.pages("/api/v1/base-models"):
+            if each["id"] == base_model:
+                known |= {each["hub_name"], *each["names"]}
+        if wanted.casefold() not in {each.casefold() for each in known}:
+            raise UploadFailed(
+                f"{name} is for {base_model}, not for {wanted}: leave out --base-model, or choose another --adapter"
+            )
+
+    def aliases(self, adapter: str) -> dict[str, str | None]:
+        """The revision that each alias of the adapter serves; None where several share it."""
+        found = self._client.call("GET", f"/api/v1/adapters/{adapter}/aliases").json()["data"]
+        return {alias["name"]: alias["revision"] for alias in found}
 
     def upload(self, folder: Folder, adapter: str, *, timeout_s: float) -> dict[str, Any]:
         """Upload and return the revision, ready or rejected. Raises ``UploadFailed``; the same call resumes."""
@@ -94,13 +117,13 @@ class Uploader:
 
     def _announce(self, folder: Folder, adapter: str) -> dict[str, Any]:
         """The revision of exactly these files: open, ready or validating, else a new one."""
-        adapter_id = self._call("GET", f"/api/v1/adapters/{adapter}").json()[
+        adapter_id = self._client.call("GET", f"/api/v1/adapters/{adapter}").json()[
             "id"
         ]  # another adapter may get the same name later
         key = _digest({"adapter": adapter_id, "files": folder.declared})
         for _ in range(_ANNOUNCEMENTS_MAX):
             path, body = f"/api/v1/adapters/{adapter}/revisions", {"files": folder.declared}
-            answer = self._call("POST", path, body, headers={"Idempotency-Key": key})
+            answer = self._client.call("POST", path, body, headers={"Idempotency-Key": key})
             revision: dict[str, Any] = answer.json()
             given_up = revision["status"] == "uploading" and not revision["uploads"]
             if "idempotent-replayed" not in answer.headers or not (given_up or revision["status"] == "rejected"):
@@ -113,17 +136,17 @@ class Uploader:
     def _send(self, folder: Folder, where: str) -> None:
         failure = ""
         for _ in range(_ROUNDS_MAX):
-            parts = parts_of(folder.path, self._call("GET", f"{where}/uploads").json()["uploads"])
+            parts = parts_of(folder.path, self._client.call("GET", f"{where}/uploads").json()["uploads"])
             self._progress.sending(sum(part.size_bytes for part in parts))
             try:
                 send(parts, self._progress.sent)
             except SendFailed as error:  # the store may have dropped the upload: fresh URLs start it again
                 failure = str(error)
                 continue
-            answer = self._call("POST", f"{where}/complete", refuse=False)
+            answer = self._client.call("POST", f"{where}/complete", refuse=False)
             if answer.is_success:
                 return
-            failure = _problem(answer)
+            failure = problem_of(answer)
             if answer.json().get("code") != "artifact_missing":
                 break
         raise UploadFailed(f"{failure} (run the same command again to resume)")
@@ -131,40 +154,15 @@ class Uploader:
     def _wait_until_decided(self, where: str, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while True:
-            revision: dict[str, Any] = self._call("GET", where).json()
+            revision: dict[str, Any] = self._client.call("GET", where).json()
             if revision["status"] in ("ready", "rejected"):
                 return revision
+            self._progress.stage(_STAGES.get(revision["stage"] or "", "waiting"))
             if time.monotonic() > deadline:
                 raise UploadFailed(
                     f"validation did not finish within {timeout_s:g} s; run the same command again to keep waiting"
                 )
             time.sleep(_POLL_S)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: dict[str, str] | None = None,
-        refuse: bool = True,
-    ) -> httpx.Response:
-        """One call of the control plane, retried when it gets no answer: every call here may be sent twice."""
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            try:
-                answer = self._http.request(method, path, json=body, headers=headers)
-            except httpx.HTTPError as error:
-                if attempt == _ATTEMPTS_MAX:
-                    raise UploadFailed(f"{self._http.base_url} does not answer: {error}") from error
-                pause_s = 0.2 * 2**attempt
-            else:
-                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == _ATTEMPTS_MAX:
-                    break
-                pause_s = min(float(answer.headers.get("retry-after", "1")), _RETRY_AFTER_MAX_S)
-            time.sleep(pause_s)
-        if refuse and answer.is_error:
-            raise UploadFailed(_problem(answer))
-        return answer
 
 
 def _declared(path: Path) -> dict[str, Any]:
@@ -190,11 +188,3 @@ def _base_model(config: Path) -> str | None:
 
 def _digest(value: Any) -> str:
     return "upload-" + hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
-
-
-def _problem(answer: httpx.Response) -> str:
-    try:
-        problem = answer.json()
-        return f"{problem['detail']} ({problem['code']}, {problem['request_id']})"
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}"

@@ -1,14 +1,12 @@
-"""`tenora upload` at a terminal: a progress bar, then the validation report. ``tenora.upload.client`` does the work."""
+"""`tenora upload` at a terminal: progress, then the validation report. ``tenora.upload.client`` does the work."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
-from rich.text import Text
+from rich.spinner import Spinner
 
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
@@ -16,51 +14,81 @@ from tenora.upload.client import Uploader, UploadProgress, read_folder
 def run_upload(
     folder: Path, *, adapter: str, base_model: str | None, url: str, key: str, timeout_s: float, console: Console
 ) -> bool:
-    """Upload, print the report, and return whether the revision is ready. Raises ``UploadFailed``."""
+    """Upload, print the report, and return whether the revision is ready. Raises ``ControlPlaneError``."""
     found = read_folder(folder)
     if found.left_out:
-        console.print(f"not uploaded (not part of an adapter): {', '.join(found.left_out)}", markup=False)
-    columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("upload", total=None, visible=False)
-        uploader = Uploader(
-            url,
-            key,
-            UploadProgress(
-                show_line=lambda text: progress.console.print(text, markup=False),
-                sending=lambda size: progress.update(bar, total=size, completed=0, visible=size > 0),
-                sent=lambda size: progress.advance(bar, size),
-            ),
-        )
+        _print(console, f"not uploaded (not part of an adapter): {', '.join(found.left_out)}")
+    with _Display(console) as display:
+        uploader = Uploader(url, key, display.progress())
         try:
-            uploader.ensure_adapter(adapter, base_model or found.base_model)
+            uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
             revision = uploader.upload(found, adapter, timeout_s=timeout_s)
+            aliases = uploader.aliases(adapter)
         finally:
             uploader.close()
-    _show(revision, adapter, console)
+    _show(revision, adapter, aliases, console)
     return bool(revision["status"] == "ready")
 
 
-def _show(revision: dict[str, Any], adapter: str, console: Console) -> None:
+class _Display:
+    """A bar while bytes are sent, then the stage of the validation. Without a terminal, one line a stage."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("upload", total=None, visible=False)
+        self._live = Live(self._bar, console=console, transient=True)
+        self._stage = ""
+
+    def __enter__(self) -> "_Display":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def progress(self) -> UploadProgress:
+        """Callbacks that show the progress here."""
+        return UploadProgress(
+            show_line=lambda text: _print(self._console, text),
+            sending=lambda size: self._bar.update(self._task, total=size, completed=0, visible=size > 0),
+            sent=lambda size: self._bar.advance(self._task, size),
+            stage=self._show_stage,
+        )
+
+    def _show_stage(self, text: str) -> None:
+        if text == self._stage:
+            return
+        self._stage = text
+        if self._console.is_terminal:
+            self._live.update(Spinner("dots", text))
+        else:
+            _print(self._console, text)
+
+
+def _show(revision: dict[str, Any], adapter: str, aliases: dict[str, str | None], console: Console) -> None:
     report = revision["report"] or {"problems": [], "notes": []}
     if revision["status"] == "ready":
-        text = f'{revision["id"]} is ready: call it as model="{adapter}@{revision["id"]}"'
-        console.print(text, markup=False, soft_wrap=True)
+        _print(console, f'{revision["id"]} is ready: call it as model="{adapter}@{revision["id"]}"')
+        for alias, serves in aliases.items():
+            if serves != revision["id"]:
+                target = f"still serves {serves}" if serves else "still serves several revisions"
+                route = f"PUT /api/v1/adapters/{adapter}/aliases/{alias}"
+                _print(console, f'{adapter}@{alias} {target}; to move it: {route} {{"revision": "{revision["id"]}"}}')
     else:
-        console.print(f"{revision['id']} is rejected:", markup=False)
-        keys = ("code", "file", "where", "message")
-        console.print(_table(keys, [[problem[key] for key in keys] for problem in report["problems"]]))
+        _print(console, f"{revision['id']} is rejected:")
+        for problem in report["problems"]:
+            _print(console, f"\n{problem['message']} ({problem['code']})")
     for note in report["notes"]:
-        console.print(f"note: {note}", markup=False)
+        _print(console, f"note: {note}")
     canary = report.get("canary") or {}
     if "prompt" in canary:
-        answers = [["base model", canary["base_answer"]], ["this adapter", canary["adapter_answer"]]]
-        console.print(_table(("asked", canary["prompt"]), answers))
+        _print(console, f"\nasked: {canary['prompt']}")
+        _print(console, f"base model: {canary['base_answer']}")
+        _print(console, f"this adapter: {canary['adapter_answer']}")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table:
-    """A table of literal texts: tenants' text is never interpreted as markup."""
-    table = Table(*map(escape, head), box=None)
-    for row in rows:
-        table.add_row(*(Text(cell or "") for cell in row))
-    return table
+def _print(console: Console, text: str) -> None:
+    """A paragraph, which a terminal may wrap but nothing truncates. Tenants' text is never interpreted as markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -46,10 +46,19 @@ class Adapters(Controller):
         data: JSONBody[NewAdapter],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
+        web: NamedDependency[WebSettings],
     ) -> Response[AdapterView]:
-        """Create an adapter: a name for a fine-tune of a base model. Its weights are uploaded as revisions."""
+        """Create an adapter: a name for a fine-tune of a base model. Its weights are uploaded as revisions. It counts
+        against the plan once a revision is ready.
+        """
         return idempotent.run(
-            lambda session: service.create(session, data, tenant_id=principal.own_tenant_id, actor=principal.key_id)
+            lambda session: service.create(
+                session,
+                data,
+                tenant_id=principal.own_tenant_id,
+                actor=principal.key_id,
+                unready_max=web.adapters_unready_max,
+            )
         )
 
     @get(sync_to_thread=True, opt=_READ)

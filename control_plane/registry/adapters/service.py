@@ -19,16 +19,17 @@ from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Rev
 from control_plane.registry.schemas import AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
-from core.contracts.routes import AdapterRoute, RevisionRoute
+from core.contracts.routes import PROD, AdapterRoute, RevisionRoute
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _Aliases = dict[str, dict[str, int]] | None
 
 
-def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> AdapterView:
-    """Create an adapter without revisions. Raises Forbidden when the plan's limit is reached, Conflict for a taken
-    name, and InvalidRequest for an invalid name or an unknown base model.
+def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str, unready_max: int) -> AdapterView:
+    """Create an adapter without revisions. Raises Forbidden when the plan's limit is reached or ``unready_max``
+    adapters have no ready revision, Conflict for a taken name, and InvalidRequest for an invalid name or an unknown
+    base model.
     """
     if not _NAME.fullmatch(new.name):
         raise InvalidRequest(
@@ -41,10 +42,13 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str) -> 
             f"name: {new.name!r} is the id of a base model. Choose another name.", code="invalid_name", param="name"
         )
     base_model = base_models.resolve(session, new.base_model)
-    tenant = tenants.lock(session, tenant_id)
-    if count(session, tenant_id) >= tenant.limits.adapters:
+    tenants.lock(session, tenant_id)
+    if (full := full_plan(session, tenant_id)) is not None:
+        raise Forbidden(f"adapters: {full}", code="adapter_quota_exceeded")
+    unready = count_names(session, tenant_id) - count(session, tenant_id)
+    if unready >= unready_max:
         raise Forbidden(
-            f'adapters: plan "{tenant.plan}" allows {tenant.limits.adapters}. Delete one or change the plan.',
+            f"adapters: {unready} have no ready revision; at most {unready_max} may have none. Delete some.",
             code="adapter_quota_exceeded",
         )
     row = Adapter(tenant_id=tenant_id, base_model=base_model, name=new.name)
@@ -80,9 +84,31 @@ def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit
 
 
 def count(session: Session, tenant_id: str) -> int:
-    """The number of the tenant's adapters."""
+    """The number of the tenant's adapters that count against its plan: those with a ready revision."""
+    ready = select(Revision.id).where(
+        Revision.tenant_id == tenant_id, Revision.adapter_id == Adapter.id, Revision.status == "ready"
+    )
+    mine = select(func.count()).select_from(Adapter).where(ready.exists())
+    return session.exec(mine.where(col(Adapter.tenant_id) == tenant_id, col(Adapter.deleted_at).is_(None))).one()
+
+
+def count_names(session: Session, tenant_id: str) -> int:
+    """The number of the tenant's adapters, with and without a ready revision."""
     mine = select(func.count()).select_from(Adapter)
     return session.exec(mine.where(col(Adapter.tenant_id) == tenant_id, col(Adapter.deleted_at).is_(None))).one()
+
+
+def full_plan(session: Session, tenant_id: str) -> str | None:
+    """Why the tenant cannot have another adapter with a ready revision, with the fix; None where it can."""
+    tenant = tenants.get(session, tenant_id)
+    if count(session, tenant_id) < tenant.limits.adapters:
+        return None
+    return f'plan "{tenant.plan}" allows {tenant.limits.adapters}. Delete one or change the plan.'
+
+
+def has_ready_revision(session: Session, adapter: Adapter) -> bool:
+    """Whether the adapter counts against the plan already."""
+    return _newest_ready(session, adapter) is not None
 
 
 def names_of(session: Session, *, tenant_id: str, adapter_ids: AbstractSet[str]) -> dict[str, str]:
@@ -179,13 +205,20 @@ def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> R
 
 def _view(session: Session, row: Adapter) -> AdapterView:
     newest = _newest_ready(session, row)
+    prod = session.get(Alias, (row.id, PROD))
     return AdapterView(
         id=row.id,
         name=row.name,
         base_model=row.base_model,
         revision=newest.id if newest else None,
+        newest_ready=newest.id if newest else None,
+        serves=_only(prod.weights) if prod else newest.id if newest else None,
         rank=newest.rank if newest else None,
         rank_class=newest.rank_class if newest else None,
         pinned=row.pinned,
         created_at=row.created_at,
     )
+
+
+def _only(weights: dict[str, int]) -> str | None:
+    return next(iter(weights)) if len(weights) == 1 else None

@@ -22,11 +22,16 @@ WORKER: Final = "control_plane.worker"
 
 
 def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
-    """Make a validated revision ready and publish its route. The caller has locked the row in the state validating."""
+    """Make a validated revision ready and publish its route, unless other adapters have filled the plan meanwhile. The
+    caller has locked the row in the state validating.
+    """
     assert row.checked_digest is not None, "only what validation accepted can be ready"
+    adapter = session.get_one(Adapter, row.adapter_id)
+    if not adapters.has_ready_revision(session, adapter) and (full := adapters.full_plan(session, row.tenant_id)):
+        reject(session, row, [problem("adapter_quota_exceeded", full)], actor=actor)
+        return
     row.status, row.digest = "ready", row.checked_digest
     _close(session, row, codes=[], actor=actor)
-    adapter = session.get_one(Adapter, row.adapter_id)
     publish_change(session, "adapters", adapters.field_of(adapter))
     pins.refresh(session, adapter)
 

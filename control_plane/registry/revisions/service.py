@@ -42,6 +42,8 @@ def announce_revision(
     adapter = adapters.find(session, tenant_id=tenant_id, name=name)
     limits = upload_rules.upload_limits(tenant.limits, tenant.plan)
     upload_rules.require_allowed(new.files, files_max=settings.upload_files_max, limits=limits)
+    if not adapters.has_ready_revision(session, adapter) and (full := adapters.full_plan(session, tenant_id)):
+        raise Forbidden(f"adapters: {full}", code="adapter_quota_exceeded")
     _require_below_limits(settings, session, adapter)
     row = Revision(tenant_id=tenant_id, adapter_id=adapter.id, size_bytes=sum(file.size_bytes for file in new.files))
     session.add(row)

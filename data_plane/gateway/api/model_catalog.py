@@ -14,6 +14,7 @@ from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.snapshot import Tables
 
 _SHOWN_CHARS: Final = 128
+_SHOWN_REVISIONS: Final = 10
 _LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
 
 
@@ -114,7 +115,7 @@ def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
 
 def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, object]:
     entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
-    return {**entry, "parent": None, "revisions": {}, **_bounds(caller, base)}
+    return {**entry, "parent": None, "revisions": {}, "hub_name": base.hub_name, **_bounds(caller, base)}
 
 
 def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, object]:
@@ -137,8 +138,8 @@ def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
 def _unlisted(route: AdapterRoute) -> str:
     """What a caller can do about a ready revision that is too old to be published."""
     return (
-        f" Of `{route.name}`, the {len(route.revisions)} newest or aliased revisions can be called; to call an older "
-        f"one, point an alias at it: PUT /api/v1/adapters/{route.name}/aliases/<alias>."
+        f" Revisions of `{route.name}` that can be called: {', '.join(list(route.revisions)[:_SHOWN_REVISIONS])}. To "
+        f"call an older one, point an alias at it: PUT /api/v1/adapters/{route.name}/aliases/<alias>."
     )
 
 

@@ -29,6 +29,7 @@ _logprobs = fields.integer(0, 5)
 class Call:
     """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
     caller's name for its session, and is not forwarded. With ``tier_asked``, the answer names its service tier.
+    ``max_tokens_param`` is the parameter in which the caller sent ``max_tokens``.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Call:
     fields: dict[str, Any]
     session: str = ""
     tier_asked: bool = False
+    max_tokens_param: str = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def read_object(raw: bytes, limits: BodyLimits) -> dict[str, Any]:
         body = strict_json.parse(raw, depth_max=limits.json_depth_max)
     except strict_json.JsonRefused as error:
         raise InvalidRequest(
-            f"The body is not JSON that is accepted: {error}.", code="invalid_json", param=error.key
+            f"The body is not valid JSON: {str(error).removeprefix('not JSON: ')}.",
+            code="invalid_json",
+            param=error.key,
         ) from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
@@ -175,9 +179,9 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         return True
     match name:
         case "max_tokens":
-            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+            _take_max_tokens(call, name, value)
         case "max_completion_tokens" if call.kind == "chat":
-            call.max_tokens = min(_count(name, value), call.max_tokens or _OUTPUT_MAX)
+            _take_max_tokens(call, name, value)
         case "n":
             call.n = _n(name, value)
         case "stream":
@@ -194,6 +198,13 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         case _:
             return name in fields.IGNORED
     return True
+
+
+def _take_max_tokens(call: Call, name: str, value: Any) -> None:
+    """The smaller one counts where both are given."""
+    count = _count(name, value)
+    if call.max_tokens is None or count < call.max_tokens:
+        call.max_tokens, call.max_tokens_param = count, name
 
 
 def _take_session(call: Call, name: str, value: Any) -> None:

@@ -132,4 +132,4 @@ def _fix(result: ReservationResult, *, retry_after_s: float | None) -> str:
         return "Ask for a larger limit."
     if result.fits > 0:
         return f"Lower max_tokens to {result.fits} or ask for a larger limit."
-    return "Lower max_tokens, shorten the prompt or ask for a larger limit."
+    return "No max_tokens fits: shorten the prompt or ask for a larger limit."

@@ -163,9 +163,18 @@ def output_ceiling(prompt_tokens: int, requested: int | None, limits: Limits, ba
     return min(min(limits.context_tokens, base.context_tokens) - prompt_tokens, limits.output_tokens)
 
 
-def require_output_allowed(prompt_tokens: int, requested: int | None, limits: Limits, base: BaseModelRoute) -> None:
+def require_output_allowed(
+    prompt_tokens: int,
+    requested: int | None,
+    limits: Limits,
+    base: BaseModelRoute,
+    *,
+    param: str = "max_tokens",
+    allowed_by: str = "plan",
+) -> None:
     """Refuse a request that its limits or the context do not allow, instead of cutting its answer short without notice.
-    Raises InvalidRequest.
+    ``param`` is the parameter that the caller sent; ``allowed_by`` is whose limit on output tokens counts. Raises
+    InvalidRequest.
     """
     context = min(limits.context_tokens, base.context_tokens)
     room = context - prompt_tokens
@@ -173,13 +182,13 @@ def require_output_allowed(prompt_tokens: int, requested: int | None, limits: Li
         wanted = f"{prompt_tokens} in the prompt" + (f" and {requested} for the completion" if requested else "")
         raise InvalidRequest(
             f"The context is limited to {context} tokens; this request asks for {wanted}. Shorten the prompt"
-            " or lower `max_tokens`.",
+            f" or lower `{param}`.",
             code="context_length_exceeded",
-            param="max_tokens" if room >= 1 else "messages",
+            param=param if room >= 1 else "messages",
         )
     if requested is not None and requested > limits.output_tokens:
         raise InvalidRequest(
-            f"`max_tokens` is {requested}; this key allows at most {limits.output_tokens}. Lower `max_tokens`.",
+            f"`{param}` is {requested}; the {allowed_by} allows at most {limits.output_tokens}. Lower `{param}`.",
             code="invalid_value",
-            param="max_tokens",
+            param=param,
         )

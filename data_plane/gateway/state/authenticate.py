@@ -38,6 +38,8 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper:
     key = credential.strip().decode("latin-1")
     if len(shown) > 1 or scheme.lower() != b"bearer" or not api_keys.is_well_formed(key):
         raise Unauthenticated("The API key is malformed; copy the whole key again.")
+    if key.startswith("tnr_admin_"):
+        raise Unauthenticated("This is an admin key. Use a key of a tenant, which begins with tnr_live_.")
     grant = tables.keys.get(api_keys.hash_key(key, pepper))
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:

@@ -157,6 +157,27 @@ def test_the_schema_describes_the_api_and_its_authentication(shared_api):
     assert limits["adapters"]["maximum"] == 100_000
 
 
+def test_every_field_of_the_schema_has_a_description(shared_api):
+    schema = shared_api.anyone.get("/schema").json()
+    without = [
+        f"{name}.{field}"
+        for name, found in schema["components"]["schemas"].items()
+        for field, described in found.get("properties", {}).items()
+        if not described.get("description")
+    ]
+    assert without == []
+
+
+def test_the_schema_is_a_page_that_loads_nothing(shared_api):
+    page = shared_api.anyone.get("/schema/docs").raise_for_status()
+    assert page.headers["content-type"].startswith("text/html")
+    assert "POST /api/v1/adapters" in page.text
+    assert "in nanodollars per token" in page.text
+    assert "<script" not in page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [

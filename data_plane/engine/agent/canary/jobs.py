@@ -195,8 +195,8 @@ class CanaryJobs:
             base, adapter = await self._run_base(), await self._run_adapter(job)
             found = difference(base, adapter)
         message = (
-            f"The adapter has no effect: its log-probabilities differ from the base model's by {found:.4f} nats; two "
-            f"runs of the base model differ by {noise:.4f}. Check that training ran and that its weights were saved."
+            "The adapter answers exactly like the base model. Check that training ran and that its weights were saved. "
+            f"(Its log-probabilities differ by {found:.4f} nats, those of two runs of the base model by {noise:.4f}.)"
         )
         return self._result(job, base, adapter, "canary_no_effect", message, found=found, load_ms=load_ms)
 

@@ -2,12 +2,15 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import httpx
 import msgspec
 import pytest
 
+from tests.fixtures.control_plane.api import running_api
+from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.uploads.peft_adapters import declared_files, tiny_base, write_adapter
 
 SHA = "0" * 64
@@ -112,17 +115,53 @@ def test_two_tenants_may_use_the_same_name_but_one_only_once(api, base):
     assert (again.status_code, again.json()["code"], again.json()["param"]) == (409, "adapter_exists", "name")
 
 
-def test_the_plan_bounds_how_many_adapters_there_are_and_a_deleted_one_frees_its_place(api, base):
+def test_the_plan_bounds_how_many_ready_adapters_there_are_and_a_deleted_one_frees_its_place(api, base, engine):
     tenant = api.tenant(adapters=1)
-    tenant.adapter("one", base)
-    refused = tenant.http.post("/api/v1/adapters", json={"name": "two", "base_model": base.id})
-    assert (refused.status_code, refused.json()["code"]) == (403, "adapter_quota_exceeded")
-    assert "allows 1" in refused.json()["detail"]
+    tenant.adapter("two", base)
+    one = tenant.adapter("one", base)
+    assert tenant.http.get("/api/v1/quota").json()["used"]["adapters"] == 0
+    ready_revision(engine, one["id"])
+    files = {"files": [{"path": "adapter_config.json", "size_bytes": 1, "sha256": "0" * 64}]}
+    for refused in (
+        tenant.http.post("/api/v1/adapters", json={"name": "three", "base_model": base.id}),
+        tenant.http.post("/api/v1/adapters/two/revisions", json=files),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (403, "adapter_quota_exceeded")
+        assert "allows 1" in refused.json()["detail"]
     assert tenant.http.delete("/api/v1/adapters/one").status_code == 202
     assert tenant.http.get("/api/v1/adapters/one").status_code == 404
     assert tenant.http.delete("/api/v1/adapters/one").status_code == 404
+    assert tenant.http.get("/api/v1/quota").json()["used"]["adapters"] == 0
     tenant.adapter("one", base)
-    assert tenant.http.get("/api/v1/quota").json()["used"]["adapters"] == 1
+
+
+def test_names_without_a_ready_revision_have_a_bound_of_their_own(settings, base):
+    with running_api(replace(settings, web=settings.web.model_copy(update={"adapters_unready_max": 2}))) as api:
+        api.register(base)
+        tenant = api.tenant(adapters=50)
+        tenant.adapter("one", base)
+        tenant.adapter("two", base)
+        refused = tenant.http.post("/api/v1/adapters", json={"name": "three", "base_model": base.id})
+        assert (refused.status_code, refused.json()["code"]) == (403, "adapter_quota_exceeded")
+        assert "Delete some" in refused.json()["detail"]
+
+
+def test_an_adapter_shows_its_newest_ready_revision_and_the_one_that_its_name_serves(api, base, engine):
+    tenant = api.tenant()
+    adapter = tenant.adapter("bot", base)
+    assert (adapter["newest_ready"], adapter["serves"]) == (None, None)
+
+    def shown() -> tuple[str | None, str | None]:
+        found = tenant.http.get("/api/v1/adapters/bot").json()
+        return found["newest_ready"], found["serves"]
+
+    first = ready_revision(engine, adapter["id"])[0]
+    assert shown() == (first, first)
+    tenant.http.put("/api/v1/adapters/bot/aliases/prod", json={"revision": first}).raise_for_status()
+    second = ready_revision(engine, adapter["id"])[0]
+    assert shown() == (second, first)
+    tenant.http.put("/api/v1/adapters/bot/aliases/prod", json={"weights": {first: 1, second: 1}}).raise_for_status()
+    assert shown() == (second, None)
 
 
 def test_a_base_model_cannot_take_the_name_of_an_adapter(api, base):

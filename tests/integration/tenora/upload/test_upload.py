@@ -92,7 +92,7 @@ def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder)
     announced, sizes = [], []
     uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append))
     found = read_folder(folder)
-    uploader.ensure_adapter("bot", BASE.id)
+    uploader.ensure_adapter("bot", wanted=BASE.id, named=None)
     announced.append(uploader._announce(found, "bot"))
     parts = parts_of(folder, announced[0]["uploads"])
     assert len(parts) >= 3
@@ -107,7 +107,7 @@ def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder)
 def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     sizes, sent = [], []
     uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append, sent=sent.append))
-    uploader.ensure_adapter("bot", BASE.id)
+    uploader.ensure_adapter("bot", wanted=None, named=BASE.id)
     found = read_folder(folder)
     parts = parts_of(folder, uploader._announce(found, "bot")["uploads"])
     send(parts[:2], lambda _: None)

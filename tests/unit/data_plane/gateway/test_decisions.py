@@ -274,7 +274,7 @@ def test_each_refusal_names_its_limit_and_whether_to_retry(blocked_by, wait_us, 
             0,
             (
                 "output tokens per minute; this request may use 7 tokens. "
-                "Lower max_tokens, shorten the prompt or ask for a larger limit."
+                "No max_tokens fits: shorten the prompt or ask for a larger limit."
             ),
         ),
         ("concurrent_requests", 0, 0, "concurrent requests. Retry in 1 s or ask for a larger limit."),

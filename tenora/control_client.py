@@ -1,0 +1,70 @@
+"""Calls of a control plane with one tenant's key, retried where that is safe, for the commands of `tenora`."""
+
+import time
+from typing import Any, Final
+
+import httpx
+
+_ATTEMPTS_MAX: Final = 5
+_RETRY_AFTER_MAX_S: Final = 10
+
+
+class ControlPlaneError(Exception):
+    """A call failed. The message names the fix."""
+
+
+class ControlClient:
+    """Every call may be sent twice: when no answer arrives, it is sent again."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,  # JSON
+        *,
+        headers: dict[str, str] | None = None,
+        refuse: bool = True,
+    ) -> httpx.Response:
+        """The answer. Raises ``ControlPlaneError`` when there is none and, unless ``refuse`` is False, for an error."""
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            try:
+                answer = self._http.request(method, path, json=body, headers=headers)
+            except httpx.HTTPError as error:
+                if attempt == _ATTEMPTS_MAX:
+                    raise ControlPlaneError(f"{self._http.base_url} does not answer: {error}") from error
+                pause_s = 0.2 * 2**attempt
+            else:
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == _ATTEMPTS_MAX:
+                    break
+                pause_s = min(float(answer.headers.get("retry-after", "1")), _RETRY_AFTER_MAX_S)
+            time.sleep(pause_s)
+        if refuse and answer.is_error:
+            raise ControlPlaneError(problem_of(answer))
+        return answer
+
+    def pages(self, path: str) -> list[dict[str, Any]]:
+        """All items of a list."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self.call("GET", path + (f"?cursor={cursor}" if cursor else "")).json()
+            found += page["data"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+
+def problem_of(answer: httpx.Response) -> str:
+    """The message of an error answer, with its code and request id."""
+    try:
+        problem = answer.json()
+        return f"{problem['detail']} ({problem['code']}, {problem['request_id']})"
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}"
