@@ -6,8 +6,10 @@ manifest, which are never read. The rules for adapters are in ``adapters.validat
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
+import structlog
 
 from adapters import metrics
 from adapters.base_model_spec import BaseModelSpec
@@ -20,7 +22,11 @@ from adapters.sandbox.parent import validate_confined
 from adapters.sandbox.work_folder import work_folder
 from adapters.settings import UploadSettings
 from adapters.validation.file_rules import REQUIRED_FILES, check_names
+from adapters.validation.manifest_rules import find_impossible
 from adapters.validation.validate import UploadLimits
+
+_log = structlog.get_logger()
+_UNTRUSTED: Final = "the files could not be normalized; save the adapter with a current PEFT and upload it again"
 
 
 class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +84,12 @@ def _ingest(
         verdict = validate_confined(work, request, settings)
         if verdict.manifest is not None and not verdict.problems:
             try:
+                if (what := find_impossible(verdict.manifest, request.base, request.limits)) is not None:
+                    _log.error("validation child's manifest is impossible", what=what, revision=revision_id)
+                    return rejected(UploadProblem(code="validation_failed", message=_UNTRUSTED))
                 store.put_revision(work / REVISION_FOLDER, verdict.manifest)
             except (ObjectDamaged, FileNotFoundError):  # the child's answer and its files differ: trust neither
-                text = "the files could not be normalized; save the adapter with a current PEFT and upload it again"
-                return rejected(UploadProblem(code="validation_failed", message=text))
+                return rejected(UploadProblem(code="validation_failed", message=_UNTRUSTED))
         return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
 
 

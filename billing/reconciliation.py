@@ -26,6 +26,7 @@ WITH recorded AS (
     SELECT r.tenant_id,
            sum(r.input_tokens + r.output_tokens) AS ledger_tokens,
            sum(r.aborted_prefill_tokens) AS aborted_prefill_tokens,
+           sum(r.cached_tokens) FILTER (WHERE NOT r.estimated AND r.aborted_prefill_tokens = 0) AS cached_tokens,
            sum(r.input_tokens + r.output_tokens) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_tokens,
            sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos,
            count(*) FILTER (WHERE r.estimated) AS estimated_requests
@@ -47,6 +48,7 @@ WITH recorded AS (
 SELECT tenant_id,
        coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
        coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
+       coalesce(cached_tokens, 0)::bigint AS cached_tokens,
        coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
        coalesce(unbilled_tokens, 0)::bigint AS unbilled_tokens,
        coalesce(unbilled_nanos, 0)::bigint AS unbilled_nanos,
@@ -70,15 +72,18 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        engine_tokens = _engine_tokens(redis)
+        counters = _engine_counters(redis)
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
     rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
-    drift_nanos = 0
+    engine_tokens = sum(each.tenant_tokens for each in counters)
+    engine_cached_tokens = sum(each.cached_prompt_tokens for each in counters)
+    drift_nanos = cached_tokens = 0
     tenants = []
     for row in rows:
         fields = dict(row)
         drift_nanos += fields.pop("drift_nanos")
+        cached_tokens += fields.pop("cached_tokens")
         tenants.append(TenantReconciliation(**fields))
     ledger_tokens = sum(tenant.ledger_tokens for tenant in tenants)
     invoiced_tokens = sum(tenant.invoiced_tokens for tenant in tenants)
@@ -96,6 +101,8 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         estimated_requests=estimated_requests,
         estimated_tail_tokens_max=tail_tokens_max,
         unexplained_drift_tokens=drift_tokens - max(0, min(drift_tokens, tail_tokens_max)),
+        engine_cached_tokens=engine_cached_tokens,
+        excess_cached_tokens=max(0, cached_tokens - engine_cached_tokens),
         ledger_drift_nanos=drift_nanos,
         unprocessed_events=backlog.unprocessed,
         dead_letters=backlog.dead_letters,
@@ -103,7 +110,7 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     )
 
 
-def _engine_tokens(redis: redis_client.Redis) -> int:
-    """Tokens of tenants, over every boot of every replica that ever reported."""
-    counters = redis.hgetall(redis_keys.ENGINE_COUNTERS)
-    return sum(msgspec.json.decode(value, type=EngineCounters).tenant_tokens for value in counters.values())
+def _engine_counters(redis: redis_client.Redis) -> list[EngineCounters]:
+    """The counters of every boot of every replica that ever reported."""
+    stored = redis.hgetall(redis_keys.ENGINE_COUNTERS)
+    return [msgspec.json.decode(value, type=EngineCounters) for value in stored.values()]

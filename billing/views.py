@@ -117,7 +117,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens counted in three places. ``drift_tokens`` is ``engine_tokens`` plus ``aborted_prefill_tokens``,
     which engines do not count, minus ``ledger_tokens``. It is meaningful only when ``unprocessed_events`` and
     ``dead_letters`` are 0, no request is running, and the agents' last report (one per second) is newer than the last
-    request. ``ledger_drift_nanos`` must always be 0.
+    request. ``ledger_drift_nanos`` must always be 0. So must ``excess_cached_tokens``: tokens of exact events that were
+    charged at the cached price beyond the ``engine_cached_tokens``.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
     and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
@@ -133,6 +134,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     estimated_requests: int
     estimated_tail_tokens_max: int
     unexplained_drift_tokens: int
+    engine_cached_tokens: int
+    excess_cached_tokens: int
     ledger_drift_nanos: int
     unprocessed_events: int
     dead_letters: int

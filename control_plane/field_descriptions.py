@@ -7,7 +7,7 @@ exactly. A test requires an entry for every field of the document.
 from typing import Any, Final
 
 _FIELDS: Final[dict[str, str]] = {
-    "aborted_prefill_tokens": "Prompt tokens of requests that were aborted before their first token; part of the input.",
+    "aborted_prefill_tokens": "Prompt tokens of requests that were aborted before their first token; input.",
     "acknowledged": "Whether every live gateway acts by the change.",
     "adapter": "Name of the adapter.",
     "adapter_bytes": "Bytes of the files of one revision together.",
@@ -43,10 +43,12 @@ _FIELDS: Final[dict[str, str]] = {
     "duration_ms_p99": "99th percentile of the same.",
     "effective_from": "From when on the price counts.",
     "end": "End of the period, exclusive.",
+    "engine_cached_tokens": "Prompt tokens that the engines counted as cached.",
     "engine_tokens": "Tokens of tenants that the engines counted.",
     "eos_token": "Token that ends a text; null without one.",
     "estimated_requests": "Requests whose gateway died, charged by their last checkpoint.",
     "estimated_tail_tokens_max": "Tokens that estimated requests may leave uncharged at most.",
+    "excess_cached_tokens": "Tokens charged at the cached price beyond what the engines counted; must be 0.",
     "files": "Files of the revision.",
     "first_token_ms_p50": "Median milliseconds from a streamed request to its first token; null without one.",
     "first_token_ms_p99": "99th percentile of the same.",

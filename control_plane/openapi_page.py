@@ -22,7 +22,7 @@ _REFERENCE: Final = "#/components/schemas/"
 class PlainPage(OpenAPIRenderPlugin):
     """Renders the document with headings, tables and links only."""
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:  # noqa: ARG002
         """The page."""
         return "".join(_page(described(openapi_schema))).encode()
 

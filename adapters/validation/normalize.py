@@ -16,12 +16,11 @@ from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterM
 from adapters.validation.folding import Folding
 from adapters.validation.tensor_rules import SIDES, LoraPair, canonical_name
 from adapters.validation.validate import ValidatedAdapter
-from adapters.validation.weight_rules import read_bfloat16, read_rows, to_bfloat16
+from adapters.validation.weight_rules import BFLOAT16_BYTES, read_bfloat16, read_rows, to_bfloat16
 
 REVISION_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE)
 
 _ALIGNMENT: Final = 8
-_BFLOAT16_BYTES: Final = 2
 
 
 def normalize(accepted: ValidatedAdapter, source: Path, target: Path, base: BaseModelSpec) -> AdapterManifest:
@@ -75,7 +74,7 @@ def _write_weights(accepted: ValidatedAdapter, source: Path, target: Path) -> No
     for name in names:
         pair, side = tensors[name]
         shape = (rank, pair.a.shape[1]) if side == "A" else (pair.b.shape[0], rank)
-        end = offset + shape[0] * shape[1] * _BFLOAT16_BYTES
+        end = offset + shape[0] * shape[1] * BFLOAT16_BYTES
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -94,7 +93,7 @@ def _folded(stream: BinaryIO, pair: LoraPair, side: str, folding: Folding) -> It
     padding, factor = folding.rank - pair.rank, folding.factor(pair.module)
     if side == "A":
         yield from read_bfloat16(stream, pair.a)
-        yield bytes(padding * pair.a.shape[1] * _BFLOAT16_BYTES)
+        yield bytes(padding * pair.a.shape[1] * BFLOAT16_BYTES)
     elif padding == 0 and factor == 1:
         yield from read_bfloat16(stream, pair.b)
     else:

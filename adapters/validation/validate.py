@@ -17,7 +17,7 @@ from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, ch
 from adapters.validation.file_rules import REQUIRED_FILES, check_first_bytes, check_names
 from adapters.validation.folding import Folding, fold
 from adapters.validation.tensor_rules import LoraPair, check_tensors
-from adapters.validation.weight_rules import WeightBounds, check_weights
+from adapters.validation.weight_rules import BFLOAT16_BYTES, WeightBounds, check_weights
 
 
 class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +90,22 @@ def validate(
         report=report,
         module=widest.module if len(config.ranks) > 1 else None,
     )
-    if report.count > 0:
-        return None
-    check_weights(folder / WEIGHTS_FILE, pairs, config, bounds.weights, report)
-    return None if report.count > 0 else ValidatedAdapter(config=config, pairs=pairs, folding=fold(config, pairs))
+    folding = fold(config, pairs)
+    _check_folded_size(folding, pairs, limits, report)
+    if report.count == 0:
+        check_weights(folder / WEIGHTS_FILE, pairs, config, bounds.weights, report)
+    return None if report.count > 0 else ValidatedAdapter(config=config, pairs=pairs, folding=folding)
+
+
+def _check_folded_size(folding: Folding, pairs: list[LoraPair], limits: UploadLimits, report: ReportBuilder) -> None:
+    """Padding to one rank can make an adapter much larger."""
+    folded_bytes = sum((pair.a.shape[1] + pair.b.shape[0]) * folding.rank * BFLOAT16_BYTES for pair in pairs)
+    if folded_bytes > limits.bytes_max:
+        text = (
+            f"with every module at rank {folding.rank}, which replicas need, it has {folded_bytes} bytes; "
+            f'plan "{limits.plan_name}" allows {limits.bytes_max}: train with smaller or equal ranks'
+        )
+        report.refuse("upload_too_large", text, file=WEIGHTS_FILE)
 
 
 def _check_kinds(folder: Path, limits: UploadLimits, report: ReportBuilder) -> None:

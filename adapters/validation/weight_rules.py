@@ -22,6 +22,7 @@ Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
 CHUNK_ELEMENTS: Final = 1 << 20
+BFLOAT16_BYTES: Final = 2
 
 
 class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):

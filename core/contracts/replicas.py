@@ -48,12 +48,15 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that one engine process counted since its start, and the part that belongs to the agent's probes."""
+    """Tokens that one engine process counted since its start, and the part that belongs to the agent's probes. Cached
+    prompt tokens are of tenants: prompts of probes are shorter than a block.
+    """
 
     prompt_tokens: int
     generation_tokens: int
     probe_prompt_tokens: int
     probe_generation_tokens: int
+    cached_prompt_tokens: int = 0
 
     @property
     def tenant_tokens(self) -> int:

@@ -19,6 +19,7 @@ class EngineMetrics:
 
     prompt_tokens: int
     generation_tokens: int
+    cached_prompt_tokens: int = 0
     running: int
     waiting: int
     kv_used: float
@@ -54,6 +55,7 @@ def parse_metrics(text: str) -> EngineMetrics:
     return EngineMetrics(
         prompt_tokens=int(values.get("vllm:prompt_tokens_total", 0)),
         generation_tokens=int(values.get("vllm:generation_tokens_total", 0)),
+        cached_prompt_tokens=int(values.get("vllm:prompt_tokens_cached_total", 0)),
         running=int(values.get("vllm:num_requests_running", 0)),
         waiting=int(values.get("vllm:num_requests_waiting", 0)),
         kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),

@@ -42,6 +42,7 @@ class StatusPublisher:
             generation_tokens=engine.generation_tokens,
             probe_prompt_tokens=probes.prompt,
             probe_generation_tokens=probes.generation,
+            cached_prompt_tokens=engine.cached_prompt_tokens,
         )
         where = redis_keys.replica_residency(status.id)
         writes = residency is not None and residency.version != self._written_version

@@ -187,6 +187,19 @@ def test_tokens_the_ledger_missed_show_as_drift(stage):
     assert stage.reconcile().drift_tokens == 1
 
 
+def test_tokens_sold_at_the_cached_price_that_no_engine_counted_as_cached_are_shown(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant, cached_tokens=32), stage.event(tenant, cached_tokens=64))
+    for counted, excess in ((96, 0), (100, 0), (90, 6)):
+        counters = EngineCounters(
+            prompt_tokens=200, generation_tokens=40, probe_prompt_tokens=0, probe_generation_tokens=0,
+            cached_prompt_tokens=counted,
+        )  # fmt: skip
+        stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+        found = stage.reconcile()
+        assert (found.drift_tokens, found.engine_cached_tokens, found.excess_cached_tokens) == (0, counted, excess)
+
+
 def test_an_aborted_prefill_is_in_the_ledger_and_on_the_invoice_and_in_no_engines_counters(stage):
     tenant = stage.tenant()
     stage.bill(
