@@ -75,7 +75,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         bucket=bucket,
         uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
         readiness=ReadinessCheck(engine, redis, bucket),
-        pepper=Pepper(value=settings.keys.key_pepper.get_secret_value().encode()),
+        pepper=Pepper(*settings.keys.peppers),
         web=settings.web,
         upload=settings.upload,
     )

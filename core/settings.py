@@ -97,6 +97,17 @@ class KeySettings(Fragment):
     key_pepper: SecretStr = Field(
         min_length=16, description="HMAC secret for API keys; losing it invalidates every key."
     )
+    key_pepper_previous: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="The secret before a rotation. Keys that were made with it stay valid as long as it is set.",
+    )
+
+    @property
+    def peppers(self) -> tuple[bytes, ...]:
+        """The secrets with which a key may have been hashed, the current one first."""
+        both = (self.key_pepper, self.key_pepper_previous)
+        return tuple(each.get_secret_value().encode() for each in both if each is not None)
 
 
 class EngineKeySettings(Fragment):
@@ -104,6 +115,11 @@ class EngineKeySettings(Fragment):
 
     engine_key: SecretStr = Field(
         min_length=16, description="Key that gateways show to engines; engines refuse everyone else."
+    )
+    engine_key_previous: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="The key before a rotation. Engines accept it too, until every gateway shows the new one.",
     )
 
 

@@ -16,11 +16,14 @@ from core.db import unit_of_work
 from core.errors import Unauthenticated
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pepper:
-    """The secret that API keys are hashed with. A separate type keeps it out of logs and apart from other bytes."""
+    """The secret that API keys are hashed with. A separate type keeps it out of logs and apart from other bytes. Keys
+    that were hashed with ``previous`` are still found.
+    """
 
     value: bytes
+    previous: bytes | None = None
 
     def __repr__(self) -> str:
         return "Pepper(…)"
@@ -69,6 +72,8 @@ class Authenticator:
             raise Unauthenticated("This is not a valid API key. Check it for a typo or a missing part.")
         with unit_of_work(self.engine) as session:
             principal = self.find_principal(session, hash_key(secret.strip(), self.pepper.value))
+            if principal is None and self.pepper.previous is not None:
+                principal = self.find_principal(session, hash_key(secret.strip(), self.pepper.previous))
         if principal is None:
             raise Unauthenticated("This API key is unknown or was revoked; create another key.")
         return principal

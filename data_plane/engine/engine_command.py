@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from adapters.base_model_spec import LINEAR_KINDS
 from data_plane.engine.plugin import ACTIVATION
@@ -48,9 +49,13 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     return argv
 
 
+_SECRETS: Final = frozenset({"engine_key", "engine_key_previous"})
+"""Settings that the engine's processes read from the environment themselves."""
+
+
 def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
     """Settings that the plugin, the middleware and the worker read again in their own processes."""
-    shared = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - {"engine_key"})
+    shared = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - _SECRETS)
     return {f"TENORA_{name}".upper(): str(value) for name, value in shared.items()}
 
 

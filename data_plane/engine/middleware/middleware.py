@@ -44,7 +44,9 @@ class EngineMiddleware:
     def __init__(self, app: App, adapters: AdapterRequests | None = None) -> None:
         self._app = app
         settings = MiddlewareSettings()
-        self._key = _digest(settings.engine_key.get_secret_value())
+        self._current = _BEARER + settings.engine_key.get_secret_value()
+        keys = (settings.engine_key, settings.engine_key_previous)
+        self._keys = [_digest(key.get_secret_value()) for key in keys if key is not None]
         self._adapters = adapters or _registered_adapters(settings)
         self._routes = control_routes.ControlRoutes(self._adapters)
 
@@ -57,6 +59,7 @@ class EngineMiddleware:
         elif not self._has_key(scope):
             await send_json(send, 401, {"error": "the engine key is missing or wrong"})
         else:
+            _show_key(scope, self._current)
             self._routes.start_sweep(scope["app"].state)
             await self._pass_on(route, scope, receive, send)
 
@@ -84,7 +87,15 @@ class EngineMiddleware:
 
     def _has_key(self, scope: Scope) -> bool:
         key = (header(scope, b"authorization") or "").removeprefix(_BEARER)
-        return hmac.compare_digest(_digest(key), self._key)
+        shown = _digest(key)
+        return any(hmac.compare_digest(shown, known) for known in self._keys)
+
+
+def _show_key(scope: Scope, authorization: str) -> None:
+    """Give vLLM, which knows one key, the current one: the caller may have shown the previous one."""
+    if header(scope, b"authorization") != authorization:
+        others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        scope["headers"] = [*others, (b"authorization", authorization.encode())]
 
 
 def _registered_adapters(settings: MiddlewareSettings) -> AdapterRequests:

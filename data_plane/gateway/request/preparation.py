@@ -47,7 +47,7 @@ class Preparation:
         self._counters = counters
         self._schemas = schemas
         self.unmetered = UnmeteredRateLimiter(settings.tenant_unmetered_requests_per_s)
-        self._pepper = settings.key_pepper.get_secret_value().encode()
+        self._peppers = settings.peppers
         self._preparing: Counter[str] = Counter()
         self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
 
@@ -63,7 +63,7 @@ class Preparation:
         tables = self._snapshot.tables
         if tables is None:
             raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
-        caller = authenticate(client.request_headers, tables, self._pepper)
+        caller = authenticate(client.request_headers, tables, *self._peppers)
         self.unmetered.check(caller.tenant.tenant_id)
         return caller, tables
 

@@ -29,8 +29,10 @@ class Caller(msgspec.Struct, frozen=True):
         )
 
 
-def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper: bytes) -> Caller:
-    """The caller of a request. Raises Unauthenticated, or Forbidden for a valid key that may not run inference."""
+def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, *peppers: bytes) -> Caller:
+    """The caller of a request, whose key was hashed with one of these peppers. Raises Unauthenticated, or Forbidden for
+    a valid key that may not run inference.
+    """
     shown = [value for name, value in headers if name == b"authorization"]
     if not shown:
         raise Unauthenticated("The request has no API key; send it as `Authorization: Bearer <key>`.")
@@ -40,7 +42,9 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, pepper:
         raise Unauthenticated("The API key is malformed; copy the whole key again.")
     if key.startswith("tnr_admin_"):
         raise Unauthenticated("This is an admin key. Use a key of a tenant, which begins with tnr_live_.")
-    grant = tables.keys.get(api_keys.hash_key(key, pepper))
+    grant = None
+    for pepper in peppers:  # one, except while it is rotated
+        grant = grant or tables.keys.get(api_keys.hash_key(key, pepper))
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:
         raise Unauthenticated("This API key is unknown or was revoked; create another key.")

@@ -86,6 +86,8 @@ def test_anything_but_exactly_one_good_key_is_refused():
         authenticate([(b"authorization", b"Bearer " + good)] * 2, built, PEPPER)
     with pytest.raises(Unauthenticated):
         authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper")
+    rotated = authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper", PEPPER)
+    assert rotated.tenant.tenant_id == "tn_1", "its pepper is the previous one"
 
 
 def test_a_suspended_tenant_and_a_key_without_the_scope_get_named_errors():

@@ -28,6 +28,18 @@ async def test_generation_needs_the_key(harness, path):
     assert harness.generation.started == [path]
 
 
+async def test_the_previous_key_is_accepted_while_it_is_set_and_vllm_sees_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
+    monkeypatch.setenv("TENORA_ENGINE_KEY_PREVIOUS", "the-key-before-this-one")
+    cache = disk_cache(tmp_path / "cache")
+    harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
+    for key, status in ((KEY, 200), ("the-key-before-this-one", 200), ("another-key-altogether", 401)):
+        assert (await harness.ask("POST", "/v1/completions", {"model": ""}, key=key)).status == status
+    assert harness.generation.authorizations == [f"Bearer {KEY}"] * 2
+    await harness.close()
+    cache.close()
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
