@@ -11,6 +11,8 @@ from litestar import Litestar, Router
 
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
+from control_plane import metrics
+from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.api import ApiKeys, TenantApiKeys
 from control_plane.auth.authenticate import Authenticator, Pepper
@@ -24,6 +26,9 @@ from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
+from control_plane.publishing.api import Changes
+from control_plane.publishing.gateway_ack import AckWaiter
+from control_plane.publishing.outbox_age import outbox_age_s
 from control_plane.registry.adapters.api import Adapters, Aliases
 from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
@@ -103,8 +108,15 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         openapi_config=describe_api(),
     )
     describe_problems(app)
+    metrics.OUTBOX_AGE.set_function(lambda: outbox_age_s(engine))
+    handler = app.asgi_handler
+    if settings.web.acknowledge_wait_ms:
+        waiter = AckWaiter(
+            engine, redis, wait_ms=settings.web.acknowledge_wait_ms, poll_ms=settings.web.acknowledge_poll_ms
+        )
+        handler = AcknowledgedAnswers(handler, waiter)
     # It wraps the application and is no Litestar middleware: those never see a request that matches no route.
-    app.asgi_handler = RequestContext(app.asgi_handler, _slots(settings.web))
+    app.asgi_handler = RequestContext(handler, _slots(settings.web))
     return app
 
 
@@ -132,6 +144,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            Changes,
         ],
     )
 
@@ -152,5 +165,6 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            Changes,
         ],
     )

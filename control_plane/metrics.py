@@ -31,6 +31,10 @@ ACKNOWLEDGE_SECONDS = Histogram(
     ["acknowledged"],
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 30),
 )
+OUTBOX_AGE = Gauge(
+    "tenora_control_outbox_age_seconds",
+    "Seconds that the oldest change has waited for publishing, as the web process sees it; 0 without one.",
+)
 REBUILDS = Counter("tenora_control_snapshot_rebuilds_total", "Rebuilds of the whole snapshot, by reason.", ["reason"])
 VERDICTS = Counter(
     "tenora_control_verdicts_total",

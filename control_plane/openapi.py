@@ -49,7 +49,9 @@ def describe_api() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Tenora control plane",
         version=version("tenora"),
-        description="Tenants, API keys, plans, adapters, usage and invoices. Errors are application/problem+json.",
+        description="Tenants, API keys, plans, adapters, usage and invoices. Errors are application/problem+json. "
+        "The answer to a change waits until every live gateway acts by it, and has `acknowledged: true`. If one does "
+        "not in time, the change stands, and the answer is 202 with `acknowledged: false` and a `poll_url`.",
         path="/schema",
         render_plugins=[
             _Json(path=["/", "/openapi.json"]),

@@ -122,14 +122,14 @@ class WebSettings(Fragment):
         default=2000,
         ge=0,
         le=30_000,
-        description="How long a change of an alias waits for every gateway to acknowledge it; then the answer says "
-        "`acknowledged: false`.",
+        description="How long the answer to a change waits for every gateway to acknowledge it; then it is 202 with "
+        "`acknowledged: false`. 0: answers do not wait, and say nothing about gateways.",
     )
     acknowledge_poll_ms: int = Field(
         default=20,
         ge=5,
         le=1000,
-        description="How often a change of an alias checks whether every gateway has acknowledged it.",
+        description="How often the answer to a change checks whether every gateway has acknowledged it.",
     )
     refusals_audited_per_hour_max: int = Field(
         default=500,

@@ -85,7 +85,7 @@ class ApiKeys(Controller):
     def revoke_api_key(
         self, key_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> None:
-        """Revoke a key permanently. Gateways refuse it within two seconds."""
+        """Revoke a key permanently. When the answer says 204, every live gateway refuses it."""
         with unit_of_work(engine) as session:
             service.revoke(session, tenant_id=principal.own_tenant_id, key_id=key_id, actor=principal.key_id)
 

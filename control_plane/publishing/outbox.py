@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from sqlmodel import Session
 
+from control_plane.publishing import request_changes
 from control_plane.publishing.models import OutboxChange
 from core.contracts.snapshots import SnapshotKind
 
@@ -17,9 +18,11 @@ def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxCh
     """
     change = OutboxChange(kind=kind, field=field)
     session.add(change)
+    request_changes.note(change)
     return change
 
 
 def publish_changes(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
     """Like ``publish_change``, for many fields."""
-    session.add_all(OutboxChange(kind=kind, field=field) for field in fields)
+    for field in fields:
+        publish_change(session, kind, field)

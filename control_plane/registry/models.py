@@ -107,6 +107,11 @@ class Revision(SQLModel, table=True):
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
     completed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     decided_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    ready_change_id: int | None = Field(
+        default=None,
+        sa_type=BigInteger,
+        description="The change that publishes the revision, until every gateway has acknowledged it.",
+    )
     uploads_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     stored_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
 

@@ -147,14 +147,14 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     """A revision. ``sha256`` is the digest of the files that engines load, once it is ready. ``stage`` shows what a
-    validating revision waits for: the check of its files, then a canary run. ``report`` is present from the second
-    stage on, and complete once the revision is decided.
+    validating revision waits for: the check of its files, a canary run, and every gateway. ``report`` is present from
+    the second stage on, and complete once the revision is decided.
     """
 
     id: str
     adapter: str
     status: Status
-    stage: Literal["checking", "canary"] | None
+    stage: Literal["checking", "canary", "publishing"] | None
     rank: int | None
     rank_class: int | None
     sha256: str | None
@@ -185,12 +185,8 @@ class AliasView(msgspec.Struct, frozen=True, kw_only=True):
 
 class AliasMoved(msgspec.Struct, frozen=True, kw_only=True):
     """An alias after a change; ``alias`` is null after its removal. ``previous`` is the target before the change, or
-    null; sending it as the body of the same call undoes the change. With ``acknowledged`` every live gateway uses the
-    new target from now on; ``gateways`` counts those that do, after ``waited_ms``.
+    null; sending it as the body of the same call undoes the change.
     """
 
     alias: AliasView | None
     previous: AliasTarget | None
-    acknowledged: bool
-    gateways: int
-    waited_ms: int

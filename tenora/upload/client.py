@@ -21,7 +21,11 @@ FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _ROUNDS_MAX: Final = 3
 _ANNOUNCEMENTS_MAX: Final = 20
 _POLL_S: Final = 0.25
-_STAGES: Final = {"checking": "checking the files", "canary": "trying it on a replica"}
+_STAGES: Final = {
+    "checking": "checking the files",
+    "canary": "trying it on a replica",
+    "publishing": "telling the gateways",
+}
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _CONFIG_BYTES_MAX: Final = 1 << 20
 

@@ -4,7 +4,6 @@ a limited wait.
 
 from collections.abc import Callable
 
-import anyio.to_thread
 import msgspec
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
@@ -16,7 +15,6 @@ from sqlmodel import Session
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.prefetch_hints import send_hints
 from control_plane.registry.adapters import aliases, pins, service
 from control_plane.registry.schemas import (
@@ -126,8 +124,8 @@ class Aliases(Controller):
         with unit_of_work(engine) as session:
             return aliases.get(session, tenant_id=principal.own_tenant_id, name=name, alias=alias)
 
-    @put("/{alias:str}", opt=_WRITE)
-    async def put_alias(
+    @put("/{alias:str}", opt=_WRITE, sync_to_thread=True)
+    def put_alias(
         self,
         name: FromPath[str],
         alias: FromPath[str],
@@ -152,17 +150,16 @@ class Aliases(Controller):
                 settings=web,
             )
 
-        return await _acknowledged(move, engine, redis, web)
+        return _moved(move, engine, redis)
 
-    @delete("/{alias:str}", opt=_WRITE, status_code=200)
-    async def delete_alias(
+    @delete("/{alias:str}", opt=_WRITE, status_code=200, sync_to_thread=True)
+    def delete_alias(
         self,
         name: FromPath[str],
         alias: FromPath[str],
         engine: NamedDependency[Engine],
         redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
-        web: NamedDependency[WebSettings],
     ) -> AliasMoved:
         """Remove an alias. Without the alias `prod`, an adapter's name serves its newest ready revision."""
 
@@ -171,27 +168,12 @@ class Aliases(Controller):
                 session, tenant_id=principal.own_tenant_id, name=name, alias=alias, actor=principal.key_id
             )
 
-        return await _acknowledged(move, engine, redis, web)
+        return _moved(move, engine, redis)
 
 
-async def _acknowledged(
-    move: Callable[[Session], aliases.AliasChange], engine: Engine, redis: Redis, web: WebSettings
-) -> AliasMoved:
-    """Commit a change, then wait for gateways without holding a thread or a database connection."""
-
-    def commit() -> aliases.AliasChange:
-        with unit_of_work(engine) as session:
-            moved = move(session)
-        send_hints(redis, moved.hints)
-        return moved
-
-    moved = await anyio.to_thread.run_sync(commit)
-    waiting = AckWaiter(engine, redis, wait_ms=web.acknowledge_wait_ms, poll_ms=web.acknowledge_poll_ms)
-    ack = await waiting.wait([moved.change_id])
-    return AliasMoved(
-        alias=moved.alias,
-        previous=moved.previous,
-        acknowledged=ack.acknowledged,
-        gateways=ack.gateways,
-        waited_ms=ack.waited_ms,
-    )
+def _moved(move: Callable[[Session], aliases.AliasChange], engine: Engine, redis: Redis) -> AliasMoved:
+    """Commit a change and send its hints. ``acknowledged_answers`` waits for gateways and adds what they said."""
+    with unit_of_work(engine) as session:
+        moved = move(session)
+    send_hints(redis, moved.hints)
+    return AliasMoved(alias=moved.alias, previous=moved.previous)

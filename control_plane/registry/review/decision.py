@@ -32,7 +32,9 @@ def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
         return
     row.status, row.digest = "ready", row.checked_digest
     _close(session, row, codes=[], actor=actor)
-    publish_change(session, "adapters", adapters.field_of(adapter))
+    change = publish_change(session, "adapters", adapters.field_of(adapter))
+    session.flush()
+    row.ready_change_id = change.id
     pins.refresh(session, adapter)
 
 

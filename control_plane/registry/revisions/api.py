@@ -18,6 +18,7 @@ from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.registry.revisions import rank_classes, refusal_audit
 from control_plane.registry.revisions import service as revisions
+from control_plane.registry.revisions.confirmation import confirmed
 from control_plane.registry.revisions.uploads import Uploads, revision_id_of
 from control_plane.registry.schemas import NewRevision, RankClassView, RevisionCreated, RevisionView
 from control_plane.settings import WebSettings
@@ -77,15 +78,17 @@ class Revisions(Controller):
         self,
         name: FromPath[str],
         engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevisionView]:
         """List an adapter's revisions, newest first."""
         with unit_of_work(engine) as session:
-            return revisions.list_revisions(
+            page = revisions.list_revisions(
                 session, tenant_id=principal.own_tenant_id, name=name, cursor=cursor, limit=limit
             )
+            return Page(data=confirmed(engine, redis, session, page.data), next_cursor=page.next_cursor)
 
     @get("/{revision_id:str}", sync_to_thread=True, opt=_READ)
     def get_revision(
@@ -93,11 +96,13 @@ class Revisions(Controller):
         name: FromPath[str],
         revision_id: FromPath[str],
         engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
     ) -> RevisionView:
-        """Get one revision, with its report once it is decided."""
+        """Get one revision, with its report once it is decided. It is `ready` when every gateway serves it."""
         with unit_of_work(engine) as session:
-            return revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
+            view = revisions.get(session, tenant_id=principal.own_tenant_id, name=name, revision_id=revision_id)
+            return confirmed(engine, redis, session, [view])[0]
 
     @get("/{revision_id:str}/uploads", sync_to_thread=True, opt=_WRITE)
     def resume_uploads(

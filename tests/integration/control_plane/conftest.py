@@ -20,7 +20,9 @@ from tests.fixtures.uploads.peft_adapters import tiny_base
 
 @pytest.fixture
 def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
-    return control_settings(postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0))
+    return control_settings(
+        postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0, acknowledge_wait_ms=0)
+    )
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def shared_api(postgres_server, migrated_template, redis_server, s3_settings) ->
     """One API for a module whose tests leave no state that other tests would see."""
     postgres = create_database(postgres_server, f"shared_{secrets.token_hex(6)}", migrated_template)
     redis = RedisSettings(redis_url=redis_server)
-    with running_api(control_settings(postgres, redis, s3_settings, web=WebSettings(control_port=0))) as running:
+    with running_api(
+        control_settings(postgres, redis, s3_settings, web=WebSettings(control_port=0, acknowledge_wait_ms=0))
+    ) as running:
         yield running
 
 

@@ -39,7 +39,9 @@ def open_s3(tmp_path_factory):
 @pytest.fixture
 def settings(postgres_settings, redis_settings, open_s3):
     cors = CorsSettings(control_cors_origins=(CONSOLE, "http://localhost:5173"))
-    return control_settings(postgres_settings, redis_settings, open_s3, web=WebSettings(control_port=0), cors=cors)
+    return control_settings(
+        postgres_settings, redis_settings, open_s3, web=WebSettings(control_port=0, acknowledge_wait_ms=0), cors=cors
+    )
 
 
 def preflight(url: str, method: str, headers: list[str], origin: str = CONSOLE) -> httpx.Response:

@@ -18,7 +18,9 @@ def start(postgres_settings, redis_settings, s3_settings):
     with contextlib.ExitStack() as servers:
 
         def running(**limits: object) -> Api:
-            web = WebSettings(control_port=0, **{"control_connections_per_address_max": None, **limits})
+            web = WebSettings(
+                control_port=0, acknowledge_wait_ms=0, **{"control_connections_per_address_max": None, **limits}
+            )
             return servers.enter_context(
                 running_api(control_settings(postgres_settings, redis_settings, s3_settings, web=web))
             )

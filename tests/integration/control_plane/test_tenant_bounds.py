@@ -16,7 +16,9 @@ REPORTS_AT_ONCE = 2
 @pytest.fixture
 def api(postgres_settings, redis_settings, s3_settings):
     postgres = PostgresSettings(postgres_dsn=postgres_settings.postgres_dsn, postgres_pool_max=5)
-    web = WebSettings(control_port=0, api_keys_max=4, control_report_connections_max=REPORTS_AT_ONCE)
+    web = WebSettings(
+        control_port=0, acknowledge_wait_ms=0, api_keys_max=4, control_report_connections_max=REPORTS_AT_ONCE
+    )
     with running_api(control_settings(postgres, redis_settings, s3_settings, web=web)) as running:
         yield running
 

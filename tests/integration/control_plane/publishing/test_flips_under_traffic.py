@@ -13,66 +13,23 @@ import httpx
 import msgspec
 import openai
 import pytest
-from redis import Redis
 
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from tests.conftest import wait_until
-from tests.fixtures import processes
-from tests.fixtures.control_plane.ready_revisions import ready_revision
-from tests.fixtures.control_plane.worker import running_worker
-from tests.fixtures.gateway.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
-from tests.fixtures.uploads.peft_adapters import tiny_base
+from tests.fixtures.control_plane.two_gateways import Platform, two_gateways
 from tests.fixtures.witness.answer import words_of
 
 pytestmark = pytest.mark.quiet
 
 FLIPS = 16
 CLIENTS_PER_GATEWAY = 3
-AMPLE = {
-    "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "concurrent_requests": 1000,
-    "kv_pages": 1_000_000, "tokens_per_month": 1_000_000_000,
-}  # fmt: skip
-
-
-@dataclass
-class Platform:
-    """The running platform, and a tenant with an adapter of four revisions: engine names by revision id, oldest
-    first.
-    """
-
-    tenant: object
-    gateways: list[processes.GatewayProcess]
-    revisions: dict[str, str]
-
-    def flip(self, **body: object) -> dict:
-        return self.tenant.http.put("/api/v1/adapters/bot/aliases/prod", json=body).raise_for_status().json()
 
 
 @pytest.fixture
 def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
-    route = tiny_route()
-    base = msgspec.structs.replace(
-        tiny_base(id=route.id, hub_name=route.hub_name), tokenizer_json=tokenizer_json().decode(),
-        chat_template=CHATML, bos_token=route.bos_token, eos_token=route.eos_token, vocab_size=route.vocab_size,
-    )  # fmt: skip
-    api.register(base).raise_for_status()
-    tenant = api.tenant(**AMPLE)
-    adapter_id = tenant.adapter("bot", base)["id"]
-    revisions = dict(ready_revision(engine, adapter_id) for _ in range(4))
-    redis_url = settings.redis.redis_url
-    with contextlib.ExitStack() as up:
-        up.enter_context(Redis.from_url(redis_url)).set(redis_keys.QUOTAS_REBUILT, 1)  # no billing worker runs here
-        up.enter_context(running_worker(settings))
-        witnesses = [up.enter_context(processes.witness(tmp_path, redis_url, f"rep_{n}")) for n in range(2)]
-        for witness in witnesses:
-            witness.faults(token_interval_s=0.004, output_tokens=50)
-        wait_until(lambda: api.anyone.get("/readyz").status_code == 200, what="the control plane")
-        gateways = [
-            up.enter_context(processes.gateway(tmp_path, redis_url, f"gateway_{n}", heartbeat_lease_s=2))
-            for n in range(2)
-        ]
-        yield Platform(tenant, gateways, revisions)
+    with two_gateways(api, settings, engine, tmp_path) as up:
+        yield up
 
 
 @dataclass

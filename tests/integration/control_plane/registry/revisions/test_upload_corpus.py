@@ -54,7 +54,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Run]:
     postgres = create_database(postgres_server, f"corpus_{secrets.token_hex(6)}", migrated_template)
-    web = WebSettings(control_port=0, uploads_open_max=1000, revisions_max=1000)
+    web = WebSettings(control_port=0, acknowledge_wait_ms=0, uploads_open_max=1000, revisions_max=1000)
     settings = control_settings(postgres, RedisSettings(redis_url=redis_server), s3_settings, web=web)
     engine, bucket = db.connect(postgres), Bucket(s3_settings, StoreSettings())
     with redis_client.Redis.from_url(redis_server) as redis, running_api(settings) as api:

@@ -164,7 +164,7 @@ def test_a_compressed_body_is_not_unpacked(tenant):
 
 
 def test_audit_rows_of_a_flood_of_refusals_are_bounded(postgres_settings, redis_settings, s3_settings, engine, folder):
-    web = WebSettings(control_port=0, refusals_audited_per_hour_max=3)
+    web = WebSettings(control_port=0, acknowledge_wait_ms=0, refusals_audited_per_hour_max=3)
     with running_api(control_settings(postgres_settings, redis_settings, s3_settings, web=web)) as api:
         api.register(tiny_base()).raise_for_status()
         flooding, quiet = api.tenant(), api.tenant()

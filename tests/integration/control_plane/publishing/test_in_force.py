@@ -1,0 +1,112 @@
+"""What the API confirms is in force at every gateway: each change is tried at both gateways right after its answer."""
+
+import secrets
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.fixtures.control_plane.ready_revisions import ready_revision
+from tests.fixtures.control_plane.two_gateways import Platform, two_gateways
+
+ROUNDS = [10, pytest.param(200, marks=pytest.mark.soak)]
+
+
+@pytest.fixture
+def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
+    with two_gateways(api, settings, engine, tmp_path) as up:
+        yield up
+
+
+def confirmed(answer: httpx.Response) -> dict:
+    """The body of an answer that every gateway acknowledged."""
+    answer.raise_for_status()
+    assert answer.status_code != 202, answer.text
+    return answer.json() if answer.content else {}
+
+
+class Gateways:
+    """Both gateways, asked one after the other."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._clients = [httpx.Client(base_url=gateway.url, timeout=30) for gateway in platform.gateways]
+
+    def __enter__(self) -> "Gateways":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+
+    def statuses(self, key: str, path: str = "/v1/models") -> set[int]:
+        return {answer.status_code for answer in self._ask(key, path)}
+
+    def found(self, key: str, path: str) -> list[dict]:
+        return [answer.raise_for_status().json() for answer in self._ask(key, path)]
+
+    def _ask(self, key: str, path: str) -> list[httpx.Response]:
+        headers = {"Authorization": f"Bearer {key}"}
+        return [client.get(path, headers=headers) for client in self._clients]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_confirmed_change_is_in_force_at_every_gateway(platform, rounds):
+    tenant, admin = platform.tenant, platform.api.admin
+    of_tenant = f"/api/v1/admin/tenants/{tenant.id}"
+    with Gateways(platform) as gateways:
+        for number in range(rounds):
+            key = confirmed(tenant.http.post("/api/v1/api-keys", json={"name": f"round {number}"}))
+            assert gateways.statuses(key["key"]) == {200}
+
+            limits = {"limits": {"output_tokens": 16 + number}}
+            confirmed(admin.patch(of_tenant, json=limits))
+            shown = gateways.found(key["key"], "/v1/models/bot")
+            assert [each["limits"]["output_tokens"] for each in shown] == [16 + number] * 2
+
+            target = list(platform.revisions)[number % len(platform.revisions)]
+            confirmed(tenant.http.put("/api/v1/adapters/bot/aliases/prod", json={"revision": target}))
+            assert [each["revisions"] for each in gateways.found(key["key"], "/v1/models/bot")] == [{target: 1}] * 2
+
+            confirmed(admin.patch(of_tenant, json={"status": "suspended"}))
+            assert gateways.statuses(key["key"]) == {403}
+            confirmed(admin.patch(of_tenant, json={"status": "active"}))
+            assert gateways.statuses(key["key"]) == {200}
+
+            confirmed(tenant.http.delete(f"/api/v1/api-keys/{key['id']}"))
+            assert gateways.statuses(key["key"]) == {401}
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platform, engine, rounds):
+    tenant = platform.tenant
+    adapter_id = tenant.http.get("/api/v1/adapters/bot").json()["id"]
+    with Gateways(platform) as gateways:
+        for _ in range(rounds):
+            revision, _ = ready_revision(engine, adapter_id, unconfirmed=True)
+            path = f"/api/v1/adapters/bot/revisions/{revision}"
+            while (shown := tenant.http.get(path).json())["status"] != "ready":
+                assert (shown["status"], shown["stage"]) == ("validating", "publishing")
+            assert gateways.statuses(tenant.key, f"/v1/models/bot@{revision}") == {200}
+            assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
+
+
+def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(api):
+    tenant = api.tenant()
+    key = tenant.http.post("/api/v1/api-keys", json={"name": secrets.token_hex(4)})
+    assert (key.status_code, key.json()["acknowledged"]) == (202, False)
+    revoked = tenant.http.delete(f"/api/v1/api-keys/{key.json()['id']}")
+    assert (revoked.status_code, revoked.json()["acknowledged"]) == (202, False)
+    change = tenant.http.get(revoked.json()["poll_url"]).raise_for_status().json()
+    assert change == {"acknowledged": False, "gateways": 0}
+    suspended = api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
+    assert (suspended.status_code, suspended.json()["acknowledged"]) == (202, False)
+    assert api.admin.get(suspended.json()["poll_url"]).json()["acknowledged"] is False
+
+
+def test_a_replay_for_an_idempotency_key_says_nothing_about_gateways(api):
+    tenant = api.tenant()
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first, again = (tenant.http.post("/api/v1/api-keys", json={"name": "x"}, headers=headers) for _ in range(2))
+    assert (first.status_code, first.json()["acknowledged"]) == (202, False)
+    assert again.status_code == 201
+    assert "acknowledged" not in again.json()
