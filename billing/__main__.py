@@ -9,6 +9,7 @@ from billing import quota_rebuild, worker
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import db
+from core.audit_rows import record_operator_action
 from core.errors import AppError
 from core.settings import PostgresSettings, RedisSettings
 
@@ -41,14 +42,22 @@ def main() -> None:
     elif arguments.command == "rebuild-quotas":
         _rebuild(arguments.tenant)
     else:
-        settings = BillingSettings()
-        with worker.connect_redis(RedisSettings(), settings) as redis:
-            moved = UsageStream(redis, settings.billing_consumer).redrive(count=arguments.count)
+        moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
+
+
+def _redrive(count: int) -> int:
+    settings = BillingSettings()
+    with db.unit_of_work(db.connect(PostgresSettings())) as session:
+        record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=count)
+    with worker.connect_redis(RedisSettings(), settings) as redis:
+        return UsageStream(redis, settings.billing_consumer).redrive(count=count)
 
 
 def _rebuild(tenant_id: str | None) -> None:
     engine = db.connect(PostgresSettings())
+    with db.unit_of_work(engine) as session:
+        record_operator_action(session, action="quotas.rebuilt", target=tenant_id or "all tenants")
     with worker.connect_redis(RedisSettings(), BillingSettings()) as redis:
         try:
             rebuilt = quota_rebuild.rebuild(engine, redis, tenant_id)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def _name_base_model(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _archive_audit(arguments: argparse.Namespace) -> int:
+    from control_plane import operations
+
+    count = operations.archive_audit(PostgresSettings(), arguments.before, arguments.to)
+    print(f"moved {count} rows of the audit trail to {arguments.to}")  # noqa: T201
+    return 0
+
+
+def _day(text: str) -> datetime:
+    return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+
+
 def _add(commands: Any, name: str, run: _Run | None, text: str) -> argparse.ArgumentParser:
     """``commands`` is what ``add_subparsers`` returns; argparse has no public name for its type."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -126,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         help="File of the admin key. It is created with mode 0600 if it is missing.",
     )
     _add_admin_keys(_add(commands, "admin-keys", None, "List, create and revoke admin keys."))
+    archive = _add(commands, "archive-audit", _archive_audit, "Move old rows of the audit trail to a file.")
+    archive.add_argument("--before", type=_day, required=True, metavar="YYYY-MM-DD", help="First UTC day to keep.")
+    archive.add_argument("--to", type=Path, required=True, help="New file, one JSON object a line, with mode 0600.")
     _add_base_models(_add(commands, "base-models", None, "List base models and set the names they are known by."))
     return parser
 

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from sqlmodel import Session
 from adapters.object_store.s3 import Bucket
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.schemas import ApiKeyView
+from control_plane.audit import archive as audit_archive
+from control_plane.audit import service as audit
 from control_plane.dependencies import open_redis
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
@@ -105,6 +108,17 @@ def set_base_model_names(postgres: PostgresSettings, base_model: str, names: lis
         return base_models.set_names(session, base_model, names, actor=_OPERATOR)
 
 
+def archive_audit(postgres: PostgresSettings, before: datetime, path: Path) -> int:
+    """Move rows of the audit trail older than ``before`` to the new file ``path``. Returns their number. Raises
+    Unprocessable for an existing file.
+    """
+    try:
+        with _database(postgres) as session:
+            return audit_archive.archive(session, before=before, path=path, actor=_OPERATOR)
+    except FileExistsError as error:
+        raise Unprocessable(f"{path} exists. Name a new file with --to.") from error
+
+
 def prepare_bucket(settings: ControlSettings) -> str:
     """Create the bucket if it is missing and set its CORS rules; returns a summary. This is a separate command because
     it needs more rights than the processes that use the bucket.
@@ -119,6 +133,8 @@ def publish(settings: ControlSettings) -> Position:
     engine = db.connect(settings.postgres)
     redis = open_redis(settings.redis.redis_url)
     try:
+        with db.unit_of_work(engine) as session:
+            audit.record(session, actor=_OPERATOR, action="snapshot.rebuilt", target="snapshot")
         return OutboxRelay(engine, redis, projections(settings.publishing)).rebuild("asked")
     finally:
         redis.close()

@@ -39,10 +39,10 @@ class AdminReplicas(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[ReplicaView]:
         """Drain a replica: it accepts no new requests and finishes its running ones."""
-        drained = service.drain(redis, replica_id)
 
-        def record(session: Session) -> ReplicaView:
+        def drain(session: Session) -> ReplicaView:
             audit.record(session, actor=principal.key_id, action="replica.drained", target=replica_id)
-            return drained
+            session.flush()  # a drain that cannot be recorded does not happen
+            return service.drain(redis, replica_id)
 
-        return idempotent.run(record, status_code=202)
+        return idempotent.run(drain, status_code=202)

@@ -1,17 +1,22 @@
 """The operator's commands migrate, bootstrap, publish and web as real processes, and the readiness route."""
 
+import hashlib
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import httpx
 import pytest
 import redis as redis_client
+from sqlalchemy.exc import IntegrityError
 
 from control_plane import health
 from control_plane.api_keys.service import find_principal
+from control_plane.audit.models import AuditEvent
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.operations import bootstrap, migrate
 from control_plane.registry.models import Revision
@@ -196,3 +201,56 @@ def test_readiness_asks_the_stores_once_a_second_however_often_it_is_asked(setti
     now += 1
     check.result()
     assert len(asked) == 6
+
+
+def test_old_audit_rows_are_moved_to_a_file_and_the_rest_stays(settings, engine, tmp_path):
+    with db.unit_of_work(engine) as session:
+        for day in (1, 2, 3):
+            row = AuditEvent(actor="key_1", action="test.done", target=f"day {day}", details={"n": day})
+            row.created_at = datetime(2026, 1, day, tzinfo=UTC)
+            session.add(row)
+    file = tmp_path / "audit.jsonl"
+    moved = run(settings, "archive-audit", "--before", "2026-01-03", "--to", str(file))
+    assert (moved.returncode, "moved 2 rows" in moved.stdout) == (0, True), moved.stderr
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["target"], row["details"]) for row in rows] == [("day 1", {"n": 1}), ("day 2", {"n": 2})]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with engine.connect() as connection:
+        left = connection.exec_driver_sql("SELECT action, target FROM audit_events ORDER BY created_at").fetchall()
+        details = connection.exec_driver_sql(
+            "SELECT details FROM audit_events WHERE action = 'audit.archived'"
+        ).scalar()
+    assert [tuple(row) for row in left] == [("test.done", "day 3"), ("audit.archived", "audit.jsonl")]
+    assert details["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    again = run(settings, "archive-audit", "--before", "2026-01-03", "--to", str(file))
+    assert (again.returncode, "Name a new file" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM audit_events",
+        "UPDATE audit_events SET actor = 'x'",
+        "TRUNCATE audit_events",
+        "SET LOCAL tenora.archiving_audit = 'on'; UPDATE audit_events SET actor = 'x'",
+        "SET LOCAL tenora.archiving_audit = 'on'; TRUNCATE audit_events",
+        "SET LOCAL ROLE stranger; SET LOCAL tenora.archiving_audit = 'on'; DELETE FROM audit_events",
+    ],
+)
+def test_no_audit_row_is_changed_or_deleted_otherwise(engine, statement):
+    with db.unit_of_work(engine) as session:
+        session.add(AuditEvent(actor="key_1", action="test.done", target="x"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "DO $$ BEGIN CREATE ROLE stranger; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        )
+        connection.exec_driver_sql("GRANT ALL ON audit_events TO stranger")
+    with pytest.raises(IntegrityError, match="only ever added"), engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_an_operators_rebuild_of_the_snapshot_is_in_the_audit_trail(settings, engine):
+    assert run(settings, "publish").returncode == 0
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT actor, action FROM audit_events").fetchall()
+    assert ("operator", "snapshot.rebuilt") in [tuple(row) for row in rows]
