@@ -123,7 +123,10 @@ def _add(commands: Any, name: str, run: _Run | None, text: str) -> argparse.Argu
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m control_plane", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m control_plane",
+        description="Starts Tenora's control plane or its worker, or runs an operator's one-time command.",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
     _add(commands, "worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")

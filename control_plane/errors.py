@@ -5,7 +5,7 @@ error.
 """
 
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 import structlog
@@ -101,10 +101,26 @@ def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) ->
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
         param = first.get("key")
-        detail = f"{param}: {first['message']}" if param else first["message"]
+        detail = f"{param}: {_explained(request, param, first['message'])}" if param else first["message"]
         if param == "data":
             param, detail = None, "This route requires a JSON body. /schema lists its fields."
     return problem(request, error.status_code, code, detail, param=param, headers=headers)
+
+
+def _explained(request: Request[Any, Any, Any], param: str, message: str) -> str:
+    """The framework's message. For a value that is not one of a few, it names them instead."""
+    if not message.startswith("Invalid enum value"):
+        return message
+    parameter = request.route_handler.parsed_fn_signature.parameters.get(param)
+    values = [] if parameter is None else _literals(parameter.raw)
+    return f"must be one of {', '.join(map(str, values))}." if values else message
+
+
+def _literals(annotation: Any) -> list[object]:
+    """The values of every Literal within a type."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [value for part in get_args(annotation) for value in _literals(part)]
 
 
 def on_dependency_down(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

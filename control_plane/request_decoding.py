@@ -3,7 +3,7 @@
 Litestar would parse first and convert leniently afterwards (``"60"`` would be accepted for 60).
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from litestar import Request
@@ -13,6 +13,13 @@ from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
 
 _DEPTH_MAX = 64
+_SHAPES: Final = {
+    r"^[a-z0-9][a-z0-9-]{0,62}$": "use lower-case letters, digits and '-', at most 63, and begin with no '-'",
+    r"^[a-z0-9][a-z0-9_-]{0,62}$": "use the id or the name of a plan",
+    r"^[0-9a-f]{64}$": "write 64 hexadecimal digits in lower case",
+    r"^[^\x00-\x1f\x7f]+$": "leave out control characters",
+}
+"""What the patterns of wire types ask for."""
 
 
 class StrictRequest(Request[Any, Any, State]):
@@ -68,4 +75,7 @@ def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
         name = message.split("`")[1]
         param = f"{param}.{name}" if param else name
         return InvalidRequest(f"{param}: this field is required.", code="missing_field", param=param)
+    for pattern, text in _SHAPES.items():
+        if message.endswith(f"matching regex {pattern!r}"):
+            return InvalidRequest(f"{param or 'body'}: {text}.", param=param)
     return InvalidRequest(f"{param or 'body'}: {message[0].lower()}{message[1:]}.", param=param)

@@ -8,7 +8,7 @@ import click
 from core import telemetry
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Tenora's data plane."""
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from adapters.base_model_spec import LINEAR_KINDS
+from adapters.settings import CacheSettings, StoreSettings
+from core.settings import S3Settings, TelemetrySettings
 from data_plane.engine.plugin import ACTIVATION
 from data_plane.engine.settings import MiddlewareSettings, ReplicaSettings
 
@@ -53,6 +55,24 @@ _SECRETS: Final = frozenset({"engine_key", "engine_key_previous"})
 """Settings that the engine's processes read from the environment themselves."""
 
 
+_PARTS: Final = (MiddlewareSettings, S3Settings, StoreSettings, CacheSettings, TelemetrySettings)
+_OWN: Final = frozenset(f"TENORA_{name}".upper() for part in _PARTS for name in part.model_fields)
+_SYSTEM: Final = frozenset(
+    {"HOME", "HOSTNAME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER",
+     "VIRTUAL_ENV", "XDG_CACHE_HOME",
+     "TENORA_HOME"}  # by it, a supervisor recognizes the processes that it has started
+)  # fmt: skip
+_LIBRARIES: Final = (
+    "CUDA_", "GOMP_", "HF_", "KMP_", "LC_", "MALLOC_", "MKL_", "NCCL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
+)  # fmt: skip
+"""Beginnings of the names by which libraries are configured."""
+
+
+def _may_know(name: str) -> bool:
+    return name in _OWN or name in _SYSTEM or name.startswith(_LIBRARIES)
+
+
 def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
     """Settings that the plugin, the middleware and the worker read again in their own processes."""
     shared = settings.model_dump(mode="json", include=set(MiddlewareSettings.model_fields) - _SECRETS)
@@ -60,9 +80,12 @@ def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:
 
 
 def engine_env(settings: ReplicaSettings, device: str, environ: dict[str, str]) -> dict[str, str]:
-    """``environ`` plus the variables of vLLM and the plugin. The engine key is never on a command line."""
+    """What the engine needs of ``environ``, plus the variables of vLLM and the plugin. Code that takes over an engine
+    finds no address of Redis or Postgres here, and no secret of other processes. The engine key is never on a command
+    line.
+    """
     env = {
-        **environ,
+        **{name: value for name, value in environ.items() if _may_know(name)},
         ACTIVATION: device,
         **_shared_settings(settings),
         "VLLM_API_KEY": settings.engine_key.get_secret_value(),

@@ -23,6 +23,23 @@ from tenora.stack.secrets_file import Secrets
 BUCKET = "tenora"
 REPLICA_ID = "rep_local"
 _GATEWAY_DRAIN_S = 10
+_POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
+_S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
+_SALT, _ENGINE = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY"
+_SECRETS = frozenset({_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET, _SALT, _ENGINE})
+_CONTROL_PLANE = frozenset({_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET})
+_KNOWN_TO = {
+    "migrate": frozenset({_POSTGRES}),
+    "admin-key": frozenset({_POSTGRES, _PEPPER}),
+    "publish": _CONTROL_PLANE,
+    "web": _CONTROL_PLANE,
+    "worker": _CONTROL_PLANE,
+    "base-model": frozenset(),  # it reads the admin key's file
+    "billing": frozenset({_POSTGRES, _REDIS}),
+    "gateway": frozenset({_REDIS, _PEPPER, _SALT, _ENGINE}),
+    "replica": frozenset({_REDIS, _S3_KEY, _S3_SECRET, _ENGINE}),
+}
+"""The secrets that each program needs."""
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -87,6 +104,11 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _environment_of(self, program: str) -> dict[str, str]:
+        """The settings of one program, with only the secrets that it needs."""
+        withheld = _SECRETS - _KNOWN_TO[program]
+        return {name: value for name, value in self.environment().items() if name not in withheld}
+
     def programs(self) -> list[Program]:
         """All programs in reading order; ``needs`` decides the start order."""
         web_needs = ("admin-key", "valkey", "s3")
@@ -133,7 +155,7 @@ class Stack:
         return Program(
             name=name,
             argv=self._command(*command),
-            env=self.environment(),
+            env=self._environment_of(name),
             log=self.logs / f"{name}.log",
             needs=needs,
             ready=lambda: True,
@@ -154,7 +176,7 @@ class Stack:
         return Program(
             name=name,
             argv=self._command(*command),
-            env={**self.environment(), "TENORA_METRICS_PORT": str(metrics_port), **(env or {})},
+            env={**self._environment_of(name), "TENORA_METRICS_PORT": str(metrics_port), **(env or {})},
             stop_s=stop_s,
             log=self.logs / f"{name}.log",
             needs=needs,
@@ -163,7 +185,7 @@ class Stack:
 
     def _replica(self) -> Program:
         metrics_port = self._ports["replica_metrics"]
-        environment = self.environment() | {
+        environment = self._environment_of("replica") | {
             "TENORA_METRICS_PORT": str(metrics_port),
             "TENORA_REPLICA_ID": REPLICA_ID,
             "TENORA_BASE_MODEL": MODEL_ID,

@@ -54,3 +54,19 @@ def test_nothing_is_fetched_or_reported_to_the_outside():
 def test_a_gpu_engine_sizes_its_own_cache_and_compiles():
     assert "--enforce-eager" not in engine_argv(SETTINGS, "gpu")
     assert "VLLM_CPU_KVCACHE_SPACE" not in engine_env(SETTINGS, "gpu", {})
+
+
+def test_the_engine_learns_no_secret_of_other_processes():
+    secrets = {
+        "TENORA_POSTGRES_DSN": "postgres://", "TENORA_REDIS_URL": "redis://", "TENORA_KEY_PEPPER": "pepper",
+        "TENORA_SALT_SECRET": "salt", "TENORA_STRIPE_KEY": "sk", "AWS_SECRET_ACCESS_KEY": "aws",
+        "GITHUB_TOKEN": "gh", "DATABASE_URL": "postgres://",
+    }  # fmt: skip
+    needed = {
+        "PATH": "/bin", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2", "PYTHONPATH": "/x",
+        "TENORA_ENGINE_KEY": "key", "TENORA_S3_ENDPOINT": "http://s3", "TENORA_S3_ACCESS_KEY": "a",
+        "TENORA_CACHE_DIR": "/cache", "TENORA_LOG_LEVEL": "info", "TENORA_HOME": "/home",
+    }  # fmt: skip
+    env = engine_env(SETTINGS, "gpu", secrets | needed)
+    assert not env.keys() & secrets.keys()
+    assert {name: env[name] for name in needed} == needed

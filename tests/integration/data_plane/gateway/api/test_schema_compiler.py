@@ -161,3 +161,44 @@ def test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not(stack):
     known = schema_of({"type": "string", "maxLength": 1})
     assert post(stack, greedy, max_tokens=1, response_format=known).status_code == 200
     assert chat(client, response_format=schema_of({"type": "string", "maxLength": 99})).choices
+
+
+def test_the_compilers_process_knows_no_secret_of_the_gateway(stack, tenant):
+    chat(tenant.sdk(), response_format=schema_of({**PERSON, "title": "starts it"}))
+    (child,) = (
+        process
+        for process in psutil.Process(stack.gateway.process.pid).children(recursive=True)
+        if "data_plane.gateway.api.schema_compiler_process" in process.cmdline()
+    )
+    assert {name for name in child.environ() if name.startswith("TENORA_")} == set()
+
+
+@pytest.mark.parametrize("change", ["a name", "an order"])
+def test_renamed_or_moved_tools_are_rationed_like_new_schemas(stack, change):
+    """The engine compiles all tools with their names as one grammar, so each variant is compiled here first."""
+    tenant = stack.tenant()
+    tenant.sdk()
+
+    def ask(number: int) -> httpx.Response:
+        names = [f"look_{number}", "up"] if change == "a name" else [f"f{place}" for place in range(14)]
+        if change == "an order":
+            names = names[number:] + names[:number]
+        tools = [{"type": "function", "function": {"name": name, "parameters": PERSON}} for name in names]
+        return post(stack, tenant, max_tokens=1, tools=tools, tool_choice="required")
+
+    answers = [ask(number) for number in range(14)]
+    assert [answer.status_code for answer in answers[:12]] == [200] * 12
+    assert (answers[-1].status_code, answers[-1].json()["error"]["code"]) == (429, "schema_rate_limited")
+    assert ask(0).status_code == 200, "it was compiled before"
+
+
+def test_tools_have_one_bound_together(stack, tenant):
+    tenant.sdk()
+    large = {
+        "type": "object",
+        "properties": {f"p{number}": {"type": "string", "title": "x" * 200} for number in range(60)},
+    }
+    tools = [{"type": "function", "function": {"name": f"f{number}", "parameters": large}} for number in range(6)]
+    error = post(stack, tenant, tools=tools).json()["error"]
+    assert (error["code"], error["param"]) == ("schema_too_complex", "tools")
+    assert "together" in error["message"]
