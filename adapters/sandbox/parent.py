@@ -3,10 +3,9 @@
 Fails closed: a child that crashes, is killed, answers too much or takes too long rejects the upload, and never
 accepts it. Fails open, with a warning and a metric, where the kernel has no Landlock or gives no network namespace, or
 where root's child cannot get its own user: the system-call filter is what always holds. What the child does
-inside is in ``adapters.sandbox.child``; how it drops its privileges is in ``adapters.sandbox.launcher``.
+inside is in ``adapters.sandbox.child``; how it is confined is in ``core.sandbox``.
 """
 
-import json
 import os
 import select
 import signal
@@ -23,16 +22,21 @@ import structlog
 
 from adapters import metrics
 from adapters.report import UploadProblem, ValidationReport, rejected
-from adapters.sandbox import launcher
 from adapters.sandbox.child import REQUEST_FILE, REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.settings import UploadSettings
+from core.sandbox.confinement import (
+    LINE_BYTES_MAX,
+    ChildLimits,
+    child_environment,
+    confined_command,
+    missing_protections,
+)
 
 _log: Final = structlog.get_logger()
 _READ_BYTES: Final = 64 * 1024
 _STDERR_SHOWN: Final = 2000
-_OPTIONAL_PROTECTIONS: Final = ("landlock", "network", "own-user")  # as the launcher's first line names them
-# One thread, since the child may start none.
-_ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = child_environment({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+"""One thread, since the child may start none."""
 
 
 class ChildFailed(Exception):
@@ -83,20 +87,19 @@ def run_confined(
     Besides its own code and the system's libraries, the command can only read ``readable`` and write ``writable``
     (where the kernel has Landlock), and no file above ``file_bytes``.
     """
-    spec = {
-        "parent": os.getpid(),
-        "user_id": settings.upload_user_id,
-        "readable": [str(path) for path in (*_code_folders(), *readable)],
-        "writable": [str(path) for path in writable],
-        "limits": {
-            "memory_bytes": settings.upload_memory_bytes_max,
-            "cpu_s": settings.upload_cpu_s_max,
-            "file_bytes": file_bytes,
-            "open_files": settings.upload_open_files_max,
-        },
-    }
-    # -B: a bytecode file that the child's file size limit cuts off would break every later start of this interpreter.
-    argv = [sys.executable, "-I", "-B", "-S", str(Path(launcher.__file__)), json.dumps(spec), *command]
+    argv = confined_command(
+        command,
+        packages=["adapters"],
+        readable=readable,
+        writable=writable,
+        limits=ChildLimits(
+            memory_bytes=settings.upload_memory_bytes_max,
+            cpu_s=settings.upload_cpu_s_max,
+            file_bytes=file_bytes,
+            open_files=settings.upload_open_files_max,
+        ),
+        user_id=settings.upload_user_id,
+    )
     deadline = time.monotonic() + settings.upload_validation_timeout_s
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603 - our own launcher
@@ -160,21 +163,9 @@ def _report_missing(errors: IO[bytes]) -> None:
     opened no file.
     """
     errors.seek(0)
-    launcher, _, held = errors.readline(_STDERR_SHOWN).decode(errors="replace").partition(": ")
-    if launcher != "sandbox":
-        return
-    wanted = _OPTIONAL_PROTECTIONS if os.geteuid() == 0 else _OPTIONAL_PROTECTIONS[:2]
-    missing = [name for name in wanted if not any(word.startswith(name) for word in held.split())]
+    line = errors.readline(LINE_BYTES_MAX)
+    missing = missing_protections(line)
     for name in missing:
         metrics.UNPROTECTED_CHILDREN.labels(name).inc()
     if missing:
-        _log.warning("validation child not fully confined", missing=missing, held=held.strip())
-
-
-def _code_folders() -> list[Path]:
-    """The paths that Python needs: the interpreter, its libraries, the system's, and our two packages."""
-    ours = Path(launcher.__file__).parents[1]
-    return [
-        Path(sys.prefix), Path(sys.base_prefix), ours, ours.parent / "core", Path("/usr"), Path("/lib"), Path("/lib64"),
-        Path("/etc/ld.so.cache"), Path("/dev/null"), Path("/dev/urandom"),
-    ]  # fmt: skip
+        _log.warning("validation child not fully confined", missing=missing, held=line.decode(errors="replace").strip())

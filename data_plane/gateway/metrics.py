@@ -108,6 +108,11 @@ SCHEMA_COMPILERS_LOST = Counter(
     "tenora_gateway_schema_compilers_lost",
     "Schema compiler processes ended because a schema needed too much time or memory.",
 )
+SCHEMA_COMPILERS_UNPROTECTED = Counter(
+    "tenora_gateway_schema_compilers_unprotected",
+    "Schema compilers without an optional protection (landlock, network, own-user), by the missing protection.",
+    ["missing"],
+)
 IDEMPOTENT_REPLAYS = Counter(
     "tenora_gateway_idempotent_replays", "Stored answers returned again for the same Idempotency-Key."
 )

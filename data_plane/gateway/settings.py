@@ -140,6 +140,12 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySe
     schema_memory_bytes: int = Field(
         default=1 << 30, ge=256 << 20, description="Memory of the schema compiler. A schema that needs more is refused."
     )
+    schema_user_id: int = Field(
+        default=65_532,
+        ge=1,
+        le=4_294_967_294,
+        description="User and group id of the schema compiler if the gateway is root. Choose one that owns no files.",
+    )
     schema_compiled_max_bytes: int = Field(
         default=33_554_432, ge=1024, description="Size of one compiled JSON Schema. The gateway refuses a larger one."
     )

@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from core.sandbox.confinement import ChildLimits, child_environment, confined_command, missing_protections
 from data_plane.gateway import metrics
 from data_plane.gateway.api.grammar import Grammar, grammars_of
 from data_plane.gateway.api.openai_request import Call
@@ -44,8 +45,11 @@ _TIMEOUT_COST: Final = 0.25  # of a tenant's minute, reserved before each attemp
 _TIMEOUT_CACHED_S: Final = 60  # a busy machine may have been the reason
 _TENANTS_MAX: Final = 10_000
 _ATTEMPTS: Final = 2
-_ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "TOKENIZERS_PARALLELISM": "false"}
-"""All that the compiler's process knows. It is native code on tenants' input, so it gets no secret of the gateway."""
+_ENVIRONMENT: Final = child_environment({"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})
+"""One thread, since the child may start none."""
+_LIBRARIES_BYTES: Final = 8 << 30
+"""Address space beyond the memory that the child bounds itself: code, and what allocators reserve."""
+_OPEN_FILES_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ class SchemaCompiler:
         try:
             async with asyncio.timeout(self._settings.schema_start_s) as limit:
                 if child is None:
-                    child = self._child = await _Child.start(self._settings.schema_memory_bytes)
+                    child = self._child = await _Child.start(self._settings)
                 if base.tokenizer_sha256 not in child.loaded:
                     blob = await self._redis.get(redis_keys.blob(base.tokenizer_sha256))
                     if not isinstance(blob, bytes):
@@ -232,14 +236,35 @@ class _Child:
         self.loaded: set[str] = set()
 
     @classmethod
-    async def start(cls, memory_bytes: int) -> "_Child":
+    async def start(cls, settings: GatewaySettings) -> "_Child":
+        """A child without network, files, processes or secrets: it is native code on tenants' input. What the kernel
+        cannot give is logged and counted.
+        """
         pipe = asyncio.subprocess.PIPE
+        memory_bytes = settings.schema_memory_bytes
         module = "data_plane.gateway.api.schema_compiler_process"
-        return cls(
+        command = confined_command(
+            [sys.executable, "-I", "-B", "-m", module, str(memory_bytes)],
+            packages=["data_plane"],
+            limits=ChildLimits(
+                memory_bytes=memory_bytes + _LIBRARIES_BYTES, cpu_s=None, file_bytes=0, open_files=_OPEN_FILES_MAX
+            ),
+            user_id=settings.schema_user_id,
+        )
+        child = cls(
             await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-B", "-m", module, str(memory_bytes), stdin=pipe, stdout=pipe, env=_ENVIRONMENT
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, env=_ENVIRONMENT, cwd="/", start_new_session=True
             )
         )
+        assert child._process.stderr is not None, "it was asked for"
+        line = await child._process.stderr.readline()
+        missing = missing_protections(line)
+        for name in missing:
+            metrics.SCHEMA_COMPILERS_UNPROTECTED.labels(name).inc()
+        if missing:
+            held = line.decode(errors="replace").strip()
+            _log.warning("schema compiler not fully confined", missing=missing, held=held)
+        return child
 
     async def request(self, frame: LoadTokenizer | CompileGrammar) -> CompileResult:
         """Send one frame and read its answer. Raises OSError or IncompleteReadError when the child has died."""

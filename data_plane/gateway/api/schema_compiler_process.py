@@ -1,24 +1,21 @@
 """The child process that compiles grammars as engines do, so that a schema that never finishes kills only the child.
 
-Frames on stdin and stdout: four bytes of length, then MessagePack. ``schema_compiler.py`` interprets the results.
-Run: ``python -m data_plane.gateway.api.schema_compiler_process <memory in bytes>``.
+Frames on stdin and stdout: four bytes of length, then MessagePack. ``schema_compiler.py`` interprets the results,
+and starts ``python -m data_plane.gateway.api.schema_compiler_process <memory in bytes>`` confined (``core.sandbox``).
 """
 
 import contextlib
 import os
 import resource
-import signal
 import struct
 import sys
 import types
 from collections.abc import Callable
-from ctypes import CDLL
 from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
 FRAME_BYTES_MAX: Final = 256 << 20  # the largest frame holds a tokenizer
-_PR_SET_PDEATHSIG: Final = 1
 _NICE: Final = 5  # streams have priority
 
 
@@ -62,9 +59,7 @@ def pack(frame: LoadTokenizer | CompileGrammar | CompileResult) -> bytes:
 
 
 def main() -> None:
-    """Answer until stdin ends. The process dies with its parent and stays within its memory limit."""
-    CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """Answer until stdin ends. The process stays within its memory limit."""
     os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the library's output must not be read as an answer

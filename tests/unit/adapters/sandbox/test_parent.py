@@ -1,11 +1,9 @@
 """The child that reads untrusted files, when the child or its input misbehaves. Every case runs a real process."""
 
 import ast
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import get_args
@@ -15,7 +13,7 @@ import pytest
 import structlog
 
 from adapters.report import Code
-from adapters.sandbox import launcher, parent
+from adapters.sandbox import parent
 from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.sandbox.parent import ChildFailed, run_confined, validate_confined
 from adapters.settings import UploadSettings
@@ -202,7 +200,7 @@ WITHOUT_OPTIONAL_PROTECTIONS = """
 import platform, sys
 import structlog
 from prometheus_client import REGISTRY
-from adapters.sandbox import launcher
+from core.sandbox import launcher
 from adapters.sandbox.parent import run_confined
 from adapters.settings import UploadSettings
 
@@ -234,64 +232,3 @@ def test_a_kernel_without_landlock_or_network_namespaces_is_logged_and_counted()
     assert level == "warning"
     assert set(missing) - {"own-user"} == {"landlock", "network"}, "a separate user requires readable code"
     assert counted == {"landlock": 1.0, "network": 1.0}
-
-
-OWN_USER = """
-import os, sys
-given, output = sys.argv[1:]
-print(open(given + "/open").read())
-open(output + "/new", "w").write("x")
-for path in (given + "/of-root-alone", given + "/open"):
-    try:
-        open(path, "r+")
-    except PermissionError as error:
-        print("denied", os.path.basename(path))
-assert len(set(os.getresuid() + os.getresgid())) == 1, (os.getresuid(), os.getresgid())
-assert os.getuid() != 0 and not os.getgroups()
-status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
-assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status
-"""
-# The kernel may refuse nothing, user namespaces, or every namespace.
-REFUSING = {
-    "nothing": "",
-    "namespaces": "launcher._libc.unshare = lambda flags: -1",
-    "user namespaces": "real = launcher._libc.unshare\n"
-    "launcher._libc.unshare = lambda flags: -1 if flags & 0x10000000 else real(flags)",
-}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its child another user")
-@pytest.mark.parametrize("refused", REFUSING)
-def test_a_child_of_root_runs_as_its_own_user_if_that_user_can_read_the_code(refused):
-    """With the system's Python, because this one may be in root's home. The folders are not in a home either."""
-    system = Path("/usr/bin/python3")
-    if not system.exists():
-        pytest.skip("needs an interpreter that every user can reach, /usr/bin/python3")
-    with tempfile.TemporaryDirectory() as folder:
-        given, output = Path(folder, "given"), Path(folder, "output")
-        for path in (given, output):
-            path.mkdir()
-            os.chown(path, -1, 65_533)
-        Path(folder).chmod(0o755)
-        output.chmod(0o770)
-        for name, mode in (("open", 0o644), ("of-root-alone", 0o600)):
-            (given / name).write_text(name)
-            (given / name).chmod(mode)
-        spec = {
-            "parent": os.getpid(),
-            "user_id": 65_533,
-            "readable": ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc", str(given)],
-            "writable": [str(output)],
-            "limits": {"memory_bytes": 1 << 30, "cpu_s": 10, "file_bytes": 1000, "open_files": 64},
-        }
-        code = f"import json, sys; sys.path.insert(0, {str(Path(launcher.__file__).parent)!r}); import launcher\n"
-        code += f"{REFUSING[refused]}\nlauncher.main(json.loads(sys.argv[1]), sys.argv[2:])"
-        command = [str(system.resolve()), "-I", "-c", OWN_USER, str(given), str(output)]
-        done = subprocess.run(
-            [str(system), "-I", "-S", "-c", code, json.dumps(spec), *command],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "own-user" in done.stderr
-        assert done.stdout.split("\n")[:3] == ["open", "denied of-root-alone", "denied open"]
-        assert (output / "new").stat().st_uid == 65_533

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -85,13 +86,33 @@ def test_the_schemas_of_tools_are_compiled_as_well(stack, tenant):
     assert "/project" not in error["message"]
 
 
+def compilers(stack) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process(stack.gateway.process.pid).children(recursive=True)
+        if "data_plane.gateway.api.schema_compiler_process" in process.cmdline()
+    ]
+
+
+def test_the_compiler_has_no_privileges_no_secrets_and_no_network(stack, tenant):
+    chat(tenant.sdk(), response_format=schema_of({**PERSON, "title": "confined"}))
+    (child,) = compilers(stack)
+    status = dict(
+        line.split(":\t") for line in Path(f"/proc/{child.pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+    assert (status["NoNewPrivs"], status["Seccomp"], status["Threads"]) == ("1", "2", "1")
+    assert not [name for name in child.environ() if name.startswith("TENORA_")]
+    if not stack.gateway.metric("tenora_gateway_schema_compilers_unprotected_total", '{missing="network"}'):
+        assert Path(f"/proc/{child.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+
+
 def test_a_killed_compiler_is_replaced_and_the_schema_is_not_refused(stack, tenant):
     client = tenant.sdk()
     for number in range(3):
         assert chat(client, response_format=schema_of({**PERSON, "title": f"innocent {number}"})).choices
-        for child in psutil.Process(stack.gateway.process.pid).children(recursive=True):
-            if "data_plane.gateway.api.schema_compiler_process" in child.cmdline():
-                child.kill()
+        for child in compilers(stack):
+            child.kill()
         time.sleep(0.1 * number)  # soon after the kill, and after the gateway has noticed it
 
 
@@ -161,16 +182,6 @@ def test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not(stack):
     known = schema_of({"type": "string", "maxLength": 1})
     assert post(stack, greedy, max_tokens=1, response_format=known).status_code == 200
     assert chat(client, response_format=schema_of({"type": "string", "maxLength": 99})).choices
-
-
-def test_the_compilers_process_knows_no_secret_of_the_gateway(stack, tenant):
-    chat(tenant.sdk(), response_format=schema_of({**PERSON, "title": "starts it"}))
-    (child,) = (
-        process
-        for process in psutil.Process(stack.gateway.process.pid).children(recursive=True)
-        if "data_plane.gateway.api.schema_compiler_process" in process.cmdline()
-    )
-    assert {name for name in child.environ() if name.startswith("TENORA_")} == set()
 
 
 @pytest.mark.parametrize("change", ["a name", "an order"])

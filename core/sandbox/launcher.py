@@ -3,7 +3,8 @@ library.
 
 ``python -I -S launcher.py '<spec as JSON>' <command>``. Resource limits, no new privileges and the system-call filter
 must succeed, otherwise nothing starts (fails closed). Namespaces and Landlock depend on the kernel and its policy;
-the launcher writes those that hold to standard error (fails open, visibly). ``adapters.sandbox.parent`` is the caller.
+the launcher writes those that hold to standard error (fails open, visibly). ``core.sandbox.confinement`` writes the
+command line.
 """
 
 import ctypes
@@ -112,11 +113,11 @@ def _become(user_id: int) -> None:
     os.setresuid(user_id, user_id, user_id)
 
 
-def set_limits(*, memory_bytes: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Hard limits: no process started from here can raise them."""
+def set_limits(*, memory_bytes: int, cpu_s: int | None, file_bytes: int, open_files: int) -> None:
+    """Hard limits: no process started from here can raise them. Without ``cpu_s`` the CPU time has none."""
     for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_CPU, resource.RLIM_INFINITY if cpu_s is None else cpu_s),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_CORE, 0),
@@ -169,12 +170,12 @@ def refuse_calls() -> None:
 def main(spec: dict[str, object], command: list[str]) -> None:
     """Confine this process and become ``command``; does not return."""
     readable, writable = spec["readable"], spec["writable"]
-    needed = [path for path in (*readable, *writable, command[0]) if os.path.lexists(path)]  # type: ignore[misc] # written by adapters.sandbox.parent
-    held = enter_namespaces(spec["user_id"], needed)  # type: ignore[arg-type] # written by adapters.sandbox.parent
+    needed = [path for path in (*readable, *writable, command[0]) if os.path.lexists(path)]  # type: ignore[misc] # written by core.sandbox.confinement
+    held = enter_namespaces(spec["user_id"], needed)  # type: ignore[arg-type] # written by core.sandbox.confinement
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-    held += restrict_files(readable, writable)  # type: ignore[arg-type] # written by adapters.sandbox.parent
+    held += restrict_files(readable, writable)  # type: ignore[arg-type] # written by core.sandbox.confinement
     os.write(2, f"sandbox: {' '.join(held) or 'nothing optional'}\n".encode())
-    set_limits(**spec["limits"])  # type: ignore[arg-type] # written by adapters.sandbox.parent
+    set_limits(**spec["limits"])  # type: ignore[arg-type] # written by core.sandbox.confinement
     refuse_calls()
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent's death signal")
     if os.getppid() != spec["parent"]:
