@@ -166,7 +166,7 @@ def _rebuild(
         # Until this transaction ends, billing records nothing: what it has and what waits for it is then the whole. It
         # is the one place that asks Redis within a transaction; billing, not a gateway, waits for the answer.
         # Until it ends no other rebuild looks either: two that saw the same difference would both add it.
-        session.connection().execute(sa.text("LOCK TABLE usage_records IN SHARE ROW EXCLUSIVE MODE"))
+        session.connection().execute(sa.text("SELECT billing_lock_usage_records()"))
         seen = _look(redis, list(levels), tenants)
         truth = _recorded(session, tenants, seen.month)
         _add_unrecorded(session, truth, tenants, seen)

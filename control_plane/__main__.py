@@ -32,8 +32,10 @@ def _worker(_: argparse.Namespace) -> int:
 def _migrate(_: argparse.Namespace) -> int:
     from control_plane import operations
 
-    operations.migrate(PostgresSettings())
+    missing = operations.migrate(PostgresSettings())
     print("migrated to the newest version")  # noqa: T201 - a command answers on its standard output
+    if missing:
+        print(f"not granted, because they do not exist: {', '.join(missing)}; see SECURITY.md", file=sys.stderr)  # noqa: T201
     return 0
 
 
@@ -130,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
     _add(commands, "worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
-    _add(commands, "migrate", _migrate, "Migrate the database to the newest version.")
+    _add(commands, "migrate", _migrate, "Migrate the database and grant its roles, as its owner.")
     _add(commands, "bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
     publish = "Rebuild the snapshot that gateways follow from Postgres and replace it in one step."
     _add(commands, "publish", _publish, publish)

@@ -15,6 +15,7 @@ from alembic.config import Config
 from sqlmodel import Session
 
 from adapters.object_store.s3 import Bucket
+from control_plane import database_roles
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.schemas import ApiKeyView
 from control_plane.audit import archive as audit_archive
@@ -35,21 +36,26 @@ _OPERATOR: Final = "operator"  # the actor in the audit trail of a command
 _BASE_MODELS_MAX: Final = 1000
 
 
-def migrate(settings: PostgresSettings, folder: Path | None = None) -> None:
-    """Migrate the database to the newest version. ``folder`` is the repository's ``migrations`` folder. Raises
-    Unprocessable where there are no migrations.
+def migrate(settings: PostgresSettings, folder: Path | None = None) -> list[str]:
+    """Migrate the database to the newest version and grant the processes' roles their privileges. Returns the roles
+    that do not exist. ``folder`` is the repository's ``migrations`` folder. Raises Unprocessable where there are no
+    migrations.
     """
     folder = folder or Path(__file__).resolve().parent.parent / "migrations"
     file = folder / "alembic.ini"
     if not file.exists():
         raise Unprocessable(
             f"There are no migrations at {folder}. Run this command from a checkout of the repository or from an "
-            "editable "
-            "installation of it ('pip install --editable'); the wheel does not contain them."
+            "editable installation of it ('pip install --editable'); the wheel does not contain them."
         )
     config = Config(file)
     config.attributes["settings"] = settings
     command.upgrade(config, "head")
+    engine = db.connect(settings)
+    try:
+        return database_roles.grant_privileges(engine)
+    finally:
+        engine.dispose()
 
 
 def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> str:

@@ -21,11 +21,13 @@ from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
 from xdist.scheduler import LoadFileScheduling
 
+from control_plane import database_roles
 from core import db
 from core.settings import PostgresSettings, RedisSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
+from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 CLIENTS = Path(__file__).parent.parent / ".clients"
@@ -199,6 +201,7 @@ def postgres_server(servers_home) -> Iterator[str]:
         servers_home,
         port=free_port(),
         password=secrets.token_hex(8),
+        roles=POSTGRES_ROLES,
         options=("-c", "fsync=off"),  # these databases need not outlive a power cut, and there are hundreds
     )
     with running(server.program):
@@ -208,7 +211,7 @@ def postgres_server(servers_home) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_server(servers_home) -> Iterator[str]:
     server = embedded_servers.valkey(
-        servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8)
+        servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8), users=REDIS_USERS
     )
     with running(server.program):
         yield server.url
@@ -268,7 +271,11 @@ def create_database(server_url: str, name: str, template: str = "template0") -> 
 @pytest.fixture(scope="session")
 def migrated_template(postgres_server) -> str:
     """Name of a database built by the migrations, to be copied."""
-    command.upgrade(alembic_config(create_database(postgres_server, "migrated")), "head")
+    settings = create_database(postgres_server, "migrated")
+    command.upgrade(alembic_config(settings), "head")
+    engine = db.connect(settings)
+    assert database_roles.grant_privileges(engine) == []
+    engine.dispose()
     return "migrated"
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 import redis
 
-from core import redis_keys
+from control_plane import database_roles
+from core import redis_acl, redis_keys
 from core.settings import CorsSettings
 from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
+from tenora.stack.embedded_servers import Server
 from tenora.stack.program import Program, accepts_connections, answers
 from tenora.stack.secrets_file import Secrets
 
@@ -26,20 +28,35 @@ _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY"
-_SECRETS = frozenset({_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET, _SALT, _ENGINE})
-_CONTROL_PLANE = frozenset({_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET})
-_KNOWN_TO = {
-    "migrate": frozenset({_POSTGRES}),
-    "admin-key": frozenset({_POSTGRES, _PEPPER}),
+_CONTROL_PLANE = (_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET)
+_KNOWN_TO: Mapping[str, tuple[str, ...]] = {
+    "migrate": (_POSTGRES,),
+    "admin-key": (_POSTGRES, _PEPPER),
     "publish": _CONTROL_PLANE,
     "web": _CONTROL_PLANE,
     "worker": _CONTROL_PLANE,
-    "base-model": frozenset(),  # it reads the admin key's file
-    "billing": frozenset({_POSTGRES, _REDIS}),
-    "gateway": frozenset({_REDIS, _PEPPER, _SALT, _ENGINE}),
-    "replica": frozenset({_REDIS, _S3_KEY, _S3_SECRET, _ENGINE}),
+    "base-model": (),  # it reads the admin key's file
+    "billing": (_POSTGRES, _REDIS),
+    "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE),
+    "replica": (_REDIS, _S3_KEY, _S3_SECRET, _ENGINE),
 }
 """The secrets that each program needs."""
+_POSTGRES_ROLES = {
+    "admin-key": database_roles.WEB,
+    "web": database_roles.WEB,
+    "publish": database_roles.WORKER,
+    "worker": database_roles.WORKER,
+    "billing": database_roles.BILLING,
+}
+"""The role of each program; the owner of the tables migrates."""
+_REDIS_USERS = {
+    "publish": redis_acl.WORKER,
+    "web": redis_acl.WEB,
+    "worker": redis_acl.WORKER,
+    "billing": redis_acl.BILLING,
+    "gateway": redis_acl.GATEWAY,
+    "replica": redis_acl.REPLICA,
+}
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -65,9 +82,17 @@ class Stack:
         self._settings = settings
         self._secrets = secrets
         self._ports = ports
+        self._passwords = {
+            redis_acl.WEB: secrets.web_password,
+            redis_acl.WORKER: secrets.worker_password,
+            redis_acl.GATEWAY: secrets.gateway_password,
+            redis_acl.REPLICA: secrets.replica_password,
+            redis_acl.BILLING: secrets.billing_password,
+        }  # by user of Redis and role of Postgres, which have the same names
         self._valkey = embedded_servers.valkey(
-            self.home / "valkey", self.logs, port=ports["valkey"], password=secrets.valkey_password
-        )
+            self.home / "valkey", self.logs, port=ports["valkey"],
+            password=secrets.valkey_password, users=self._passwords,
+        )  # fmt: skip
         self._s3 = embedded_servers.s3(
             self.home / "s3", self.logs, port=ports["s3"],
             access_key=secrets.s3_access_key, secret_key=secrets.s3_secret_key, bucket=BUCKET,
@@ -77,25 +102,25 @@ class Stack:
             gateway_url=f"http://127.0.0.1:{settings.gateway_port}",
             control_url=f"http://127.0.0.1:{settings.control_port}",
             s3_url=self._s3.url,
-            postgres_dsn=f"postgresql+psycopg://postgres:{secrets.postgres_password}@127.0.0.1:{ports['postgres']}/tenora",
+            postgres_dsn=self._postgres_dsn("postgres", secrets.postgres_password),
             redis_url=self._valkey.url,
         )
 
     def environment(self) -> dict[str, str]:
-        """The settings that all parts share, as environment variables."""
-        secrets, where = self._secrets, self.addresses
+        """The settings that all parts share, as environment variables, with the secrets of the servers' owners."""
+        return self._shared() | self._secret_settings("")
+
+    def _environment_of(self, program: str) -> dict[str, str]:
+        """The settings of one program, with only the secrets that it needs."""
+        known = _KNOWN_TO[program]
+        return self._shared() | {name: value for name, value in self._secret_settings(program).items() if name in known}
+
+    def _shared(self) -> dict[str, str]:
         return {
             "TENORA_HOME": str(self.home),
-            "TENORA_POSTGRES_DSN": where.postgres_dsn,
-            "TENORA_REDIS_URL": where.redis_url,
-            "TENORA_S3_ENDPOINT": where.s3_url,
+            "TENORA_S3_ENDPOINT": self._s3.url,
             "TENORA_S3_BUCKET": BUCKET,
             "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone verifies no checksums, and its CORS headers do not allow one
-            "TENORA_S3_ACCESS_KEY": secrets.s3_access_key,
-            "TENORA_S3_SECRET_KEY": secrets.s3_secret_key,
-            "TENORA_KEY_PEPPER": secrets.key_pepper,
-            "TENORA_SALT_SECRET": secrets.salt_secret,
-            "TENORA_ENGINE_KEY": secrets.engine_key,
             "TENORA_GATEWAY_PORT": str(self._settings.gateway_port),
             "TENORA_CONTROL_PORT": str(self._settings.control_port),
             "TENORA_JOURNAL_DIR": str(self.home / "journal"),
@@ -104,10 +129,25 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def _environment_of(self, program: str) -> dict[str, str]:
-        """The settings of one program, with only the secrets that it needs."""
-        withheld = _SECRETS - _KNOWN_TO[program]
-        return {name: value for name, value in self.environment().items() if name not in withheld}
+    def _secret_settings(self, program: str) -> dict[str, str]:
+        """The settings that hold a secret, with the program's own role, user and key where it has one."""
+        secrets = self._secrets
+        role, user, reads_only = _POSTGRES_ROLES.get(program), _REDIS_USERS.get(program), program == "replica"
+        return {
+            _POSTGRES: self._postgres_dsn(role, self._passwords[role]) if role else self.addresses.postgres_dsn,
+            _REDIS: self._redis_url(user) if user else self.addresses.redis_url,
+            _S3_KEY: secrets.s3_read_access_key if reads_only else secrets.s3_access_key,
+            _S3_SECRET: secrets.s3_read_secret_key if reads_only else secrets.s3_secret_key,
+            _PEPPER: secrets.key_pepper,
+            _SALT: secrets.salt_secret,
+            _ENGINE: secrets.engine_key,
+        }
+
+    def _postgres_dsn(self, role: str, password: str) -> str:
+        return f"postgresql+psycopg://{role}:{password}@127.0.0.1:{self._ports['postgres']}/tenora"
+
+    def _redis_url(self, user: str) -> str:
+        return f"redis://{user}:{self._passwords[user]}@127.0.0.1:{self._ports['valkey']}/0"
 
     def programs(self) -> list[Program]:
         """All programs in reading order; ``needs`` decides the start order."""
@@ -116,6 +156,7 @@ class Stack:
             self._postgres(),
             self._valkey.program,
             self._s3.program,
+            self._s3_read().program,
             self._step("migrate", ("control_plane", "migrate"), needs=("postgres",)),
             self._step(
                 "admin-key",
@@ -144,9 +185,18 @@ class Stack:
     def _postgres(self) -> Program:
         """Postgres, prepared only when it is about to run: the first call creates the database cluster."""
         server = embedded_servers.postgres(
-            self.home / "postgres", self.logs, port=self._ports["postgres"], password=self._secrets.postgres_password
-        )
+            self.home / "postgres", self.logs, port=self._ports["postgres"], password=self._secrets.postgres_password,
+            roles={role: self._passwords[role] for role in database_roles.ROLES},
+        )  # fmt: skip
         return server.program
+
+    def _s3_read(self) -> Server:
+        """The endpoint of the replicas, which only read adapters."""
+        secrets = self._secrets
+        return embedded_servers.s3(
+            self.home / "s3", self.logs, port=self._ports["s3_read"],
+            access_key=secrets.s3_read_access_key, secret_key=secrets.s3_read_secret_key, bucket=BUCKET, read_only=True,
+        )  # fmt: skip
 
     def _command(self, module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, *arguments)
@@ -187,6 +237,7 @@ class Stack:
         metrics_port = self._ports["replica_metrics"]
         environment = self._environment_of("replica") | {
             "TENORA_METRICS_PORT": str(metrics_port),
+            "TENORA_S3_ENDPOINT": self._s3_read().url,
             "TENORA_REPLICA_ID": REPLICA_ID,
             "TENORA_BASE_MODEL": MODEL_ID,
             "TENORA_MODEL_PATH": str(self.checkpoint),
@@ -197,7 +248,7 @@ class Stack:
             argv=self._command("data_plane", "replica"),
             env=environment,
             log=self.logs / "replica.log",
-            needs=("valkey", "s3"),
+            needs=("valkey", "s3-read"),
             ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/metrics", saying="tenora_replica_ready 1.0"),
             ready_s=300,
             stop_s=45,

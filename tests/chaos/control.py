@@ -15,9 +15,9 @@ from typing import Final
 
 import httpx
 import msgspec
-from alembic import command
 from pydantic import SecretStr
 
+from control_plane import database_roles, operations
 from control_plane.api_keys import service as api_keys
 from control_plane.settings import WebSettings
 from core import db, redis_keys
@@ -28,7 +28,7 @@ from tenora.stack.program import Program, answers, free_port
 from tests.chaos.kills import Kill, Victim
 from tests.chaos.load import Load
 from tests.chaos.platform import Platform
-from tests.conftest import alembic_config, create_database, wait_until
+from tests.conftest import create_database, wait_until
 from tests.fixtures import processes
 from tests.fixtures.control_plane.api import PEPPER, Api, Tenant, control_settings
 from tests.fixtures.control_plane.worker import environment
@@ -82,7 +82,7 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
     """Start web, worker, S3, Valkey, a gateway and a witness over a separate database."""
     folder.mkdir()
     database = create_database(postgres_url, "chaos_control")
-    command.upgrade(alembic_config(database), "head")
+    operations.migrate(database)
     engine = db.connect(database)
     secret = mint_key("admin")
     with db.unit_of_work(engine) as session:
@@ -104,9 +104,12 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
             S3Settings(s3_endpoint=s3.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests")),
             web=WebSettings(control_port=port),
         )
-        env = environment(settings, TENORA_CONTROL_PORT=str(port))
         url = f"http://127.0.0.1:{port}"
-        for name, ready in (("web", lambda: answers(f"{url}/healthz")), ("worker", lambda: True)):
+        for name, role, ready in (
+            ("web", database_roles.WEB, lambda: answers(f"{url}/healthz")),
+            ("worker", database_roles.WORKER, lambda: True),
+        ):
+            env = environment(settings, role, TENORA_CONTROL_PORT=str(port))
             argv = (sys.executable, "-m", "control_plane", name)
             made.start(Program(name=name, argv=argv, ready=ready, log=folder / f"{name}.log", env=env))
         api = Api(url=url, settings=settings, admin_secret=secret)

@@ -18,7 +18,8 @@ import redis
 import sqlalchemy as sa
 
 from billing import prices as price_book
-from core import db, redis_keys
+from control_plane import database_roles
+from core import db, redis_acl, redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, Prices
 from core.db import unit_of_work
 from core.settings import PostgresSettings
@@ -29,6 +30,7 @@ from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.gateway.published import AMPLE, Publisher
+from tests.fixtures.least_privilege import REDIS_USERS, user_url
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
 TOKEN_PRICES = msgspec.structs.replace(
@@ -184,7 +186,7 @@ class Platform:
         """Start a gateway and return its URL when it is ready."""
         port = free_port()
         given = {
-            "redis_url": redis_url or self.redis_url, "key_pepper": processes.PEPPER,
+            "redis_url": user_url(redis_url or self.redis_url, redis_acl.GATEWAY), "key_pepper": processes.PEPPER,
             "engine_key": processes.ENGINE_KEY, "salt_secret": processes.SALT_SECRET, "gateway_port": port,
             "journal_dir": self.folder / "gateway-journal", **BRISK, **settings,
         }  # fmt: skip
@@ -201,8 +203,10 @@ class Platform:
     def billing(self, name: str = "billing", **settings: str) -> None:
         """Start a billing worker. It is ready as soon as it runs."""
         env = {f"TENORA_BILLING_{key}": value for key, value in {**BILLING, **settings}.items()}
-        env |= {"TENORA_BILLING_CONSUMER": name, "TENORA_REDIS_URL": self.redis_url}
-        env["TENORA_POSTGRES_DSN"] = self.engine.url.render_as_string(hide_password=False)
+        postgres_dsn = self.engine.url.render_as_string(hide_password=False)
+        env["TENORA_BILLING_CONSUMER"] = name
+        env["TENORA_REDIS_URL"] = user_url(self.redis_url, redis_acl.BILLING)
+        env["TENORA_POSTGRES_DSN"] = user_url(postgres_dsn, database_roles.BILLING)
         argv = (sys.executable, "-m", "billing", "worker")
         self.start(Program(name=name, argv=argv, ready=lambda: True, log=self.folder / f"{name}.log", env=env))
 
@@ -219,7 +223,7 @@ def _knows(url: str, key: str) -> bool:
 @contextlib.contextmanager
 def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
     """A platform with its own Valkey, a migrated database and a billing worker."""
-    server = embedded_servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos")
+    server = embedded_servers.valkey(folder / "valkey", folder, port=free_port(), password="chaos", users=REDIS_USERS)
     engine = db.connect(postgres)
     with contextlib.ExitStack() as up:
         up.callback(engine.dispose)

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from alembic import command
 
-from core import db, redis_keys
+from control_plane import database_roles, operations
+from core import db, redis_acl, redis_keys
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
-from tests.conftest import alembic_config, create_database, wait_until
+from tests.conftest import create_database, wait_until
+from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS, user_url
 
 DIES_BEFORE_ACKNOWLEDGING = """
 import os, signal, sys
@@ -38,8 +39,8 @@ Meter(connect(PostgresSettings()), stream, BillingSettings()).process(stream.rea
 def environment(postgres_dsn: str, redis_url: str) -> dict[str, str]:
     return {
         **os.environ,
-        "TENORA_POSTGRES_DSN": postgres_dsn,
-        "TENORA_REDIS_URL": redis_url,
+        "TENORA_POSTGRES_DSN": user_url(postgres_dsn, database_roles.BILLING),
+        "TENORA_REDIS_URL": user_url(redis_url, redis_acl.BILLING),
         "TENORA_BILLING_RECLAIM_IDLE_MS": "300",
         "TENORA_BILLING_BLOCK_MS": "100",
         "TENORA_BILLING_BACKOFF_MS_MAX": "300",
@@ -137,8 +138,12 @@ def test_the_worker_survives_a_stream_that_vanishes(stage, env, tmp_path):
 
 
 def test_the_worker_survives_restarts_of_postgres_and_redis(tmp_path, stage_on):
-    postgres = embedded_servers.postgres(tmp_path / "pg", tmp_path, port=free_port(), password="test")
-    valkey = embedded_servers.valkey(tmp_path / "valkey", tmp_path, port=free_port(), password="test")
+    postgres = embedded_servers.postgres(
+        tmp_path / "pg", tmp_path, port=free_port(), password="test", roles=POSTGRES_ROLES
+    )
+    valkey = embedded_servers.valkey(
+        tmp_path / "valkey", tmp_path, port=free_port(), password="test", users=REDIS_USERS
+    )
     running = {server.program.name: server.program.start() for server in (postgres, valkey)}
 
     def stop(server) -> None:
@@ -155,7 +160,7 @@ def test_the_worker_survives_restarts_of_postgres_and_redis(tmp_path, stage_on):
         assert up(postgres)
         assert up(valkey)
         settings = create_database(postgres.url, "outage")
-        command.upgrade(alembic_config(settings), "head")
+        operations.migrate(settings)
         env = environment(settings.postgres_dsn, valkey.url)
         with stage_on(settings, valkey.url) as stage, worker(env, tmp_path / "log"):
             tenant = stage.tenant()

@@ -46,7 +46,7 @@ def test_two_tenants_may_use_the_same_key(api):
         assert (made.status_code, made.json()["tenant_id"]) == (201, tenant.id)
 
 
-def test_the_replay_of_a_new_key_never_shows_the_secret_and_none_is_stored(api, settings):
+def test_the_replay_of_a_new_key_never_shows_the_secret_and_none_is_stored(api, postgres_settings):
     tenant = api.tenant()
     first, again = (
         tenant.http.post("/api/v1/api-keys", json={"name": "ci"}, headers={"idempotency-key": "once"}).json()
@@ -55,7 +55,7 @@ def test_the_replay_of_a_new_key_never_shows_the_secret_and_none_is_stored(api, 
     assert first["key"].startswith("tnr_live_")
     assert (again["id"], again["key"]) == (first["id"], None)
     assert "revoke" in again["note"]
-    with psycopg.connect(settings.postgres.postgres_dsn.replace("+psycopg", "")) as connection:
+    with psycopg.connect(postgres_settings.postgres_dsn.replace("+psycopg", "")) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         for (table,) in tables:
             dump = str(connection.execute(f'SELECT * FROM "{table}"').fetchall())

@@ -27,8 +27,8 @@ CLIENTS_PER_GATEWAY = 3
 
 
 @pytest.fixture
-def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
-    with two_gateways(api, settings, engine, tmp_path) as up:
+def platform(api, settings, engine, redis_settings, tmp_path) -> Iterator[Platform]:
+    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path) as up:
         yield up
 
 

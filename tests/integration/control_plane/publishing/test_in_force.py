@@ -13,8 +13,8 @@ ROUNDS = [10, pytest.param(200, marks=pytest.mark.soak)]
 
 
 @pytest.fixture
-def platform(api, settings, engine, tmp_path) -> Iterator[Platform]:
-    with two_gateways(api, settings, engine, tmp_path) as up:
+def platform(api, settings, engine, redis_settings, tmp_path) -> Iterator[Platform]:
+    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path) as up:
         yield up
 
 

@@ -1,0 +1,82 @@
+"""The Postgres roles of Tenora's processes and what each may do to each table.
+
+``python -m control_plane migrate`` runs as the owner of the tables and grants these privileges after every migration.
+So a process that is taken over can rewrite no audit row, price, ledger entry, usage record or invoice, and cannot drop
+the triggers that forbid it either. A process whose role does not exist connects as another one, with its privileges.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import Engine, text
+
+WEB: Final = "tenora_web"
+WORKER: Final = "tenora_worker"
+BILLING: Final = "tenora_billing"
+ROLES: Final = (WEB, WORKER, BILLING)
+
+_READ: Final = "SELECT"
+_ADD: Final = "SELECT, INSERT"
+_CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
+
+_MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
+_SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
+_PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
+_LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
+
+PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
+    "tenants": _MASTER,
+    "plans": _MASTER,
+    "plan_versions": {WEB: _ADD, WORKER: _READ},
+    "api_keys": _MASTER,
+    "base_models": _MASTER,
+    "base_model_names": _MASTER,
+    "adapters": _SHARED,
+    "aliases": _SHARED,
+    "revisions": _SHARED,
+    "upload_files": _SHARED,
+    "adapter_revocations": _SHARED,
+    "idempotent_responses": _SHARED,
+    "outbox": {WEB: _ADD, WORKER: _CHANGE},
+    "published_snapshot": {WEB: _READ, WORKER: _CHANGE},
+    "audit_events": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
+    "price_versions": _PRICES,
+    "plan_assignments": _PRICES,
+    "accounts": _LEDGER,
+    "transfers": _LEDGER,
+    "entries": _LEDGER,
+    "invoices": {WEB: _ADD, WORKER: _READ},
+    "invoice_lines": {WEB: _ADD, WORKER: _READ},
+    "usage_records": {WEB: "SELECT, UPDATE (invoice_id)", WORKER: _READ, BILLING: _ADD},
+}
+"""By table and role. A table that is not here is the owner's alone."""
+
+_FUNCTIONS: Final = {"billing_lock_usage_records()": BILLING}
+
+
+def grant_privileges(engine: Engine) -> list[str]:
+    """Grant each existing role exactly its privileges, in one transaction. Returns the roles that do not exist.
+
+    ``engine`` connects as the owner of the tables.
+    """
+    with engine.begin() as connection:
+        found = set(connection.execute(text("SELECT rolname FROM pg_roles")).scalars())
+        for role in found.intersection(ROLES):
+            for statement in _statements(role):
+                connection.exec_driver_sql(statement)
+    return [role for role in ROLES if role not in found]
+
+
+def _statements(role: str) -> list[str]:
+    """Names and privileges are this module's own constants, so they need no quoting."""
+    return [
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
+        *(
+            f"GRANT {privileges[role]} ON {table} TO {role}"
+            for table, privileges in PRIVILEGES.items()
+            if role in privileges
+        ),
+        *(f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name, user in _FUNCTIONS.items() if user == role),
+    ]
+
