@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core import telemetry
+from core import redis_acl, telemetry
 from core.errors import AppError
 from core.settings import KeySettings, PostgresSettings, TelemetrySettings
 
@@ -53,6 +53,21 @@ def _publish(_: argparse.Namespace) -> int:
 
     position = operations.publish(ControlSettings())
     print(f"published epoch {position.epoch}")  # noqa: T201
+    return 0
+
+
+def _signing_key(_: argparse.Namespace) -> int:
+    from core.snapshot_signing import SnapshotSigner
+
+    signer = SnapshotSigner.new()
+    print(f"TENORA_SNAPSHOT_SIGNING_KEY={signer.private_key}")  # noqa: T201
+    print(f"TENORA_SNAPSHOT_PUBLIC_KEYS={signer.public_key}")  # noqa: T201
+    return 0
+
+
+def _redis_acl(_: argparse.Namespace) -> int:
+    for user in redis_acl.USERS:
+        print(f"user {user} on #SHA-256-OF-ITS-PASSWORD {redis_acl.user_rules(user)}")  # noqa: T201
     return 0
 
 
@@ -134,6 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
     _add(commands, "migrate", _migrate, "Migrate the database and grant its roles, as its owner.")
     _add(commands, "bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
+    _add(commands, "signing-key", _signing_key, "Print a new pair of keys that sign and verify published snapshots.")
+    _add(commands, "redis-acl", _redis_acl, "Print the users of Redis with their rights, as lines of an ACL file.")
     publish = "Rebuild the snapshot that gateways follow from Postgres and replace it in one step."
     _add(commands, "publish", _publish, publish)
     bootstrap = _add(commands, "bootstrap", _bootstrap, "Create the first admin key. Running it again changes nothing.")

@@ -79,4 +79,3 @@ def _statements(role: str) -> list[str]:
         ),
         *(f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name, user in _FUNCTIONS.items() if user == role),
     ]
-

@@ -136,12 +136,13 @@ def prepare_bucket(settings: ControlSettings) -> str:
 
 def publish(settings: ControlSettings) -> Position:
     """Rebuild the snapshot in Redis from Postgres, in one step for gateways; returns its new position."""
+    signer = settings.signing.signer()
     engine = db.connect(settings.postgres)
     redis = open_redis(settings.redis.redis_url)
     try:
         with db.unit_of_work(engine) as session:
             audit.record(session, actor=_OPERATOR, action="snapshot.rebuilt", target="snapshot")
-        return OutboxRelay(engine, redis, projections(settings.publishing)).rebuild("asked")
+        return OutboxRelay(engine, redis, projections(settings.publishing), signer).rebuild("asked")
     finally:
         redis.close()
         engine.dispose()

@@ -16,6 +16,7 @@ from core.settings import (
     S3Settings,
     TelemetrySettings,
 )
+from core.snapshot_settings import SnapshotSigningSettings
 
 
 class WebSettings(Fragment):
@@ -303,6 +304,7 @@ class ControlSettings:
     redis: RedisSettings = field(default_factory=RedisSettings)
     s3: S3Settings = field(default_factory=S3Settings)
     keys: KeySettings = field(default_factory=KeySettings)
+    signing: SnapshotSigningSettings = field(default_factory=SnapshotSigningSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

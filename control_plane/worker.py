@@ -49,7 +49,11 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     worker = settings.worker
     bucket = Bucket(settings.s3, settings.store)
     relay = OutboxRelay(
-        engine, open_redis(settings.redis.redis_url), projections(settings.publishing), batch_max=worker.relay_batch_max
+        engine,
+        open_redis(settings.redis.redis_url),
+        projections(settings.publishing),
+        settings.signing.signer(),
+        batch_max=worker.relay_batch_max,
     )
     validator = ValidationWorker(engine, RevisionStore(bucket), settings.upload, worker)
     cleanup = UploadCleanup(

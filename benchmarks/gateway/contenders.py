@@ -26,6 +26,7 @@ from tenora.stack.program import Program, accepts_connections, answers, free_por
 from tests.fixtures.gateway.published import AMPLE, Publisher
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route, tokenizer_json
 from tests.fixtures.processes import ENGINE_KEY, PEPPER, ROOT, SALT_SECRET, gateway, running, valkey
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 _BEAT_S: Final = 0.5
 _BLOCK_TOKENS: Final = 16
@@ -151,7 +152,12 @@ def tenora(folder: Path, stored: Store, name: str = "tenora", **settings: object
 def unmetered(folder: Path, stored: Store) -> Iterator[Contender]:
     """Start the gateway without its metering."""
     port = free_port()
-    secrets_of = {"key_pepper": PEPPER, "engine_key": ENGINE_KEY, "salt_secret": SALT_SECRET}
+    secrets_of = {
+        "key_pepper": PEPPER,
+        "engine_key": ENGINE_KEY,
+        "salt_secret": SALT_SECRET,
+        "snapshot_public_keys": PUBLIC_KEYS,
+    }
     given = {
         **secrets_of,
         "redis_url": stored.url,

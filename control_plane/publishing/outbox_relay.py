@@ -21,11 +21,12 @@ from control_plane import metrics
 from control_plane.publishing import snapshot_store
 from control_plane.publishing.models import OutboxChange, PublishedSnapshot
 from control_plane.publishing.projection import Projections, Published
-from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishConflict
+from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishConflict, Stored
 from core import clock
 from core.contracts.snapshots import SnapshotKind
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 from core.errors import Unavailable
+from core.snapshot_signing import SetHash, SnapshotSigner, SnapshotVerifier
 
 _ADVISORY_LOCK: Final = 7_301_945_119  # any fixed number except the migrations'; one relay publishes at a time
 _STAGE_FIELDS: Final = 1000
@@ -37,10 +38,20 @@ class OutboxRelay:
     overwriting.
     """
 
-    def __init__(self, engine: Engine, redis: Redis, projections: Projections, *, batch_max: int = 500) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        redis: Redis,
+        projections: Projections,
+        signer: SnapshotSigner,
+        *,
+        batch_max: int = 500,
+    ) -> None:
         self._engine = engine
         self._redis = redis
         self._projections = projections
+        self._signer = signer
+        self._own = SnapshotVerifier(signer.public_key)
         self._batch_max = batch_max
 
     def run_once(self) -> bool:
@@ -68,15 +79,17 @@ class OutboxRelay:
 
     def _publish_waiting(self) -> bool:
         with snapshot_store.watched(self._redis) as pipe:
-            now = snapshot_store.position(pipe)
+            stored = snapshot_store.read_stored(pipe, self._own)
             with unit_of_work(self._engine) as session:
+                now_ms = _unix_ms(database_now(session))
                 last = session.get(PublishedSnapshot, 1)
                 rows = session.exec(select(OutboxChange).order_by(col(OutboxChange.id)).limit(self._batch_max)).all()
-                changes = [] if _has_lost(now, last) else self._read(session, rows)
-            if now is not None and not _has_lost(now, last):
+                changes = [] if _has_lost(stored, last) else self._read(session, rows)
+            if stored is not None and not _has_lost(stored, last):
                 if not changes:
                     return False
-                self._record_published(snapshot_store.append(pipe, now, changes), rows)
+                new = snapshot_store.append(pipe, stored, changes, self._signer, now_ms)
+                self._record_published(new, rows)
                 _count(changes, rows)
                 return len(rows) == self._batch_max
         self._rebuild("first" if last is None else "redis_lost_data")
@@ -95,12 +108,15 @@ class OutboxRelay:
             epoch = secrets.token_hex(8)
             try:
                 with snapshot_store.watched(self._redis) as pipe:
-                    now = snapshot_store.position(pipe)
+                    stored = snapshot_store.read_stored(pipe, self._own)
                     with unit_of_work(self._engine) as session:
+                        now_ms = _unix_ms(database_now(session))
                         last = session.get(PublishedSnapshot, 1)
-                    staged = [kind for kind in KINDS if self._stage(kind, epoch)]
-                    heartbeats_uncertain = last is not None and _has_lost(now, last)
-                    new = snapshot_store.replace(pipe, epoch, staged, heartbeats_uncertain=heartbeats_uncertain)
+                    staged = {kind: found for kind in KINDS if (found := self._stage(kind, epoch)) is not None}
+                    new = snapshot_store.replace(
+                        pipe, epoch, staged, self._signer, now_ms if stored is None else stored.next_ms(now_ms),
+                        heartbeats_uncertain=last is not None and _has_lost(stored, last),
+                    )  # fmt: skip
             except PublishConflict:
                 continue
             self._record_published(new, [])
@@ -109,13 +125,16 @@ class OutboxRelay:
             return new
         raise Unavailable("Another process keeps publishing while the snapshot is rebuilt. Try again.")
 
-    def _stage(self, kind: SnapshotKind, epoch: str) -> bool:
-        """Read one kind completely, then write it to its staging key. Returns whether it has any field."""
+    def _stage(self, kind: SnapshotKind, epoch: str) -> SetHash | None:
+        """Read one kind completely, then write it to its staging key. Returns the hash of its entries, or None without
+        any.
+        """
         with unit_of_work(self._engine) as session:
             fields = list(self._projections[kind].every(session))
+        found = SetHash()
         for part in _parts(fields):
-            snapshot_store.stage(self._redis, kind, epoch, part)
-        return bool(fields)
+            snapshot_store.stage(self._redis, kind, epoch, part, found)
+        return found if fields else None
 
     def _record_published(self, at: Position, rows: Sequence[OutboxChange]) -> None:
         """Store the position of Redis and delete the published changes. A crash before this only publishes them
@@ -141,9 +160,15 @@ class OutboxRelay:
                     connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _ADVISORY_LOCK})
 
 
-def _has_lost(now: Position | None, last: PublishedSnapshot | None) -> bool:
-    """Whether Redis has less than it once acknowledged: nothing, another epoch, or an older generation."""
-    return now is None or last is None or now.epoch != last.epoch or now.generation < last.generation
+def _has_lost(stored: Stored | None, last: PublishedSnapshot | None) -> bool:
+    """Whether Redis has less than it once acknowledged: nothing of ours, another epoch, or an older generation."""
+    if stored is None or last is None:
+        return True
+    return stored.position.epoch != last.epoch or stored.position.generation < last.generation
+
+
+def _unix_ms(at: datetime) -> int:
+    return int(at.timestamp() * 1000)
 
 
 def _parts(fields: list[tuple[str, Published]]) -> Iterator[list[tuple[str, Published]]]:

@@ -1,21 +1,33 @@
 """The snapshots in Redis: appends single changes, or replaces everything in one step.
 
 Every write is a MULTI that succeeds only if no other process has published since the writer read the position (WATCH on
-epoch and generation). A value read from Postgres can therefore never overwrite a newer one.
+epoch and generation). A value read from Postgres can therefore never overwrite a newer one. Every change and the whole
+are signed (``core.snapshot_signing``). The hashes from which the next signature goes on are in Redis too; they are
+believed only if the signed root has their digests, else everything is published again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
+import structlog
 from redis import Redis, WatchError
 from redis.client import Pipeline
 
 from control_plane.publishing.projection import Published
 from core import redis_keys
 from core.contracts.snapshots import SnapshotChange, SnapshotKind
+from core.snapshot_signing import (
+    ForgedSnapshot,
+    SetHash,
+    SnapshotRoot,
+    SnapshotSigner,
+    SnapshotVerifier,
+    check_digest,
+    read_root,
+)
 
 KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins")
 _STAGING_EXPIRES_S = 600
@@ -31,6 +43,19 @@ class Position:
 
     epoch: str
     generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What Redis has: a position that we signed, and the hash of the entries of each kind."""
+
+    position: Position
+    published_at_ms: int
+    hashes: Mapping[SnapshotKind, SetHash]
+
+    def next_ms(self, now_ms: int) -> int:
+        """The time of the next publication: times grow even where a clock does not."""
+        return max(now_ms, self.published_at_ms + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,49 +78,82 @@ def watched(redis: Redis) -> Iterator[Pipeline]:
             raise PublishConflict from error
 
 
-def position(client: Redis | Pipeline) -> Position | None:
-    """The position of the snapshot in Redis, or None without a snapshot. On a watched pipeline, call it before
-    MULTI.
-    """
-    epoch, generation = cast("list[bytes | None]", client.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
-    if epoch is None or generation is None:
+def read_stored(pipe: Pipeline, verifier: SnapshotVerifier) -> Stored | None:
+    """What Redis has, or None without a snapshot of ours. Call it on a watched pipeline, before MULTI."""
+    fields = ["epoch", "generation", "root", "root_signature", *(_hash_field(kind) for kind in KINDS)]
+    values = cast("list[bytes | None]", pipe.hmget(redis_keys.SNAPSHOT_META, fields))
+    if values[0] is None:
         return None
-    return Position(epoch=epoch.decode(), generation=int(generation))
+    try:
+        return _verified(values, verifier)
+    except ForgedSnapshot as error:
+        structlog.get_logger().error("snapshot in Redis is not ours; publishing everything", error=str(error))
+        return None
 
 
-def append(pipe: Pipeline, now: Position, changes: Sequence[Change]) -> Position:
-    """Publish the changes in order, in one MULTI. Returns the new position."""
+def _verified(values: Sequence[bytes | None], verifier: SnapshotVerifier) -> Stored:
+    epoch, generation, root_bytes, signature, *states = values
+    root = read_root(verifier, root_bytes, signature)
+    if (epoch, generation) != (root.epoch.encode(), str(root.generation).encode()):
+        raise ForgedSnapshot("the position is not the signed one")
+    hashes = {kind: SetHash(state or b"") for kind, state in zip(KINDS, states, strict=True)}
+    for kind, found in hashes.items():
+        check_digest(root, kind, found)
+    position = Position(epoch=root.epoch, generation=root.generation)
+    return Stored(position=position, published_at_ms=root.published_at_ms, hashes=hashes)
+
+
+def append(pipe: Pipeline, stored: Stored, changes: Sequence[Change], signer: SnapshotSigner, now_ms: int) -> Position:
+    """Publish the changes of distinct fields in order, in one MULTI. Returns the new position. ``now_ms`` is Unix
+    milliseconds.
+    """
+    old_values = [cast("bytes | None", pipe.hget(redis_keys.snapshot(change.kind), change.field)) for change in changes]
+    at, published_at_ms = stored.position, stored.next_ms(now_ms)
     pipe.multi()
-    generation = now.generation
-    for change in changes:
-        generation += 1
+    for change, old_value in zip(changes, old_values, strict=True):
+        at = Position(epoch=at.epoch, generation=at.generation + 1)
         for sha256, content in change.published.blobs.items():
             pipe.set(redis_keys.blob(sha256), content)
-        value = change.published.value
+        found, value = stored.hashes[change.kind], change.published.value
+        if old_value is not None:
+            found.remove(change.field, old_value)
         if value is None:
             pipe.hdel(redis_keys.snapshot(change.kind), change.field)
         else:
+            found.add(change.field, value.encode())
             pipe.hset(redis_keys.snapshot(change.kind), change.field, value)
-        _append_change(pipe, Position(epoch=now.epoch, generation=generation), change.kind, change.field, value)
-    pipe.hincrby(redis_keys.SNAPSHOT_META, "generation", len(changes))
+        _append_change(pipe, at, change.kind, change.field, value, published_at_ms, signer)
+    changed = {change.kind: stored.hashes[change.kind] for change in changes}
+    _write_root(pipe, at, stored.hashes, changed, published_at_ms, signer)
     pipe.execute()
-    return Position(epoch=now.epoch, generation=generation)
+    return at
 
 
-def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[str, Published]]) -> None:
-    """Write part of a rebuilt snapshot to its staging key, which no gateway reads and which expires after a crash."""
+def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[str, Published]], into: SetHash) -> None:
+    """Write part of a rebuilt snapshot to its staging key, which no gateway reads and which expires after a crash.
+    Adds the entries to ``into``.
+    """
     staging = redis_keys.snapshot_staging(kind, epoch)
     with redis.pipeline(transaction=False) as pipe:
         for field, content in fields:
             for sha256, blob in content.blobs.items():
                 pipe.set(redis_keys.blob(sha256), blob)
             assert content.value is not None, "a rebuild reads only fields with a value"
+            into.add(field, content.value.encode())
             pipe.hset(staging, field, content.value)
         pipe.expire(staging, _STAGING_EXPIRES_S)
         pipe.execute()
 
 
-def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, heartbeats_uncertain: bool) -> Position:
+def replace(
+    pipe: Pipeline,
+    epoch: str,
+    staged: Mapping[SnapshotKind, SetHash],
+    signer: SnapshotSigner,
+    now_ms: int,
+    *,
+    heartbeats_uncertain: bool,
+) -> Position:
     """Replace the snapshots with the staged ones in one MULTI, and append a change of the new epoch for gateways.
     ``heartbeats_uncertain`` marks, for the longest lease, that heartbeats of serving gateways may be missing.
     """
@@ -107,19 +165,56 @@ def replace(pipe: Pipeline, epoch: str, staged: Sequence[SnapshotKind], *, heart
             pipe.persist(redis_keys.snapshot(kind))
         else:
             pipe.delete(redis_keys.snapshot(kind))
-    pipe.hset(redis_keys.SNAPSHOT_META, mapping={"epoch": epoch, "generation": new.generation})
+    hashes = {kind: staged.get(kind, SetHash()) for kind in KINDS}
+    _write_root(pipe, new, hashes, hashes, now_ms, signer)
     if heartbeats_uncertain:
         pipe.set(redis_keys.SNAPSHOT_UNSURE, 1, ex=redis_keys.GATEWAYS_LEASE_S_MAX)
-    _append_change(pipe, new, "tenants", "", None)
+    _append_change(pipe, new, "tenants", "", None, now_ms, signer)
     pipe.execute()
     return new
 
 
-def _append_change(pipe: Pipeline, at: Position, kind: SnapshotKind, field: str, value: str | None) -> None:
-    change = SnapshotChange(epoch=at.epoch, generation=at.generation, kind=kind, field=field, value=value)
+def _write_root(
+    pipe: Pipeline,
+    at: Position,
+    hashes: Mapping[SnapshotKind, SetHash],
+    changed: Mapping[SnapshotKind, SetHash],
+    published_at_ms: int,
+    signer: SnapshotSigner,
+) -> None:
+    digests = {kind: found.digest for kind, found in hashes.items()}
+    root = msgspec.json.encode(
+        SnapshotRoot(epoch=at.epoch, generation=at.generation, published_at_ms=published_at_ms, digests=digests)
+    )
+    position: dict[str, str | int | bytes] = {
+        "epoch": at.epoch, "generation": at.generation, "root": root, "root_signature": signer.sign("root", root),
+    }  # fmt: skip
+    states = {_hash_field(kind): found.state for kind, found in changed.items()}
+    pipe.hset(redis_keys.SNAPSHOT_META, mapping={**position, **states})
+
+
+def _hash_field(kind: SnapshotKind) -> str:
+    return f"set_hash:{kind}"
+
+
+def _append_change(
+    pipe: Pipeline,
+    at: Position,
+    kind: SnapshotKind,
+    field: str,
+    value: str | None,
+    published_at_ms: int,
+    signer: SnapshotSigner,
+) -> None:
+    change = msgspec.json.encode(
+        SnapshotChange(
+            epoch=at.epoch, generation=at.generation, kind=kind, field=field, value=value,
+            published_at_ms=published_at_ms,
+        )
+    )  # fmt: skip
     pipe.xadd(
         redis_keys.SNAPSHOT_CHANGES,
-        {"change": msgspec.json.encode(change)},
+        {"change": change, "signature": signer.sign("change", change)},
         maxlen=redis_keys.SNAPSHOT_CHANGES_MAX,
         approximate=True,
     )

@@ -11,7 +11,8 @@ SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocation
 
 
 class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the change stream. ``value`` is the encoded struct, or None if the field was removed.
+    """One entry of the change stream. ``value`` is the encoded struct, or None if the field was removed. Its field
+    ``signature`` in the stream is over these bytes, so that a replayed or altered change is refused.
 
     A gateway that sees another epoch, or a generation that does not follow its own, reads the whole snapshot again.
     """
@@ -21,6 +22,7 @@ class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
     kind: SnapshotKind
     field: str
     value: str | None
+    published_at_ms: int
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
+from core.snapshot_settings import SnapshotVerifyingSettings
 
 
 class AdapterTaskSettings(Fragment):
@@ -170,7 +171,9 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
     )  # fmt: skip
 
 
-class ReplicaSettings(AdapterTaskSettings, MiddlewareSettings, RedisSettings, TelemetrySettings):
+class ReplicaSettings(
+    AdapterTaskSettings, MiddlewareSettings, RedisSettings, SnapshotVerifyingSettings, TelemetrySettings
+):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 
     model_path: Path = Field(description="Folder of the base model's checkpoint.")

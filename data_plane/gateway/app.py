@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core.ids import new_id
+from core.newest_published import NewestPublished
 from data_plane.gateway.admission.admission import Admission
 from data_plane.gateway.admission.fair_queue import QueueBounds
 from data_plane.gateway.admission.pool_queue import WaitLimits
@@ -41,7 +42,7 @@ from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
-from data_plane.gateway.settlement.wiring import SettlementRuntime
+from data_plane.gateway.settlement.wiring import SettlementRuntime, redis_name
 from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
@@ -76,6 +77,8 @@ class _Gateway:
         )
         self._snapshot = Snapshot(
             redis,
+            settings.verifier(),
+            NewestPublished(settings.journal_dir / redis_name(settings.redis_url) / "newest-snapshot"),
             block_ms=settings.snapshot_block_ms,
             batch_max=settings.snapshot_batch_max,
             on_load=_freeze_loaded_objects,

@@ -124,4 +124,8 @@ LISTING_HINTS = Counter(
 )
 SNAPSHOT_GENERATION = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
 HEARTBEATS = Counter("tenora_gateway_heartbeats", "Heartbeats of this process written to Redis.")
+SNAPSHOTS_FORGED = Counter(
+    "tenora_gateway_snapshots_forged",
+    "Snapshots and changes refused: not signed by the control plane, or older than one that was seen before.",
+)
 SNAPSHOT_LOADS = Counter("tenora_gateway_snapshot_loads", "Times that the whole snapshot was read.")

@@ -10,11 +10,12 @@ from pydantic import Field, SecretStr, model_validator
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.redis_keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
+from core.snapshot_settings import SnapshotVerifyingSettings
 
 _PlatformLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | None
 
 
-class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, TelemetrySettings):
+class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVerifyingSettings, TelemetrySettings):
     """The gateway's environment."""
 
     salt_secret: SecretStr = Field(

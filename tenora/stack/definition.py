@@ -15,6 +15,7 @@ import redis
 from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings
+from core.snapshot_signing import SnapshotSigner
 from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
@@ -27,14 +28,14 @@ REPLICA_ID = "rep_local"
 _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
-_SALT, _ENGINE = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY"
+_SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
 _CONTROL_PLANE = (_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET)
 _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "migrate": (_POSTGRES,),
     "admin-key": (_POSTGRES, _PEPPER),
-    "publish": _CONTROL_PLANE,
+    "publish": (*_CONTROL_PLANE, _SIGNING),
     "web": _CONTROL_PLANE,
-    "worker": _CONTROL_PLANE,
+    "worker": (*_CONTROL_PLANE, _SIGNING),
     "base-model": (),  # it reads the admin key's file
     "billing": (_POSTGRES, _REDIS),
     "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE),
@@ -118,6 +119,7 @@ class Stack:
     def _shared(self) -> dict[str, str]:
         return {
             "TENORA_HOME": str(self.home),
+            "TENORA_SNAPSHOT_PUBLIC_KEYS": SnapshotSigner(self._secrets.snapshot_signing_key).public_key,
             "TENORA_S3_ENDPOINT": self._s3.url,
             "TENORA_S3_BUCKET": BUCKET,
             "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone verifies no checksums, and its CORS headers do not allow one
@@ -141,6 +143,7 @@ class Stack:
             _PEPPER: secrets.key_pepper,
             _SALT: secrets.salt_secret,
             _ENGINE: secrets.engine_key,
+            _SIGNING: secrets.snapshot_signing_key,
         }
 
     def _postgres_dsn(self, role: str, password: str) -> str:

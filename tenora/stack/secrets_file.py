@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from core.snapshot_signing import SnapshotSigner
 from tenora.stack.program import accepts_connections, free_port
 
 _PORTS: Final = (
@@ -39,6 +40,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     s3_read_access_key: str
     s3_read_secret_key: str
     key_pepper: str
+    snapshot_signing_key: str
     salt_secret: str
     engine_key: str
 
@@ -51,13 +53,17 @@ def load_secrets(home: Path) -> Secrets:
     home.chmod(0o700)
     file = home / "secrets.json"
     stored: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-    secrets_of_home = {field: stored.get(field) or secrets.token_hex(24) for field in Secrets.__struct_fields__}
+    secrets_of_home = {field: stored.get(field) or _new(field) for field in Secrets.__struct_fields__}
     if secrets_of_home != stored:  # a new home, or one of an earlier version
         partial = home / "secrets.json.partial"
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
             json.dump(secrets_of_home, out)
         partial.rename(file)
     return Secrets(**secrets_of_home)
+
+
+def _new(field: str) -> str:
+    return SnapshotSigner.new().private_key if field == "snapshot_signing_key" else secrets.token_hex(24)
 
 
 def choose_ports(run_folder: Path) -> dict[str, int]:

@@ -31,6 +31,7 @@ from tests.fixtures import processes
 from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.gateway.published import AMPLE, Publisher
 from tests.fixtures.least_privilege import REDIS_USERS, user_url
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
 TOKEN_PRICES = msgspec.structs.replace(
@@ -187,6 +188,7 @@ class Platform:
         port = free_port()
         given = {
             "redis_url": user_url(redis_url or self.redis_url, redis_acl.GATEWAY), "key_pepper": processes.PEPPER,
+            "snapshot_public_keys": PUBLIC_KEYS,
             "engine_key": processes.ENGINE_KEY, "salt_secret": processes.SALT_SECRET, "gateway_port": port,
             "journal_dir": self.folder / "gateway-journal", **BRISK, **settings,
         }  # fmt: skip

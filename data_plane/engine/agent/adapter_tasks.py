@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from adapters.settings import CacheSettings
 from core.contracts.replicas import Residency
+from core.newest_published import NewestPublished
 from data_plane.engine.agent.background_tasks import BackgroundTasks
 from data_plane.engine.agent.canary.jobs import CanaryJobs
 from data_plane.engine.agent.canary.run import CanaryRun
@@ -20,6 +21,7 @@ from data_plane.engine.agent.prefetch import Prefetcher
 from data_plane.engine.agent.prefetch_hints import PrefetchHints
 from data_plane.engine.agent.residency_watch import ResidencyWatch
 from data_plane.engine.agent.revocations import Revocations
+from data_plane.engine.agent.snapshot_reader import SnapshotSource
 from data_plane.engine.agent.usage_forecast import UsageHistory
 from data_plane.engine.settings import ReplicaSettings
 
@@ -46,7 +48,9 @@ class AdapterTasks:
         control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         uses = UsageHistory(names_max=settings.forecast_adapters_max, visit_gap_s=settings.forecast_visit_gap_s)
-        self._revocations = Revocations(settings, redis, control, boot_id)
+        newest = NewestPublished(settings.engine_run_dir / f"{settings.replica_id}.newest-snapshot")
+        published = SnapshotSource(redis, settings.verifier(), newest)
+        self._revocations = Revocations(settings, published, control, boot_id)
         self._canaries = CanaryJobs(
             settings,
             redis,
@@ -67,7 +71,7 @@ class AdapterTasks:
         self._hints = PrefetchHints(settings, redis, pool, self._prefetcher, uses, residency=lambda: watch.table)
         self._pins = PinnedAdapters(
             settings,
-            redis,
+            published,
             control,
             pool,
             self._prefetcher,

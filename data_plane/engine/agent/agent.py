@@ -15,6 +15,7 @@ import aiohttp
 import structlog
 from redis.exceptions import RedisError
 
+from core.snapshot_signing import ForgedSnapshot
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.control_client import ControlRequestFailed
@@ -26,6 +27,7 @@ from data_plane.engine.agent.status_publisher import StatusPublisher
 from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
+_NOT_KNOWN: Final = (SnapshotMissing, ForgedSnapshot, RedisError)  # why the revocations may not be known
 _DRAIN_NOTICE_S: Final = 1.0  # gateways read heartbeats four times a second and send requests until then
 
 
@@ -100,7 +102,7 @@ class Agent:
         while not self._engine_state.stopping.is_set() and self._alive():
             try:
                 await self._adapter_tasks.enforce_revocations()
-            except (SnapshotMissing, ControlRequestFailed, RedisError, OSError, aiohttp.ClientError) as error:
+            except (*_NOT_KNOWN, ControlRequestFailed, OSError, aiohttp.ClientError) as error:
                 if repr(error) != last_error:
                     last_error = repr(error)
                     log.warning("waiting for revocations before becoming ready", error=last_error)

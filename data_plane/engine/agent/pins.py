@@ -7,14 +7,12 @@ Fails open: while Redis is unavailable the pinned set does not change; an adapte
 from collections.abc import Callable
 from typing import Final
 
-from redis.asyncio import Redis
-
 from core.contracts.routes import Pin
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.control_client import ControlClient
 from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
-from data_plane.engine.agent.snapshot_reader import SnapshotReader
+from data_plane.engine.agent.snapshot_reader import SnapshotReader, SnapshotSource
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
@@ -27,7 +25,7 @@ class PinnedAdapters:
     def __init__(
         self,
         settings: ReplicaSettings,
-        redis: Redis,
+        published: SnapshotSource,
         control: ControlClient,
         pool: ReplicaPool,
         prefetcher: Prefetcher,
@@ -41,7 +39,7 @@ class PinnedAdapters:
         self._prefetcher = prefetcher
         self._residency = residency
         self._is_revoked = is_revoked
-        self._published = SnapshotReader(redis, "pins", Pin)
+        self._published = SnapshotReader(published, "pins", Pin)
         self._pins: dict[str, Pin] = {}
         self._acknowledged: list[str] = []
 

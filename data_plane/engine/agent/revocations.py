@@ -15,7 +15,6 @@ from typing import Final, Literal
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import redis_keys
@@ -24,7 +23,7 @@ from core.clock import now_ms
 from core.contracts.revocations import Revocation, RevocationReceipt
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.control_client import ControlClient
-from data_plane.engine.agent.snapshot_reader import SnapshotReader
+from data_plane.engine.agent.snapshot_reader import SnapshotReader, SnapshotSource
 from data_plane.engine.control_protocol import EngineInventory, Unloaded
 from data_plane.engine.settings import ReplicaSettings
 
@@ -37,12 +36,14 @@ class Revocations:
     removals.
     """
 
-    def __init__(self, settings: ReplicaSettings, redis: Redis, control: ControlClient, boot_id: str) -> None:
+    def __init__(
+        self, settings: ReplicaSettings, published: SnapshotSource, control: ControlClient, boot_id: str
+    ) -> None:
         self._settings = settings
-        self._redis = redis
+        self._redis = published.redis
         self._control = control
         self._boot_id = boot_id
-        self._published = SnapshotReader(redis, "revocations", Revocation)
+        self._published = SnapshotReader(published, "revocations", Revocation)
         self._epoch = ""
         self._revoked: dict[str, Revocation] = {}
         self._adapters: frozenset[str] = frozenset()  # ids of the revoked adapters

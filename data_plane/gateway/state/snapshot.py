@@ -1,10 +1,11 @@
 """The published configuration in this process: loaded as a whole, then kept current from the change stream.
 
-Fails open for reads: while Redis is away, the last snapshot serves. Reservations, which need Redis, fail closed.
+Fails open for reads: while Redis is away, the last snapshot serves. Reservations, which need Redis, fail closed. Fails
+closed on what the control plane did not sign, and on a snapshot older than one that was seen before.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,11 +16,16 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.routes import AdapterRoute, BaseModelRoute
-from core.contracts.snapshots import SnapshotChange
+from core.contracts.snapshots import SnapshotChange, SnapshotKind
+from core.newest_published import NewestPublished
+from core.snapshot_signing import ForgedSnapshot, SetHash, SnapshotRoot, SnapshotVerifier, check_digest, read_root
 from data_plane.gateway import metrics
 
 _log = structlog.get_logger()
 _RETRY_S: Final = 0.5
+_KINDS: Final[tuple[SnapshotKind, ...]] = ("base_models", "tenants", "keys", "adapters")
+_CHANGES_AT_ONCE: Final = 50
+_ENTRIES_AT_ONCE: Final = 250
 _keys = msgspec.json.Decoder(KeyGrant)
 _tenants = msgspec.json.Decoder(TenantGrant)
 _adapters = msgspec.json.Decoder(AdapterRoute)
@@ -76,9 +82,18 @@ class Snapshot:
     """
 
     def __init__(
-        self, redis: Redis, *, block_ms: int, batch_max: int, on_load: Callable[[], None] = lambda: None
+        self,
+        redis: Redis,
+        verifier: SnapshotVerifier,
+        newest: NewestPublished,
+        *,
+        block_ms: int,
+        batch_max: int,
+        on_load: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
+        self._verifier = verifier
+        self._newest = newest
         self._on_load = on_load
         self._block_ms = block_ms
         self._batch_max = batch_max
@@ -100,32 +115,36 @@ class Snapshot:
             except SnapshotGap as gap:
                 _log.info("snapshot reloading", reason=str(gap))
                 await self._load_after_gap()
-            except (RedisError, OSError, msgspec.MsgspecError) as error:
-                if reachable:
-                    _log.warning("snapshot not refreshed; serving the last one", error=repr(error))
+            except (RedisError, OSError, msgspec.MsgspecError, ForgedSnapshot) as error:
+                self._refused(error, first=reachable)
                 reachable = False
                 await asyncio.sleep(_RETRY_S)
 
     async def load(self) -> bool:
-        """Read the whole snapshot in one transaction. False, and no change, if none has been published."""
+        """Read the whole snapshot in one transaction. False, and no change, if none has been published. Raises
+        ForgedSnapshot.
+        """
         async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"])
+            pipeline.hmget(redis_keys.SNAPSHOT_META, ["root", "root_signature"])
             pipeline.xrevrange(redis_keys.SNAPSHOT_CHANGES, count=1)
-            kinds: tuple[str, ...] = ("base_models", "tenants", "keys", "adapters")
-            for kind in kinds:
-                pipeline.hgetall(redis_keys.snapshot(kind))  # type: ignore[arg-type]  # the tuple's members are the literals
-            (epoch, generation), newest, *hashes = await pipeline.execute()
-        if epoch is None or generation is None:
+            for kind in _KINDS:
+                pipeline.hgetall(redis_keys.snapshot(kind))
+            (root_bytes, signature), newest, *hashes = await pipeline.execute()
+        if root_bytes is None:
             return False
+        root = read_root(self._verifier, root_bytes, signature)
+        self._newest.check(root.published_at_ms)
         tables = Tables()
-        for kind, fields in zip(kinds, hashes, strict=True):
+        for kind, fields in zip(_KINDS, hashes, strict=True):
+            await _verify(root, kind, fields)
             for field, value in fields.items():
                 try:
                     tables.put(kind, field.decode(), value)
                 except msgspec.MsgspecError as error:
                     _log.error("published entity unreadable", kind=kind, field=field.decode(), error=str(error))
         self._last_id = newest[0][0].decode() if newest else "0-0"
-        self.epoch, self.generation, self.tables = epoch.decode(), int(generation), tables
+        self.epoch, self.generation, self.tables = root.epoch, root.generation, tables
+        self._newest.advance(root.published_at_ms)
         self._announce()
         self._on_load()
         metrics.SNAPSHOT_LOADS.inc()
@@ -136,9 +155,15 @@ class Snapshot:
         try:
             if not await self.load():
                 await asyncio.sleep(_RETRY_S)
-        except (RedisError, OSError) as error:
-            _log.warning("snapshot not refreshed; serving the last one", error=repr(error))
+        except (RedisError, OSError, msgspec.MsgspecError, ForgedSnapshot) as error:
+            self._refused(error, first=True)
             await asyncio.sleep(_RETRY_S)
+
+    def _refused(self, error: Exception, *, first: bool) -> None:
+        if isinstance(error, ForgedSnapshot):
+            metrics.SNAPSHOTS_FORGED.inc()
+        if first:
+            _log.warning("snapshot not refreshed; serving the last one", error=repr(error))
 
     async def _run_once(self) -> None:
         """Wait for changes and apply them. When none came, compare generations to detect a missed one."""
@@ -155,25 +180,40 @@ class Snapshot:
             return
         streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply)
         for entries in streams:
-            for entry_id, entry in _flatten(entries):
-                self._apply(_change.decode(entry[b"change"]))
+            for number, (entry_id, entry) in enumerate(_flatten(entries)):
+                self._apply(entry[b"change"], entry.get(b"signature", b""))
                 self._last_id = entry_id.decode()
+                if number % _CHANGES_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # a signature takes 0.1 ms
         self._announce()
 
     def _announce(self) -> None:
         metrics.SNAPSHOT_GENERATION.set(self.generation)
         self.advanced.set()
 
-    def _apply(self, change: SnapshotChange) -> None:
+    def _apply(self, encoded: bytes, signature: bytes) -> None:
         assert self.tables is not None
+        change = _change.decode(encoded)
         if change.epoch != self.epoch:
             raise SnapshotGap("the snapshot was rebuilt")
         if change.generation <= self.generation:
             return  # the load already included it
         if change.generation != self.generation + 1:
             raise SnapshotGap(f"generation {change.generation} does not follow {self.generation}")
+        self._verifier.verify("change", encoded, signature)
         self.tables.put(change.kind, change.field, change.value)
         self.generation = change.generation
+        self._newest.advance(change.published_at_ms)
+
+
+async def _verify(root: SnapshotRoot, kind: SnapshotKind, fields: Mapping[bytes, bytes]) -> None:
+    """Raises ForgedSnapshot unless these are the entries that the root signs. Other work goes on in between."""
+    found = SetHash()
+    for number, (field, value) in enumerate(fields.items()):
+        found.add(field.decode(), value)
+        if number % _ENTRIES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    check_digest(root, kind, found)
 
 
 def _flatten(entries: Any) -> Any:  # redis-py answers XREAD in two shapes, by protocol version

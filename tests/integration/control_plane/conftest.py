@@ -15,6 +15,7 @@ from control_plane.settings import ControlSettings, WebSettings
 from core.settings import RedisSettings
 from tests.conftest import create_database
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 
@@ -52,7 +53,7 @@ def base(api):
 
 @pytest.fixture
 def relay(engine, redis) -> OutboxRelay:
-    return OutboxRelay(engine, redis, projections())
+    return OutboxRelay(engine, redis, projections(), SIGNER)
 
 
 @pytest.fixture

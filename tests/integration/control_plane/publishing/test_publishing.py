@@ -20,7 +20,9 @@ from core.api_keys import hash_key
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.routes import BaseModelRoute
 from core.contracts.snapshots import SnapshotChange
+from core.snapshot_signing import SetHash, SnapshotVerifier, check_digest, read_root
 from tests.fixtures.control_plane.api import LIMITS, PEPPER
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS, SIGNER
 
 
 def drain(relay: OutboxRelay) -> None:
@@ -166,12 +168,12 @@ def test_a_change_that_commits_late_is_not_skipped(api, relay, redis, engine):
 
 def test_two_relays_racing_publish_each_change_in_order_without_a_gap(api, engine, redis_settings, redis):
     tenants = [api.tenant() for _ in range(3)]
-    drain(OutboxRelay(engine, redis, _projections()))
+    drain(OutboxRelay(engine, redis, _projections(), SIGNER))
     stop = threading.Event()
 
     def race():
         with Redis.from_url(redis_settings.redis_url) as client:
-            relay = OutboxRelay(engine, client, _projections(), batch_max=2)
+            relay = OutboxRelay(engine, client, _projections(), SIGNER, batch_max=2)
             while not stop.is_set():
                 relay.run_once()
 
@@ -185,25 +187,25 @@ def test_two_relays_racing_publish_each_change_in_order_without_a_gap(api, engin
     stop.set()
     for thread in threads:
         thread.join()
-    drain(OutboxRelay(engine, redis, _projections()))
+    drain(OutboxRelay(engine, redis, _projections(), SIGNER))
     held = followed(redis)["tenants"]
     assert held == redis.hgetall(redis_keys.snapshot("tenants"))
     assert {msgspec.json.decode(value, type=TenantGrant).limits.kv_pages for value in held.values()} == {10}
 
 
-def test_a_stale_relay_cannot_overwrite_a_newer_change(redis):
-    redis.hset(redis_keys.SNAPSHOT_META, mapping={"epoch": "e", "generation": 5})
+def test_a_stale_relay_cannot_overwrite_a_newer_change(relay, redis):
+    drain(relay)
     change = snapshot_store.Change(kind="tenants", field="tn_1", published=published(None))
 
     def publish_late():
         with snapshot_store.watched(redis) as pipe:
-            now = snapshot_store.position(pipe)
+            stored = snapshot_store.read_stored(pipe, SnapshotVerifier(PUBLIC_KEYS))
             redis.hincrby(redis_keys.SNAPSHOT_META, "generation", 1)
-            snapshot_store.append(pipe, now, [change])
+            snapshot_store.append(pipe, stored, [change], SIGNER, 0)
 
     with pytest.raises(PublishConflict):
         publish_late()
-    assert generation(redis) == 6
+    assert generation(redis) == 2
 
 
 def test_a_redis_that_lost_everything_or_the_last_second_is_rebuilt(api, relay, redis):
@@ -213,15 +215,43 @@ def test_a_redis_that_lost_everything_or_the_last_second_is_rebuilt(api, relay, 
     redis.flushall()
     assert relay.run_once()
     assert content(redis) == whole
-    kept = content(redis)
-    at = generation(redis)
+    kept, position = content(redis), redis.hgetall(redis_keys.SNAPSHOT_META)
     api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"limits": {"kv_pages": 3}})
     drain(relay)
     redis.hset(redis_keys.snapshot("tenants"), mapping=kept["tenants"])  # an append-only file that lost its last second
-    redis.hset(redis_keys.SNAPSHOT_META, "generation", at)
+    redis.hset(redis_keys.SNAPSHOT_META, mapping=position)
     drain(relay)
     grant = msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
     assert grant.limits.kv_pages == 3
+
+
+@pytest.mark.parametrize(
+    "written", [{"root": b"{}"}, {"root_signature": b"x" * 64}, {"generation": 99}, {"set_hash:keys": b"x" * 2048}]
+)
+def test_a_position_that_is_not_signed_is_replaced_by_the_whole(api, relay, redis, written):
+    api.tenant()
+    drain(relay)
+    whole, epoch = content(redis), redis.hget(redis_keys.SNAPSHOT_META, "epoch")
+    redis.hset(redis_keys.SNAPSHOT_META, mapping=written)
+    assert relay.run_once()
+    assert content(redis) == whole
+    assert redis.hget(redis_keys.SNAPSHOT_META, "epoch") != epoch
+
+
+def test_what_is_published_has_the_signed_digests(api, relay, redis):
+    tenant = api.tenant()
+    for kv_pages in (3, 4):
+        api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"limits": {"kv_pages": kv_pages}})
+        drain(relay)
+    tenant.http.delete(f"/api/v1/api-keys/{tenant.key_id}").raise_for_status()
+    drain(relay)
+    root_bytes, signature = redis.hmget(redis_keys.SNAPSHOT_META, ["root", "root_signature"])
+    root = read_root(SnapshotVerifier(PUBLIC_KEYS), root_bytes, signature)
+    for kind, entries in content(redis).items():
+        found = SetHash()
+        for field, value in entries.items():
+            found.add(field.decode(), value)
+        check_digest(root, kind, found)
 
 
 def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
@@ -234,7 +264,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
 
     nothing = Projection(one=lambda *_: published(None), every=lambda _: iter(()))
     projections = dict.fromkeys(KINDS, nothing) | {"tenants": Projection(one=nothing.one, every=every)}
-    relay = OutboxRelay(engine, redis, projections)
+    relay = OutboxRelay(engine, redis, projections, SIGNER)
     relay.rebuild("asked")
     stop, torn = threading.Event(), []
 
@@ -259,12 +289,12 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
 def test_a_rebuild_waits_for_a_running_relay_until_a_timeout(engine, redis):
     from core.errors import Unavailable
 
-    relay = OutboxRelay(engine, redis, _projections())
+    relay = OutboxRelay(engine, redis, _projections(), SIGNER)
     with relay._exclusive() as held:
         assert held
         with pytest.raises(Unavailable, match="publishing"):
-            OutboxRelay(engine, redis, _projections()).rebuild("asked", wait_s=0.2)
-        assert not OutboxRelay(engine, redis, _projections()).run_once()
+            OutboxRelay(engine, redis, _projections(), SIGNER).rebuild("asked", wait_s=0.2)
+        assert not OutboxRelay(engine, redis, _projections(), SIGNER).run_once()
 
 
 def test_a_rolled_back_change_is_never_published(engine, redis, relay):

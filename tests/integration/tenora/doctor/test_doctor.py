@@ -18,13 +18,14 @@ from tenora.stack.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.engine.agent_harness import engine_name, running_agent
+from tests.fixtures.snapshot_keys import SIGNER
 
 
 @pytest.fixture
 def room(redis_server, engine, tmp_path):
     """An agent and a gateway with the data of Postgres, published by the control plane's relay."""
     with running_agent(redis_server, tmp_path) as room, processes.gateway(tmp_path, redis_server):
-        OutboxRelay(engine, room.client, projections()).rebuild("first")
+        OutboxRelay(engine, room.client, projections(), SIGNER).rebuild("first")
         yield room
 
 
@@ -74,7 +75,7 @@ def test_a_published_value_that_differs_from_postgres_is_found_and_the_named_fix
     assert ("snapshot tenants tn_of_nobody", "is published but not in Postgres") in problems
     assert ("gateway gw_late", "has applied another epoch of the snapshot") in problems
     room.client.delete(redis_keys.gateway(late.id))
-    OutboxRelay(engine, room.client, projections()).rebuild("the fix")
+    OutboxRelay(engine, room.client, projections(), SIGNER).rebuild("the fix")
     wait_until(lambda: doctor() == (0, []), what="the fix to work")
 
 

@@ -7,8 +7,14 @@ from pydantic import SecretStr
 
 from data_plane.engine.engine_command import engine_argv, engine_env
 from data_plane.engine.settings import ReplicaSettings
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
-SETTINGS = ReplicaSettings(model_path=Path("/models/m"), engine_key=SecretStr("very-secret-engine-key"), engine_slots=8)
+SETTINGS = ReplicaSettings(
+    model_path=Path("/models/m"),
+    engine_key=SecretStr("very-secret-engine-key"),
+    engine_slots=8,
+    snapshot_public_keys=PUBLIC_KEYS,
+)
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line():

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_plane.engine.settings import ReplicaSettings
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 
 def shipped(name: str) -> float:
@@ -27,4 +28,10 @@ def test_one_slow_probe_replaces_no_engine():
 
 def test_a_status_that_expires_before_the_next_one_is_refused():
     with pytest.raises(ValidationError, match="TENORA_HEARTBEAT_S is 5 s, TENORA_STATUS_TTL_S is 5 s"):
-        ReplicaSettings(model_path=Path("model"), engine_key="e" * 16, heartbeat_s=5, status_ttl_s=5)
+        ReplicaSettings(
+            model_path=Path("model"),
+            engine_key="e" * 16,
+            snapshot_public_keys=PUBLIC_KEYS,
+            heartbeat_s=5,
+            status_ttl_s=5,
+        )

@@ -4,11 +4,19 @@ import pytest
 from pydantic import ValidationError
 
 from data_plane.gateway.settings import GatewaySettings
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 
 def settings(**changes: float) -> GatewaySettings:
     secret = "s" * 16
-    return GatewaySettings(redis_url="redis://x", key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
+    return GatewaySettings(
+        redis_url="redis://x",
+        key_pepper=secret,
+        engine_key=secret,
+        salt_secret=secret,
+        snapshot_public_keys=PUBLIC_KEYS,
+        **changes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from core import redis_keys
 from core.contracts.routes import AdapterRoute, PrefetchHint
 from tests.fixtures.control_plane.api import control_settings
 from tests.fixtures.control_plane.ready_revisions import ready_revision
+from tests.fixtures.snapshot_keys import SIGNER
 
 ALIASES = "/api/v1/adapters/bot/aliases"
 
@@ -58,7 +59,7 @@ def test_an_alias_change_hints_at_the_revision_to_prefetch(tenant, ready, base, 
 
 def test_gateways_receive_the_newest_revisions_and_those_with_an_alias(engine, tenant, ready, redis):
     put(tenant, "old", revision=ready[0]).raise_for_status()
-    relay = OutboxRelay(engine, redis, projections(PublishingSettings(revisions_published_max=1)))
+    relay = OutboxRelay(engine, redis, projections(PublishingSettings(revisions_published_max=1)), SIGNER)
 
     def published() -> AdapterRoute:
         while relay.run_once():

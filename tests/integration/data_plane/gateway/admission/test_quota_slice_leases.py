@@ -22,11 +22,12 @@ from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.gateway.requests import inference_request
 from tests.fixtures.quota.levels import BLOCK, connected, granted
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 LEASE_S = 80
 SETTINGS = GatewaySettings(
-    redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16, quota_slice_requests=2,
-    quota_slice_tokens=256,
+    redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16,
+    snapshot_public_keys=PUBLIC_KEYS, quota_slice_requests=2, quota_slice_tokens=256,
 )  # fmt: skip
 
 

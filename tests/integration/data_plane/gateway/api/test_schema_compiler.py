@@ -18,6 +18,7 @@ from data_plane.gateway.api.openai_request import BodyLimits, parse_call
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.settings import GatewaySettings
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 from tests.integration.data_plane.conftest import chat
 
 HUGE = {"anyOf": [{"type": "string", "maxLength": 1_000_000 + number} for number in range(120)]}
@@ -128,7 +129,14 @@ async def test_a_gateway_without_a_compiler_or_a_tokenizer_serves_nothing(stack)
 
 def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> SchemaCompiler:
     secret = SecretStr("a secret of the tests")
-    settings = GatewaySettings(redis_url=url, key_pepper=secret, engine_key=secret, salt_secret=secret, **changes)
+    settings = GatewaySettings(
+        redis_url=url,
+        key_pepper=secret,
+        engine_key=secret,
+        salt_secret=secret,
+        snapshot_public_keys=PUBLIC_KEYS,
+        **changes,
+    )
     return SchemaCompiler(client, settings)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,11 +11,14 @@ from redis.asyncio import Redis
 from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from core.errors import Unavailable
+from core.newest_published import NewestPublished
+from core.snapshot_signing import SnapshotVerifier
 from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.snapshot import Snapshot
 from tests.conftest import wait_until
 from tests.fixtures.gateway.published import Publisher
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 PEPPER = "pepper-of-the-tests"
 
@@ -48,7 +52,8 @@ def status(redis) -> GatewayStatus:
 
 
 def snapshot_of(line: Redis) -> Snapshot:
-    return Snapshot(line, block_ms=50, batch_max=100)
+    newest = NewestPublished(Path("/dev/null/never-written"))
+    return Snapshot(line, SnapshotVerifier(PUBLIC_KEYS), newest, block_ms=50, batch_max=100)
 
 
 async def test_a_gateway_serves_only_between_its_first_and_last_heartbeat(line, redis, publisher):

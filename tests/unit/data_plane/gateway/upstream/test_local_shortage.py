@@ -12,8 +12,15 @@ from data_plane.gateway.upstream.attempt import Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
 from tests.fixtures.gateway.requests import inference_request
+from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
-SETTINGS = GatewaySettings(redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16)
+SETTINGS = GatewaySettings(
+    redis_url="redis://x",
+    key_pepper="p" * 16,
+    engine_key="e" * 16,
+    salt_secret="s" * 16,
+    snapshot_public_keys=PUBLIC_KEYS,
+)
 REPLICA = ReplicaStatus(
     id="rep_one", url="http://127.0.0.1:1", base_model="tiny-chat", state="ready", boot_id="boot_1", block_tokens=16,
     pages_total=8, pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0, rank_max=16,
