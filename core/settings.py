@@ -37,7 +37,7 @@ class Fragment(BaseSettings):
 class RedisSettings(Fragment):
     """Redis or Valkey: snapshots, quotas, replica status and the usage stream."""
 
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="URL of Redis or Valkey, with AOF on.")
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="URL of Redis or Valkey, with AOF on. TLS: rediss://…?ssl_ca_certs=FILE.")
 
 
 class PostgresSettings(Fragment):
@@ -45,7 +45,7 @@ class PostgresSettings(Fragment):
 
     postgres_dsn: str = Field(
         default="postgresql+psycopg://postgres@127.0.0.1:5432/tenora",
-        description="SQLAlchemy URL of Postgres 15 or later.",
+        description="SQLAlchemy URL of Postgres 15 or later. TLS: …?sslmode=verify-full&sslrootcert=FILE.",
     )
     postgres_pool_max: int = Field(default=10, ge=1, le=200, description="Connections one process may hold.")
 

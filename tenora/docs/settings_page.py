@@ -56,6 +56,8 @@ MUST_SET: Final = {
     "s3_bucket": "The bucket for uploads and adapters; `python -m control_plane bucket` creates it.",
     "s3_access_key": "Credentials of the bucket, unless the machine has a role.",
     "s3_secret_key": "The same.",
+    "snapshot_signing_key": "The private key of `python -m control_plane signing-key`, for the control plane's worker.",
+    "snapshot_public_keys": "The public key of the same pair, for gateways and replicas.",
     "key_pepper": "One secret (16+ characters) for control plane and gateways. Losing it invalidates every API key.",
     "salt_secret": "One secret of 16 characters or more for every gateway. It keeps the tenants' prefix caches apart.",
     "engine_key": "One secret of 16 characters or more for every gateway and replica.",

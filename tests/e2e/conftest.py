@@ -132,7 +132,7 @@ class Platform:
                 return admin.get("/api/v1/admin/reconciliation").raise_for_status().json()
 
             wait_until(lambda: not reconciliation()["unprocessed_events"], timeout_s=60, what="billing to catch up")
-            read_engine_count(self.status()["redis_url"])  # waits for the agent's report
+            read_engine_count(self.status(secrets=True)["redis_url"])  # waits for the agent's report
             return reconciliation()
 
     def accepts(self, key: str) -> bool:

@@ -156,11 +156,11 @@ async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customer
         assert counted["count"] == usage.prompt_tokens, prompt
 
 
-async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, customers, model):
-    customer = customers[2]
+async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, spec, model, tmp_path):
+    customer = await asyncio.to_thread(Customer, platform, spec, tmp_path, "hangs-up", seed=20)
     redis_url = platform.status(secrets=True)["redis_url"]
-    wait_for_ledger(customer)
-    before, used_before = read_engine_count(redis_url), ledger_tokens(customer)
+    platform.reconcile_when_settled()
+    before = read_engine_count(redis_url)
     for cut_after in (1, 5, 20):
         stream = await customer.sdk.chat.completions.create(
             model=customer.adapter if cut_after == 5 else model,
@@ -199,21 +199,20 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
 async def test_a_caller_who_hangs_up_during_the_prefill_pays_for_what_the_engine_computed(platform, customers, model):
     """Engine + aborted prefill = ledger. The prompt is then cached, at the cached price, only as far as it was paid."""
     customer = customers[3]
-    with platform.admin() as admin:
-        before = settled_reconciliation(admin)
-        for attempt in range(1, 40):  # too early is not started and free, too late is an answer
-            prompt = f"{attempt}. " + "The sea is wide and the boat is small. " * 140
-            asked = asyncio.create_task(customer.ask(customer.adapter if attempt % 2 else model, prompt, max_tokens=1))
-            await asyncio.sleep(0.03 * attempt)
-            answered = asked.done()
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-            after = settled_reconciliation(admin)
-            assert after["drift_tokens"] == before["drift_tokens"]
-            paid = after["aborted_prefill_tokens"] - before["aborted_prefill_tokens"]
-            if paid or answered:
-                break
-            before = after
+    before = platform.reconcile_when_settled()
+    for attempt in range(1, 40):  # too early is not started and free, too late is an answer
+        prompt = f"{attempt}. " + "The sea is wide and the boat is small. " * 140
+        asked = asyncio.create_task(customer.ask(customer.adapter if attempt % 2 else model, prompt, max_tokens=1))
+        await asyncio.sleep(0.03 * attempt)
+        answered = asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        after = platform.reconcile_when_settled()
+        assert after["drift_tokens"] == before["drift_tokens"]
+        paid = after["aborted_prefill_tokens"] - before["aborted_prefill_tokens"]
+        if paid or answered:
+            break
+        before = after
     assert paid, "no attempt ended within the prefill"
     assert paid == after["ledger_tokens"] - before["ledger_tokens"]
     assert paid == sum(row.get("aborted_prefill_tokens", 0) for row in usage_rows(customer))

@@ -26,7 +26,9 @@ class RedisConnection:
 
     def __init__(self, url: str, *, connect_s: float, stalled_s: float, pending_max: int) -> None:
         self._options: dict[str, Any] = dict(parse_url(url))
-        self._tls = ssl.create_default_context() if url.startswith("rediss://") else None
+        self._tls = None
+        if url.startswith("rediss://"):  # redis-py reads the same option of the URL
+            self._tls = ssl.create_default_context(cafile=self._options.get("ssl_ca_certs"))
         self._connect_s = connect_s
         self._stalled_s = stalled_s
         self._pending_max = pending_max
