@@ -16,6 +16,7 @@ def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     """Arguments of vLLM's OpenAI server module. The ``vllm`` command fails with the CPU distribution."""
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
+    argv += ["--dtype", settings.engine_dtype]
     argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
     argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]
     argv += [

@@ -4,7 +4,7 @@ Settings of the object store and of the disk cache are in ``adapters.settings``.
 """
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -187,6 +187,10 @@ class ReplicaSettings(
         default=16,
         description="Largest LoRA rank that the replica serves, and so its rank class; vLLM allows 1, 8, 16, 32, "
         "64, 128, 256, 320, 512.",
+    )
+    engine_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto",
+        description="Number format of weights and activations; auto takes the checkpoint's.",
     )
     engine_context_tokens: int = Field(
         default=2048, ge=64, le=1_000_000, description="Longest prompt plus output, in tokens (vLLM max_model_len)."

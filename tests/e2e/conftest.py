@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,10 +209,9 @@ def references(engine, models) -> References:
     return asyncio.run(ask_references(engine, models))
 
 
-@pytest.fixture(scope="package")
-def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
-    replica_alone.close()
-    home = tmp_path_factory.mktemp("home")
+@contextmanager
+def running_platform(checkpoint: Path, home: Path, **environment: str) -> Iterator[Platform]:
+    """`tenora up` in ``home`` until the block ends; `tenora down` must leave no process."""
     (home / "models").symlink_to(checkpoint.parent)
     platform = Platform(
         {
@@ -222,6 +221,7 @@ def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
             "TENORA_QUEUE_WAIT_S": "300",  # on a busy machine, 20 requests at once wait longer than the default
             "TENORA_GATEWAY_PORT": str(free_port()),
             "TENORA_CONTROL_PORT": str(free_port()),
+            **environment,
         }
     )
     up = platform.run("up", "--detach")
@@ -242,6 +242,13 @@ def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
             os.kill(pid, signal.SIGKILL)
     assert down.returncode == 0, down.stderr
     assert left == {}, "`tenora down` left processes behind"
+
+
+@pytest.fixture(scope="package")
+def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
+    replica_alone.close()
+    with running_platform(checkpoint, tmp_path_factory.mktemp("home")) as running:
+        yield running
 
 
 @pytest.fixture
