@@ -5,7 +5,7 @@ Read from an ordinary Hugging Face checkpoint folder, from JSON and tensor heade
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,6 +17,8 @@ from core.kv_pages import PAGE_TOKENS
 RANK_MAX: Final = 512
 """The largest rank vLLM 0.32 can serve (``MaxLoRARanks`` in its config)."""
 
+BASE_MODEL_ID: Final = re.compile("^[a-z0-9][a-z0-9._-]{0,62}$")
+HUB_NAME: Final = re.compile("^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$")
 LINEAR_KINDS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 # A Hub name has one slash at most, so anything rooted, relative to a dot, deeper or with a backslash is a path.
@@ -26,6 +28,12 @@ _CHECKPOINT_BOUNDS: Final = HeaderBounds(header_bytes=64 << 20, tensors=1 << 20)
 _JSON_BYTES_MAX: Final = 64 << 20
 _BFLOAT16_BYTES: Final = 2
 
+# Their errors name the fix, so they are compared by hand; the patterns are for the API's document.
+BaseModelId = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": BASE_MODEL_ID.pattern})]
+HubName = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": HUB_NAME.pattern})]
+Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Rank = Annotated[int, msgspec.Meta(ge=1, le=RANK_MAX)]
+
 
 class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A base model. ``modules`` maps a full module name, as in ``model.layers.0.self_attn.q_proj``, to its
@@ -34,17 +42,17 @@ class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ascending up to ``rank_max``; none means one pool of ``rank_max``.
     """
 
-    id: str
-    hub_name: str
-    context_tokens: int
-    vocab_size: int
-    modules: dict[str, tuple[int, int]]
+    id: BaseModelId
+    hub_name: HubName
+    context_tokens: Dimension
+    vocab_size: Dimension
+    modules: Annotated[dict[str, tuple[Dimension, Dimension]], msgspec.Meta(min_length=1, max_length=100_000)]
     tokenizer_json: str
     chat_template: str
     bos_token: str | None
     eos_token: str | None
-    rank_max: int = RANK_MAX
-    rank_classes: tuple[int, ...] = ()
+    rank_max: Rank = RANK_MAX
+    rank_classes: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=16)] = ()
 
     @property
     def classes(self) -> tuple[int, ...]:

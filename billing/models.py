@@ -133,7 +133,7 @@ class UsageRecord(SQLModel, table=True):
     settled_at: datetime = Field(sa_type=Instant)
     input_tokens: int = Field(sa_type=sa.BigInteger)
     cached_tokens: int = Field(sa_type=sa.BigInteger)
-    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int = Field(sa_type=sa.BigInteger)
     first_token_ms: int | None = Field(default=None, sa_type=sa.BigInteger)

@@ -5,11 +5,11 @@ false`` and a ``poll_url``. Both fields are added here, after an answer for an `
 replay repeats them.
 """
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPResponseBodyEvent, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 from control_plane.publishing import request_changes
 from control_plane.publishing.gateway_ack import Acknowledgement, AckWaiter
@@ -41,7 +41,7 @@ class _Answer:
         self._changes = changes
         self._path = path
         self._send = send
-        self._start: Message | None = None
+        self._start: HTTPResponseStartEvent | None = None
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
@@ -53,11 +53,12 @@ class _Answer:
         elif self._start is None:
             await self._send(message)
         else:
-            self._body += message.get("body", b"")
-            if not message.get("more_body"):
+            part = cast("HTTPResponseBodyEvent", message)
+            self._body += part.get("body", b"")
+            if not part.get("more_body"):
                 await self._finish(self._start, self._changes.last_id)
 
-    async def _finish(self, start: Message, change_id: int | None) -> None:
+    async def _finish(self, start: HTTPResponseStartEvent, change_id: int | None) -> None:
         assert change_id is not None, "the start was held back because of it"
         ack = await self._waiter.wait([change_id])
         status, body = start["status"], self._body
@@ -69,7 +70,7 @@ class _Answer:
         if body and not self._body:
             headers.append((b"content-type", b"application/json"))
         headers.append((b"content-length", str(len(body)).encode()))
-        await self._send({**start, "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 

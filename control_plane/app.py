@@ -34,7 +34,7 @@ from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
-from control_plane.request_decoding import StrictRequest
+from control_plane.request_decoding import StrictRequest, refuse_unknown_parameters
 from control_plane.request_middleware import RequestContext
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
@@ -134,7 +134,7 @@ def _slots(web: WebSettings) -> RequestSlots:
 def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
     return Router(
         path="/api/v1/admin",
-        guards=[admin_key(authenticator)],
+        guards=[admin_key(authenticator), refuse_unknown_parameters],
         route_handlers=[
             AdminTenants,
             TenantApiKeys,
@@ -152,7 +152,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
 def _tenant(authenticator: Authenticator) -> Router:
     return Router(
         path="/api/v1",
-        guards=[tenant_key(authenticator)],
+        guards=[tenant_key(authenticator), refuse_unknown_parameters],
         route_handlers=[
             OwnTenant,
             OwnQuota,

@@ -16,10 +16,10 @@ from litestar.routes import HTTPRoute
 from litestar.types import Method
 
 from control_plane.errors import PROBLEM_JSON, ApiProblem
-from control_plane.field_descriptions import described
+from control_plane.openapi_document import completed
 from control_plane.openapi_page import PlainPage
 
-_STATUSES: Final = (400, 401, 403, 404, 409, 413, 415, 422, 503)
+_STATUSES: Final = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 
 _PROBLEMS: Final[Mapping[int, ResponseSpec]] = MappingProxyType(
     {
@@ -36,12 +36,12 @@ _PROBLEMS: Final[Mapping[int, ResponseSpec]] = MappingProxyType(
 
 class _Json(JsonRenderPlugin):
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        return super().render(request, described(openapi_schema))
+        return super().render(request, completed(openapi_schema, request.app))
 
 
 class _Yaml(YamlRenderPlugin):
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        return super().render(request, described(openapi_schema))
+        return super().render(request, completed(openapi_schema, request.app))
 
 
 def describe_api() -> OpenAPIConfig:

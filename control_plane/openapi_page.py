@@ -7,7 +7,7 @@ from typing import Any, Final
 from litestar import Request
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
-from control_plane.field_descriptions import described
+from control_plane.openapi_document import completed
 
 _METHODS: Final = ("get", "put", "post", "patch", "delete")
 _STYLE: Final = (
@@ -22,9 +22,9 @@ _REFERENCE: Final = "#/components/schemas/"
 class PlainPage(OpenAPIRenderPlugin):
     """Renders the document with headings, tables and links only."""
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:  # noqa: ARG002
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """The page."""
-        return "".join(_page(described(openapi_schema))).encode()
+        return "".join(_page(completed(openapi_schema, request.app))).encode()
 
 
 def _page(document: dict[str, Any]) -> Iterator[str]:

@@ -105,7 +105,7 @@ def revoke_admin_key(postgres: PostgresSettings, key_id: str) -> None:
 def list_base_models(postgres: PostgresSettings) -> list[BaseModelView]:
     """All base models."""
     with _database(postgres) as session:
-        return base_models.list_base_models(session, cursor=None, limit=_BASE_MODELS_MAX).data
+        return list(base_models.list_base_models(session, cursor=None, limit=_BASE_MODELS_MAX).data)
 
 
 def set_base_model_names(postgres: PostgresSettings, base_model: str, names: list[str]) -> BaseModelView:

@@ -7,19 +7,22 @@ from typing import Any, Final
 
 import msgspec
 from litestar import Request
+from litestar.connection import ASGIConnection
 from litestar.datastructures import State
+from litestar.handlers import BaseRouteHandler
+from litestar.params import QueryParameter
 
 from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
 
 _DEPTH_MAX = 64
 _SHAPES: Final = {
-    r"^[a-z0-9][a-z0-9-]{0,62}$": "use lower-case letters, digits and '-', at most 63, and begin with no '-'",
-    r"^[a-z0-9][a-z0-9_-]{0,62}$": "use the id or the name of a plan",
-    r"^[0-9a-f]{64}$": "write 64 hexadecimal digits in lower case",
-    r"^[^\x00-\x1f\x7f]+$": "leave out control characters",
+    r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$": "use lower-case letters, digits and '-', at most 63, and begin with no '-'",
+    r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$": "use the id or the name of a plan",
+    r"^[0-9a-f]{64}(?!\n)$": "write 64 hexadecimal digits in lower case",
+    r"^[^\x00-\x1f\x7f]+(?!\n)$": "leave out control characters",
 }
-"""What the patterns of wire types ask for."""
+"""What the patterns of wire types ask for. In Python ``$`` also matches before a newline at the end."""
 
 
 class StrictRequest(Request[Any, Any, State]):
@@ -51,6 +54,19 @@ class StrictRequest(Request[Any, Any, State]):
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
+
+
+def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard. A misspelled parameter would else be ignored, and the answer would look right. Raises InvalidRequest."""
+    if not connection.query_params or connection.scope.get("method") == "OPTIONS":
+        return
+    fields = handler.parsed_fn_signature.parameters.items()
+    known = {name for name, field in fields if isinstance(field.kwarg_definition, QueryParameter)}
+    if unknown := sorted(connection.query_params.keys() - known):
+        fix = f"Use {', '.join(sorted(known))}." if known else "This route has none."
+        raise InvalidRequest(
+            f"{unknown[0]}: unknown query parameter. {fix}", code="unknown_parameter", param=unknown[0]
+        )
 
 
 def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:

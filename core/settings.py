@@ -37,7 +37,10 @@ class Fragment(BaseSettings):
 class RedisSettings(Fragment):
     """Redis or Valkey: snapshots, quotas, replica status and the usage stream."""
 
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="URL of Redis or Valkey, with AOF on. TLS: rediss://…?ssl_ca_certs=FILE.")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="URL of Redis or Valkey, with AOF on. TLS: rediss://…?ssl_ca_certs=FILE.",
+    )
 
 
 class PostgresSettings(Fragment):

@@ -16,7 +16,7 @@ from tenora.stack.status import read_status
 from tenora.stack.up_down import programs_table, start_stack, stop_stack
 
 if TYPE_CHECKING:
-    from tenora.control_client import ControlClient
+    from tenora.control_client import ControlPlaneClient
 
 console = Console(stderr=True)
 _Access = tuple[str | None, str | None]  # API key, address of the control plane
@@ -236,16 +236,16 @@ def _control_url() -> str:
     return str(url)
 
 
-def _with_client(access: _Access, work: "Callable[[ControlClient], None]") -> None:
+def _with_client(access: _Access, work: "Callable[[ControlPlaneClient], None]") -> None:
     """Run ``work``; a refusal is shown as its message."""
-    from tenora.control_client import ControlClient, ControlPlaneError
+    from tenora.control_client import ControlPlaneClient, ControlPlaneError
 
     key, control_url = access
     if not key:
         raise click.ClickException(
             "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
         )
-    client = ControlClient(control_url or _control_url(), key)
+    client = ControlPlaneClient(control_url or _control_url(), key)
     try:
         work(client)
     except ControlPlaneError as error:

@@ -13,7 +13,7 @@ class ControlPlaneError(Exception):
     """A call failed. The message names the fix."""
 
 
-class ControlClient:
+class ControlPlaneClient:
     """Every call may be sent twice: when no answer arrives, it is sent again."""
 
     def __init__(self, url: str, key: str) -> None:

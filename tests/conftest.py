@@ -208,13 +208,20 @@ def postgres_server(servers_home) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="session")
-def redis_server(servers_home) -> Iterator[str]:
+@contextmanager
+def running_valkey(home: Path) -> Iterator[str]:
+    """The URL of an empty Valkey with the users of all processes."""
     server = embedded_servers.valkey(
-        servers_home / "valkey", servers_home, port=free_port(), password=secrets.token_hex(8), users=REDIS_USERS
+        home / "valkey", home, port=free_port(), password=secrets.token_hex(8), users=REDIS_USERS
     )
     with running(server.program):
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server(servers_home) -> Iterator[str]:
+    with running_valkey(servers_home) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

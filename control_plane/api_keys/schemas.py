@@ -9,7 +9,7 @@ from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, W
 from core.contracts.grants import KeyLimits
 
 Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
-Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 
 
 class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -42,6 +42,7 @@ def archive(session: Session, *, before: datetime, path: Path, actor: str) -> in
 
 
 def _take(session: Session, before: datetime) -> list[dict[str, Any]]:  # columns of several types
-    oldest = select(AuditEvent.id).where(col(AuditEvent.created_at) < before).order_by(col(AuditEvent.id)).limit(_BATCH)
+    older = select(AuditEvent.id).where(col(AuditEvent.created_at) < before)
+    oldest = older.order_by(col(AuditEvent.created_at), col(AuditEvent.id)).limit(_BATCH)
     taken = session.execute(delete(AuditEvent).where(col(AuditEvent.id).in_(oldest)).returning(AuditEvent)).scalars()
-    return [row.model_dump(mode="json") for row in sorted(taken, key=lambda row: row.id)]
+    return [row.model_dump(mode="json") for row in sorted(taken, key=lambda row: (row.created_at, row.id))]

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from litestar import Request, Response
@@ -24,7 +24,7 @@ from core.errors import Conflict, InvalidRequest, Unprocessable
 
 T = TypeVar("T")
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+KEY: Final = re.compile("^[!-~]{1,255}$")
 REPLAYED = {"idempotent-replayed": "true"}
 
 
@@ -32,7 +32,7 @@ class IdempotentRequest:
     """One POST of one caller, with or without an ``Idempotency-Key``."""
 
     def __init__(self, engine: Engine, *, caller: str, key: str | None, request_sha256: str) -> None:
-        if key is not None and not _KEY.fullmatch(key):
+        if key is not None and not KEY.fullmatch(key):
             raise InvalidRequest(
                 "Idempotency-Key: use 1 to 255 printable ASCII characters without spaces.", param="idempotency-key"
             )

@@ -1,6 +1,7 @@
 """Wire types of the invoices room."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -10,7 +11,7 @@ from billing.views import InvoiceLineView, InvoiceView
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The exclusive end of the period: "now", by the database's clock, or an RFC 3339 instant with an offset."""
 
-    until: str
+    until: Annotated[str, msgspec.Meta(extra_json_schema={"anyOf": [{"const": "now"}, {"format": "date-time"}]})]
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
 WithoutQuota = Literal["closed", "slice"]
-PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$")]
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -186,11 +186,13 @@ def _write_root(
     root = msgspec.json.encode(
         SnapshotRoot(epoch=at.epoch, generation=at.generation, published_at_ms=published_at_ms, digests=digests)
     )
-    position: dict[str, str | int | bytes] = {
-        "epoch": at.epoch, "generation": at.generation, "root": root, "root_signature": signer.sign("root", root),
-    }  # fmt: skip
-    states = {_hash_field(kind): found.state for kind, found in changed.items()}
-    pipe.hset(redis_keys.SNAPSHOT_META, mapping={**position, **states})
+    signature = signer.sign("root", root)
+    pipe.hset(
+        redis_keys.SNAPSHOT_META,
+        mapping={"epoch": at.epoch, "generation": at.generation, "root": root, "root_signature": signature},
+    )
+    if changed:
+        pipe.hset(redis_keys.SNAPSHOT_META, mapping={_hash_field(kind): found.state for kind, found in changed.items()})
 
 
 def _hash_field(kind: SnapshotKind) -> str:

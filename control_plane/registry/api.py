@@ -62,7 +62,8 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
             Adapters that name one of them are accepted, with a note.
             """
             return idempotent.run(
-                lambda session: base_models.set_names(session, base_model, data.names, actor=principal.key_id)
+                lambda session: base_models.set_names(session, base_model, data.names, actor=principal.key_id),
+                status_code=200,
             )
 
     return AdminBaseModels

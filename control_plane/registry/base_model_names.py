@@ -4,23 +4,17 @@ Trainers write such a name into ``adapter_config.json``. Names are compared with
 one base model.
 """
 
-import re
 from collections.abc import Collection
-from typing import Final
 
 from sqlmodel import Session, col, delete, select
 
+from adapters.base_model_spec import HUB_NAME
 from control_plane.registry.models import BaseModel, BaseModelName
 from core.errors import Conflict, InvalidRequest
-
-NAMES_MAX: Final = 100
-HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 
 
 def replace(session: Session, base_model: str, names: Collection[str]) -> None:
     """Replace the names of a base model. Raises InvalidRequest, and Conflict for a name of another base model."""
-    if len(names) > NAMES_MAX:
-        raise InvalidRequest(f"names: list at most {NAMES_MAX} names.", param="names")
     if bad := [name for name in names if not HUB_NAME.fullmatch(name)]:
         raise InvalidRequest(f"names: {bad[0][:100]!r} is no name on the Hub, such as 'org/model'.", param="names")
     wanted = {name.casefold(): name for name in names}

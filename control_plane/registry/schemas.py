@@ -1,13 +1,17 @@
 """Wire types of the registry room: base models, adapters, aliases, revisions and their uploads."""
 
+import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from adapters.base_model_spec import BaseModelSpec
+from adapters.base_model_spec import BaseModelSpec, HubName
 
 Status = Literal["uploading", "validating", "ready", "rejected"]
+NAME: Final = re.compile("^[a-z0-9][a-z0-9-]{0,62}$")
+"""Names of adapters and aliases."""
+
 RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -32,7 +36,7 @@ class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):
 class BaseModelNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All further names of a base model; an empty list removes them."""
 
-    names: list[str]
+    names: Annotated[list[HubName], msgspec.Meta(max_length=100)]
 
 
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +44,7 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     as an adapter's config may have it.
     """
 
-    name: str
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": NAME.pattern})]
     base_model: str
 
 
@@ -91,7 +95,7 @@ class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,8 +21,8 @@ from control_plane.plans.schemas import (
 )
 from core.contracts.grants import Limits
 
-TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
-PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$")]
 TenantStatus = Literal["active", "suspended"]
 
 

@@ -1,6 +1,6 @@
 """A tenant's routes over its usage and its quota."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated
 
 from litestar import Controller, get
@@ -63,13 +63,12 @@ class OwnUsage(Controller):
         group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this field.")] = None,
     ) -> UsageView:
         """Get tokens, requests, KV page-seconds and amounts in buckets of UTC time."""
-        until = end or clock.now()
         with unit_of_work(reports) as session:
             return service.report(
                 session,
                 tenant_id=principal.own_tenant_id,
-                start=start or until - timedelta(days=1),
-                end=until,
+                start=start,
+                end=end or clock.now(),
                 bucket=bucket,
                 group_by=group_by,
                 days_max=web.usage_days_max,

@@ -1,6 +1,7 @@
 """Reports a tenant's usage in buckets, as billing recorded it, and adds the names of adapters."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from sqlmodel import Session
 
@@ -10,21 +11,27 @@ from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
 from core.errors import InvalidRequest
 
+_FIRST_YEAR: Final = 2000
+_LAST_YEAR: Final = 9000
+
 
 def report(
     session: Session,
     *,
     tenant_id: str,
-    start: datetime,
+    start: datetime | None,
     end: datetime,
     bucket: Bucket,
     group_by: GroupBy | None,
     days_max: int,
 ) -> UsageView:
-    """The tenant's usage settled in ``[start, end)``. Raises InvalidRequest for naive instants or an invalid range."""
-    for name, instant in (("start", start), ("end", end)):
-        if instant.tzinfo is None:
-            raise InvalidRequest(f"{name}: add a UTC offset, as in 2026-01-01T00:00:00Z.", param=name)
+    """The tenant's usage settled in ``[start, end)``, by default of one day. Raises InvalidRequest for naive instants
+    or an invalid range.
+    """
+    _require_instant(end, "end")
+    if start is None:
+        start = end - timedelta(days=1)
+    _require_instant(start, "start")
     if end <= start:
         raise InvalidRequest("end: must be later than start.", param="end")
     if end - start > timedelta(days=days_max):
@@ -37,6 +44,13 @@ def report(
         ids = {row.adapter_id for row in found if row.adapter_id is not None}
         names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
     return UsageView(start=start, end=end, data=[_row(row, group_by, names) for row in found])
+
+
+def _require_instant(instant: datetime, param: str) -> None:
+    if instant.tzinfo is None:
+        raise InvalidRequest(f"{param}: add a UTC offset, as in 2026-01-01T00:00:00Z.", param=param)
+    if not _FIRST_YEAR <= instant.year <= _LAST_YEAR:
+        raise InvalidRequest(f"{param}: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param=param)
 
 
 def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:

@@ -53,7 +53,7 @@ _X32_BIT: Final = 0x40000000
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_READ: Final = 0b1101  # execute, read file, read directory
-_LANDLOCK_FILE_READ: Final = 0b0101
+_LANDLOCK_FILE: Final = 0b0111  # execute, write and read file: the rights that a rule for a file may have
 _LANDLOCK_BITS: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # how many rights each version knows; 16 from version 5 on
 
 
@@ -139,7 +139,7 @@ def restrict_files(readable: list[str], writable: list[str]) -> list[str]:
         return []
     for paths, rights in ((readable, _LANDLOCK_READ), (writable, every_right)):
         for path in filter(os.path.exists, paths):
-            granted = rights if os.path.isdir(path) else rights & _LANDLOCK_FILE_READ  # noqa: PTH112 - see the imports
+            granted = rights if os.path.isdir(path) else rights & _LANDLOCK_FILE  # noqa: PTH112 - see the imports
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             _libc.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("<Qi", granted, target), 0)
             os.close(target)

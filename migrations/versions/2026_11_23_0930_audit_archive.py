@@ -1,4 +1,4 @@
-"""Lets the owner of the audit trail move old rows into an archive. Nobody else can delete a row, and no row can change.
+"""Lets the owner of the audit trail move old rows into an archive. No other role can delete a row, and no row can change.
 
 Revision: 2026_11_23_0930, after 2026_11_23_0920.
 """

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tenora.control_client import ControlClient
+from tenora.control_client import ControlPlaneClient
 
 _COLUMNS: Final = ("name", "base_model", "newest_ready", "serves")
 
 
-def list_adapters(client: ControlClient, console: Console) -> None:
+def list_adapters(client: ControlPlaneClient, console: Console) -> None:
     """Print one line an adapter, newest first."""
     found = client.pages("/api/v1/adapters")
     if not found:
@@ -23,7 +23,7 @@ def list_adapters(client: ControlClient, console: Console) -> None:
     console.print(table)
 
 
-def show_adapter(client: ControlClient, name: str, console: Console) -> None:
+def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
     """Print an adapter with its aliases and revisions."""
     adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
     for field in ("name", "id", "base_model", "newest_ready", "serves", "rank", "pinned", "created_at"):
@@ -38,7 +38,7 @@ def show_adapter(client: ControlClient, name: str, console: Console) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def delete_adapter(client: ControlClient, name: str, console: Console) -> None:
+def delete_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
     """Delete an adapter with all its revisions."""
     client.call("DELETE", f"/api/v1/adapters/{name}")
     console.print(f"deleted {name}; calls of it are refused, and its files are removed", markup=False)

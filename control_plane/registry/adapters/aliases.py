@@ -3,10 +3,8 @@
 Rollout, canary and rollback are the same call. ``data_plane.gateway`` chooses between revisions by weight.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import func
 from sqlmodel import Session, col, select
@@ -17,13 +15,11 @@ from control_plane.publishing.outbox import publish_change
 from control_plane.registry.adapters import pins
 from control_plane.registry.adapters import service as adapters
 from control_plane.registry.models import Adapter, Alias, Revision
-from control_plane.registry.schemas import AliasTarget, AliasView
+from control_plane.registry.schemas import NAME, AliasTarget, AliasView
 from control_plane.settings import WebSettings
 from core import clock
 from core.contracts.routes import PrefetchHint
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
-
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,7 @@ def set_target(
     """Set the target of an adapter's alias to ready revisions of the adapter. Raises NotFound for the adapter, Conflict
     for a revision that is not ready, Forbidden above the limit of aliases, and InvalidRequest naming an invalid field.
     """
-    if not _NAME.fullmatch(alias):
+    if not NAME.fullmatch(alias):
         raise InvalidRequest(
             "alias: use lower-case letters, digits and '-', at most 63 characters, and do not start with '-'.",
             code="invalid_name",

@@ -1,10 +1,9 @@
 """Tenants' adapters: names for fine-tunes, within the plan's limit, and the route of each that gateways follow."""
 
-import re
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
@@ -16,13 +15,12 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.registry import base_models
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
-from control_plane.registry.schemas import AdapterView, NewAdapter
+from control_plane.registry.schemas import NAME, AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
 from core.contracts.routes import PROD, AdapterRoute, RevisionRoute
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _Aliases = dict[str, dict[str, int]] | None
 
 
@@ -31,7 +29,7 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str, unr
     adapters have no ready revision, Conflict for a taken name, and InvalidRequest for an invalid name or an unknown
     base model.
     """
-    if not _NAME.fullmatch(new.name):
+    if not NAME.fullmatch(new.name):
         raise InvalidRequest(
             "name: use lower-case letters, digits and '-', at most 63 characters, and do not start with '-'.",
             code="invalid_name",

@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import os
 import re
 import struct
 import sys
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -246,6 +248,7 @@ class _Child:
         command = confined_command(
             [sys.executable, "-I", "-B", "-m", module, str(memory_bytes)],
             packages=["data_plane"],
+            writable=[Path(os.devnull)],
             limits=ChildLimits(
                 memory_bytes=memory_bytes + _LIBRARIES_BYTES, cpu_s=None, file_bytes=0, open_files=_OPEN_FILES_MAX
             ),

@@ -202,14 +202,20 @@ def test_readiness_asks_the_stores_once_a_second_however_often_it_is_asked(setti
     assert len(asked) == 6
 
 
-def test_old_audit_rows_are_moved_to_a_file_and_the_rest_stays(settings, engine, tmp_path):
+def test_old_audit_rows_are_moved_to_a_file_by_the_owner_and_the_rest_stays(
+    settings, postgres_settings, engine, tmp_path
+):
     with db.unit_of_work(engine) as session:
         for day in (1, 2, 3):
             row = AuditEvent(actor="key_1", action="test.done", target=f"day {day}", details={"n": day})
             row.created_at = datetime(2026, 1, day, tzinfo=UTC)
             session.add(row)
     file = tmp_path / "audit.jsonl"
-    moved = run(settings, "archive-audit", "--before", "2026-01-03", "--to", str(file))
+    command = ("archive-audit", "--before", "2026-01-03", "--to", str(file))
+    assert "permission denied" in run(settings, *command).stderr
+    file.unlink(missing_ok=True)
+    owner = {"TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn}
+    moved = run(settings, *command, **owner)
     assert (moved.returncode, "moved 2 rows" in moved.stdout) == (0, True), moved.stderr
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(row["target"], row["details"]) for row in rows] == [("day 1", {"n": 1}), ("day 2", {"n": 2})]
@@ -221,7 +227,7 @@ def test_old_audit_rows_are_moved_to_a_file_and_the_rest_stays(settings, engine,
         ).scalar()
     assert [tuple(row) for row in left] == [("test.done", "day 3"), ("audit.archived", "audit.jsonl")]
     assert details["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    again = run(settings, "archive-audit", "--before", "2026-01-03", "--to", str(file))
+    again = run(settings, *command, **owner)
     assert (again.returncode, "Name a new file" in again.stderr) == (1, True)
 
 
@@ -249,7 +255,7 @@ def test_no_audit_row_is_changed_or_deleted_otherwise(engine, statement):
 
 
 def test_an_operators_rebuild_of_the_snapshot_is_in_the_audit_trail(settings, engine):
-    assert run(settings, "publish").returncode == 0
+    assert run(settings, "publish", user=database_roles.WORKER).returncode == 0
     with engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT actor, action FROM audit_events").fetchall()
     assert ("operator", "snapshot.rebuilt") in [tuple(row) for row in rows]

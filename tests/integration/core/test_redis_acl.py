@@ -68,7 +68,7 @@ def test_a_process_reads_only_what_it_needs(connect, user, key):
     "command",
     [
         ("FLUSHALL",), ("KEYS", "*"), ("SCAN", "0"), ("CONFIG", "GET", "*"), ("ACL", "LIST"), ("SHUTDOWN",),
-        ("DEBUG", "SLEEP", "0"), ("FUNCTION", "LIST"), ("REPLICAOF", "NO", "ONE"), ("MONITOR",), ("SUBSCRIBE", "x"),
+        ("SWAPDB", "0", "1"), ("FUNCTION", "LIST"), ("REPLICAOF", "NO", "ONE"), ("MONITOR",), ("SUBSCRIBE", "x"),
     ],
 )  # fmt: skip
 def test_no_process_may_administer_the_server(connect, user, command):

@@ -28,7 +28,7 @@ CLIENTS_PER_GATEWAY = 3
 
 @pytest.fixture
 def platform(api, settings, engine, redis_settings, tmp_path) -> Iterator[Platform]:
-    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path) as up:
+    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path, acknowledge_wait_ms=2000) as up:
         yield up
 
 

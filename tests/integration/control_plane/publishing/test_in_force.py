@@ -2,10 +2,12 @@
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
+from tests.fixtures.control_plane.api import Api, running_api
 from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.control_plane.two_gateways import Platform, two_gateways
 
@@ -14,8 +16,15 @@ ROUNDS = [10, pytest.param(200, marks=pytest.mark.soak)]
 
 @pytest.fixture
 def platform(api, settings, engine, redis_settings, tmp_path) -> Iterator[Platform]:
-    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path) as up:
+    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path, acknowledge_wait_ms=30_000) as up:
         yield up
+
+
+@pytest.fixture
+def waiting_api(settings) -> Iterator[Api]:
+    """An API that waits for gateways, shortly: nothing publishes its changes."""
+    with running_api(replace(settings, web=settings.web.model_copy(update={"acknowledge_wait_ms": 200}))) as running:
+        yield running
 
 
 def confirmed(answer: httpx.Response) -> dict:
@@ -90,21 +99,21 @@ def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platfo
             assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
 
 
-def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(api):
-    tenant = api.tenant()
+def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(waiting_api):
+    tenant = waiting_api.tenant()
     key = tenant.http.post("/api/v1/api-keys", json={"name": secrets.token_hex(4)})
     assert (key.status_code, key.json()["acknowledged"]) == (202, False)
     revoked = tenant.http.delete(f"/api/v1/api-keys/{key.json()['id']}")
     assert (revoked.status_code, revoked.json()["acknowledged"]) == (202, False)
     change = tenant.http.get(revoked.json()["poll_url"]).raise_for_status().json()
     assert change == {"acknowledged": False, "gateways": 0}
-    suspended = api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
+    suspended = waiting_api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
     assert (suspended.status_code, suspended.json()["acknowledged"]) == (202, False)
-    assert api.admin.get(suspended.json()["poll_url"]).json()["acknowledged"] is False
+    assert waiting_api.admin.get(suspended.json()["poll_url"]).json()["acknowledged"] is False
 
 
-def test_a_replay_for_an_idempotency_key_says_nothing_about_gateways(api):
-    tenant = api.tenant()
+def test_a_replay_for_an_idempotency_key_says_nothing_about_gateways(waiting_api):
+    tenant = waiting_api.tenant()
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first, again = (tenant.http.post("/api/v1/api-keys", json={"name": "x"}, headers=headers) for _ in range(2))
     assert (first.status_code, first.json()["acknowledged"]) == (202, False)

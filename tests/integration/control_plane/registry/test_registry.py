@@ -46,7 +46,7 @@ def test_a_base_models_serving_settings_may_change(api):
         ({"context_tokens": 0}, "context_tokens"),
         ({"vocab_size": 1 << 40}, "vocab_size"),
         ({"modules": {}}, "modules"),
-        ({"modules": {"x": (0, 4)}}, "modules"),
+        ({"modules": {"x": (0, 4)}}, "modules[...][0]"),
         ({"tokenizer_json": "not json"}, "tokenizer_json"),
         ({"tokenizer_json": "[]"}, "tokenizer_json"),
     ],
@@ -121,7 +121,7 @@ def test_the_plan_bounds_how_many_ready_adapters_there_are_and_a_deleted_one_fre
     one = tenant.adapter("one", base)
     assert tenant.http.get("/api/v1/quota").json()["used"]["adapters"] == 0
     ready_revision(engine, one["id"])
-    files = {"files": [{"path": "adapter_config.json", "size_bytes": 1, "sha256": "0" * 64}]}
+    files = {"files": [CONFIG, WEIGHTS]}
     for refused in (
         tenant.http.post("/api/v1/adapters", json={"name": "three", "base_model": base.id}),
         tenant.http.post("/api/v1/adapters/two/revisions", json=files),
@@ -321,12 +321,14 @@ def test_the_replay_for_an_adapter_that_is_gone_gives_no_url(api, base):
     assert (refused.value.response.status_code, refused.value.response.json()["code"]) == (404, "revision_not_found")
 
 
-def test_concurrent_creations_never_make_more_adapters_than_the_plan_allows(api, base):
-    tenant = api.tenant(adapters=3)
+def test_concurrent_creations_never_make_more_adapters_than_allowed(settings, base):
+    with running_api(replace(settings, web=settings.web.model_copy(update={"adapters_unready_max": 3}))) as api:
+        api.register(base)
+        tenant = api.tenant()
 
-    def create(number: int) -> int:
-        body = {"name": f"a{number}", "base_model": base.id}
-        return tenant.http.post("/api/v1/adapters", json=body).status_code
+        def create(number: int) -> int:
+            body = {"name": f"a{number}", "base_model": base.id}
+            return tenant.http.post("/api/v1/adapters", json=body).status_code
 
-    with ThreadPoolExecutor(8) as pool:
-        assert sorted(pool.map(create, range(12))) == [201] * 3 + [403] * 9
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(create, range(12))) == [201] * 3 + [403] * 9

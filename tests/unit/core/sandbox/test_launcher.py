@@ -38,7 +38,7 @@ def test_a_child_imports_only_the_packages_that_it_was_given():
     said = run("import core.ids, data_plane", packages=("data_plane",))
     assert said.returncode == 0, said.stderr
     if "landlock" in said.stderr:
-        assert "ModuleNotFoundError" in run("import data_plane.gateway.errors").stderr
+        assert "PermissionError" in run("import data_plane.gateway.errors").stderr
 
 
 @pytest.mark.parametrize(

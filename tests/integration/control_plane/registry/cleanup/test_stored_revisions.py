@@ -11,6 +11,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
 from control_plane.registry.cleanup.stored_revisions import StoredRevisionCleanup
+from control_plane.registry.models import Revision
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revisions import stored_digests
 from control_plane.registry.revocations.receipts import ReceiptCollector
@@ -44,14 +45,15 @@ def forget(engine, redis):
     return ReceiptCollector(engine, redis, impatient()).run_once
 
 
-def validated(tenant, validator, name: str, base, folder) -> str:
-    """Upload and validate; returns the digest."""
+def validated(engine, tenant, validator, name: str, base, folder) -> str:
+    """Upload and validate; returns the digest. Nothing is published here, so the API does not show it as ready."""
     tenant.adapter(name, base)
     path = upload(tenant, name, folder)
     assert validator.run_once()
-    revision = tenant.http.get(path).json()
-    assert revision["status"] == "ready", revision
-    return revision["sha256"]
+    assert tenant.http.get(path).json()["stage"] == "publishing"
+    with db.unit_of_work(engine) as session:
+        row = session.get(Revision, path.rpartition("/")[2])
+        return row.digest
 
 
 def lies(store, digest: str) -> bool:
@@ -67,8 +69,8 @@ def test_the_object_is_removed_after_its_quarantine_with_the_last_adapter_of_its
 ):
     ours, theirs = api.tenant(), api.tenant()
     folder = write_adapter(tmp_path / "a", base, seed=101)
-    digest = validated(ours, validator, "bot", base, folder)
-    assert validated(theirs, validator, "bot", base, folder) == digest
+    digest = validated(engine, ours, validator, "bot", base, folder)
+    assert validated(engine, theirs, validator, "bot", base, folder) == digest
     removal.run_once()
     assert lies(store, digest)
     ours.http.delete("/api/v1/adapters/bot").raise_for_status()
@@ -91,8 +93,8 @@ def test_the_object_is_removed_after_its_quarantine_with_the_last_adapter_of_its
 
 def test_an_old_object_of_a_dead_worker_without_a_row_is_removed(api, base, engine, store, validator, tmp_path):
     tenant = api.tenant()
-    kept = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
-    orphan = validated(tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
+    kept = validated(engine, tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=111))
+    orphan = validated(engine, tenant, validator, "gone", base, write_adapter(tmp_path / "b", base, seed=112))
     with (
         engine.begin() as connection
     ):  # as if the worker had died before it recorded the object, and the adapter had been deleted
@@ -111,7 +113,7 @@ def sweep(orphans: OrphanSweep) -> None:
 
 def test_objects_of_a_failed_canary_are_removed(api, base, engine, store, removal, validator, tmp_path):
     tenant = api.tenant()
-    digest = validated(tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=102))
+    digest = validated(engine, tenant, validator, "bot", base, write_adapter(tmp_path / "a", base, seed=102))
     with engine.begin() as connection:
         change = "UPDATE revisions SET status = 'rejected', digest = NULL, decided_at = now()"
         connection.exec_driver_sql(change)
@@ -141,7 +143,7 @@ def test_an_object_removed_during_its_second_validation_is_stored_again(
     """The old copy is removed after the new upload found it stored and before that upload is recorded."""
     tenant = api.tenant()
     folder = write_adapter(tmp_path / "a", base, seed=104)
-    digest = validated(tenant, validator, "bot", base, folder)
+    digest = validated(engine, tenant, validator, "bot", base, folder)
     tenant.http.delete("/api/v1/adapters/bot").raise_for_status()
     forget()
     tenant.adapter("bot", base)
@@ -160,7 +162,7 @@ def test_an_object_removed_during_its_second_validation_is_stored_again(
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")
     assert validator.run_once()
-    assert tenant.http.get(path).json()["status"] == "ready"
+    assert tenant.http.get(path).json()["stage"] == "publishing"
     assert lies(store, digest)
     removal.run_once()
     assert lies(store, digest)

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.registry.review.canary_worker import CanaryWorker
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
@@ -52,7 +53,10 @@ def result(redis, job: CanaryJob, code: str | None = None, **changes) -> None:
     redis.lpush(redis_keys.CANARY_RESULTS, msgspec.json.encode(said))
 
 
-def seen(tenant, revision: dict) -> dict:
+def seen(tenant, revision: dict, relay: OutboxRelay | None = None) -> dict:
+    """The revision as its tenant sees it, with a relay after what was decided is published."""
+    while relay is not None and relay.run_once():
+        pass
     return tenant.http.get(f"/api/v1/adapters/bot/revisions/{revision['id']}").raise_for_status().json()
 
 
@@ -72,7 +76,9 @@ def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine
     assert (job.revision_id, job.engine_name, job.attempt) == (revision["id"], revision["engine_name"], 1)
     result(redis, job)
     exchange.run_once()
-    ready = seen(tenant, revision)
+    published = seen(tenant, revision)
+    assert (published["status"], published["stage"], published["sha256"]) == ("validating", "publishing", None)
+    ready = seen(tenant, revision, relay)
     assert (ready["status"], ready["stage"], ready["sha256"]) == ("ready", None, revision["digest"])
     assert ready["report"]["notes"] == ["a note"]
     assert ready["report"]["canary"] == {
@@ -83,7 +89,6 @@ def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine
         "load_ms": 12,
         "replica": "rep_1",
     }
-    relay.rebuild("test")
     assert redis.hexists(redis_keys.snapshot("adapters"), f"{tenant.id}/bot")
     assert redis.llen(redis_keys.CANARY_RESULTS) == 0
 
@@ -106,7 +111,7 @@ def test_a_failed_run_rejects_the_revision_and_names_the_fix(base, tenant, engin
     assert not redis.exists(redis_keys.snapshot("adapters"))
 
 
-def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, engine, redis, exchange):
+def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, engine, redis, relay, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -121,13 +126,13 @@ def test_a_lost_job_is_sent_again_and_a_late_result_is_dropped(base, tenant, eng
     redis.lpush(redis_keys.CANARY_RESULTS, b"{")
     result(redis, second)
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
     result(redis, second, "canary_no_effect")
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready", "a decision is final"
+    assert seen(tenant, revision, relay)["status"] == "ready", "a decision is final"
 
 
-def test_a_slow_successful_run_counts(base, tenant, engine, redis, exchange):
+def test_a_slow_successful_run_counts(base, tenant, engine, redis, relay, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -136,10 +141,10 @@ def test_a_slow_successful_run_counts(base, tenant, engine, redis, exchange):
     exchange.run_once()
     result(redis, first)
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
 
 
-def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, engine, redis, exchange):
+def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, engine, redis, relay, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     exchange.run_once()
@@ -151,7 +156,7 @@ def test_a_result_whose_decision_was_not_committed_is_read_again(base, tenant, e
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE away RENAME TO revisions")
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
 
 
 def test_a_revision_whose_pool_never_answers_is_rejected(base, tenant, engine, redis, exchange):
@@ -171,7 +176,7 @@ def take(redis, job: CanaryJob, replica) -> None:
     redis.set(redis_keys.canary_running(job.revision_id), msgspec.json.encode(running))
 
 
-def test_a_job_that_waits_or_runs_is_no_attempt(base, tenant, engine, redis, exchange):
+def test_a_job_that_waits_or_runs_is_no_attempt(base, tenant, engine, redis, relay, exchange):
     revision = add_revision(engine, tenant, "bot", ready=False)
     replica = beat(redis, base.id)
     for _ in range(5):
@@ -187,11 +192,11 @@ def test_a_job_that_waits_or_runs_is_no_attempt(base, tenant, engine, redis, exc
     assert job.attempt == 1
     result(redis, job)
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
 
 
 def test_a_run_without_a_verdict_is_no_attempt_and_is_sent_again_after_its_timeout(
-    base, tenant, engine, redis, exchange
+    base, tenant, engine, redis, relay, exchange
 ):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
@@ -208,7 +213,7 @@ def test_a_run_without_a_verdict_is_no_attempt_and_is_sent_again_after_its_timeo
     exchange.run_once()
     result(redis, jobs(redis, base)[0])
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
 
 
 def test_a_revision_that_kills_three_replicas_is_rejected_even_if_each_was_the_last(
@@ -231,7 +236,9 @@ def test_a_revision_that_kills_three_replicas_is_rejected_even_if_each_was_the_l
     assert (rejected["status"], rejected["report"]["problems"][0]["code"]) == ("rejected", "canary_failed")
 
 
-def test_a_waiting_successful_result_is_read_before_the_last_attempt_fails(base, tenant, engine, redis, exchange):
+def test_a_waiting_successful_result_is_read_before_the_last_attempt_fails(
+    base, tenant, engine, redis, relay, exchange
+):
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
     for _ in range(3):
@@ -240,7 +247,7 @@ def test_a_waiting_successful_result_is_read_before_the_last_attempt_fails(base,
         grow_older(engine, 31)
     result(redis, job)
     exchange.run_once()
-    assert seen(tenant, revision)["status"] == "ready"
+    assert seen(tenant, revision, relay)["status"] == "ready"
 
 
 def test_a_revision_without_a_fitting_replica_waits_and_says_so(base, tenant, engine, redis, exchange):

@@ -52,7 +52,7 @@ def test_new_classes_move_revisions_to_the_cheapest_fitting_class_and_publish_th
         ({"rank_max": 513}, "rank_max"),
         ({"rank_max": 16, "rank_classes": (8,)}, "rank_max"),
         ({"rank_max": 16, "rank_classes": (16, 8)}, "rank_classes"),
-        ({"rank_max": 16, "rank_classes": (0, 16)}, "rank_classes"),
+        ({"rank_max": 16, "rank_classes": (0, 16)}, "rank_classes[0]"),
         ({"rank_max": 16, "rank_classes": (16, 16)}, "rank_classes"),
         ({"rank_max": 17, "rank_classes": tuple(range(1, 18))}, "rank_classes"),
     ],

@@ -6,6 +6,7 @@ The embedded servers have no TLS, so a TLS proxy stands in front of Valkey.
 import asyncio
 import contextlib
 import datetime as dt
+import functools
 import ipaddress
 import ssl
 from pathlib import Path
@@ -65,26 +66,45 @@ async def tls_proxy(certificate: Path, to_port: int):
                 writer.write(piece)
                 await writer.drain()
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", to_port)
         await asyncio.gather(copy(reader, behind_writer), copy(behind_reader, writer))
 
+    serving: set[asyncio.Task | None] = set()
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        await asyncio.gather(*serving)
 
 
-async def ping(url: str) -> list[object]:
-    """What both clients of a gateway answer."""
+@contextlib.asynccontextmanager
+async def clients_of(url: str):
+    """Calls of both clients that a gateway has."""
     connection = RedisConnection(url, connect_s=20, stalled_s=20, pending_max=10)
     try:
         async with Redis.from_url(url) as client:
-            return [await client.ping(), await connection.call("PING")]
+            yield client.ping, functools.partial(connection.call, "PING")
     finally:
         await connection.close()
+
+
+async def ping(url: str) -> list[object]:
+    async with clients_of(url) as calls:
+        return [await call() for call in calls]
+
+
+async def refuse(url: str) -> None:
+    """Neither client connects."""
+    async with clients_of(url) as calls:
+        for call in calls:
+            with pytest.raises((RedisError, OSError)):
+                await call()
 
 
 async def test_redis_is_reached_over_tls_with_a_private_authority(redis_server, tmp_path):
@@ -92,15 +112,9 @@ async def test_redis_is_reached_over_tls_with_a_private_authority(redis_server, 
     plain_port = redis_server.rsplit(":", 1)[1].split("/")[0]
     async with tls_proxy(certificate, int(plain_port)) as port:
         url = redis_server.replace("redis://", "rediss://").replace(f":{plain_port}", f":{port}")
-        assert await ping(f"{url}?ssl_ca_certs={certificate}") == [True, "PONG"]
-        for refused in (url, f"{url}?ssl_ca_certs={write_certificate(tmp_path, 'another.example')}"):
-            for client in (Redis.from_url(refused).ping, plain_call(refused)):
-                with pytest.raises((RedisError, OSError)):
-                    await client()
-
-
-def plain_call(url: str):
-    return lambda: RedisConnection(url, connect_s=20, stalled_s=20, pending_max=10).call("PING")
+        assert await ping(f"{url}?ssl_ca_certs={certificate}") == [True, b"PONG"]
+        await refuse(url)
+        await refuse(f"{url}?ssl_ca_certs={write_certificate(tmp_path, 'another.example')}")
 
 
 async def test_redis_under_another_name_than_its_certificate_is_refused(redis_server, tmp_path):
@@ -108,10 +122,7 @@ async def test_redis_under_another_name_than_its_certificate_is_refused(redis_se
     plain_port = redis_server.rsplit(":", 1)[1].split("/")[0]
     async with tls_proxy(certificate, int(plain_port)) as port:
         url = redis_server.replace("redis://", "rediss://").replace(f":{plain_port}", f":{port}")
-        url = f"{url}?ssl_ca_certs={certificate}"
-        for client in (Redis.from_url(url).ping, plain_call(url)):
-            with pytest.raises((RedisError, OSError)):
-                await client()
+        await refuse(f"{url}?ssl_ca_certs={certificate}")
 
 
 def test_postgres_without_tls_is_refused_where_tls_is_required(postgres_settings):

@@ -68,7 +68,7 @@ def relay_without_connections() -> Relay:
         unread_max_bytes=1024,
     )  # fmt: skip
     breakers = CircuitBreakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
-    return Relay(engines, breakers, None, RetryBudget(percent=10, burst=1), SETTINGS)
+    return Relay(engines, breakers, None, None, RetryBudget(percent=10, burst=1), SETTINGS)
 
 
 def active_request(settler: RecordingSettler, ended: list) -> ActiveRequest:

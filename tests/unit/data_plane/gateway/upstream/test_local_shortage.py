@@ -41,7 +41,7 @@ async def test_a_local_shortage_is_reported_as_no_replicas_failure(failed_before
     if failed_before:
         breakers.failed(REPLICA)
     retries = RetryBudget(percent=10, burst=1)
-    relay = Relay(upstream, breakers, None, retries, SETTINGS)
+    relay = Relay(upstream, breakers, None, None, retries, SETTINGS)
     staying = SimpleNamespace(started=False, watch=lambda _on_gone: None)
     dispatch = Dispatch(REPLICA, None, b"{}", [], asyncio.get_running_loop().time() + 5)
     attempt = relay.attempt(staying, inference_request(), dispatch)

@@ -1,0 +1,130 @@
+"""Every operation of the OpenAPI document, called by schemathesis with data that the document allows and forbids: no
+answer is a server error, each is documented, and the document allows what the code allows.
+"""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from control_plane.settings import WebSettings
+from core.settings import RedisSettings
+from tests.conftest import create_database
+from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.examples import examples
+from tests.fixtures.uploads.peft_adapters import tiny_base
+
+FILES = [
+    {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
+    {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
+]
+THOROUGH = settings.get_current_profile_name() == "thorough"  # other runs try the same data each time
+POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+NOT_IN_A_SCHEMA = {
+    "invalid_cursor",  # only a page's own next_cursor is one
+    "plan_not_found",
+    "base_model_not_found",
+    "idempotency_key_reused",
+    ("POST", "/api/v1/admin/base-models", "tokenizer_json"),
+    ("POST", "/api/v1/admin/base-models", "rank_max"),
+    ("POST", "/api/v1/admin/base-models", "rank_classes"),
+    ("POST", "/api/v1/admin/billing/close", "until"),
+    ("GET", "/api/v1/usage", "start"),
+    ("GET", "/api/v1/usage", "end"),
+}
+"""Codes, or routes and fields, of data that the document allows and the code refuses, because of other data."""
+
+
+@pytest.fixture(scope="module")
+def api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Api]:
+    postgres = create_database(postgres_server, f"openapi_{secrets.token_hex(6)}", migrated_template)
+    web = WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000)
+    redis = RedisSettings(redis_url=redis_server)
+    with running_api(control_settings(postgres, redis, s3_settings, web=web)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tenant(api):
+    base = tiny_base()
+    api.register(base).raise_for_status()
+    made = api.tenant()
+    made.adapter("mine", base)
+    return made
+
+
+@pytest.fixture(scope="module")
+def existing(api, tenant) -> dict[str, Any]:
+    """Values of path parameters for which there is something."""
+    return {
+        "tenant_id": tenant.id,
+        "plan_id": api.admin.get("/api/v1/admin/plans").json()["data"][0]["id"],
+        "base_model": tiny_base().id,
+        "key_id": tenant.http.post("/api/v1/api-keys", json={}).raise_for_status().json()["id"],
+        "name": "mine",
+        "revision_id": tenant.announce("mine", FILES)["id"],
+        "alias": "prod",
+        "change_id": 1,
+    }
+
+
+def call_everything(schema, key: str, existing: dict[str, Any]) -> None:
+    load_all_checks()
+    failed = []
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        try:
+            _call(operation, key, existing)
+        except (AssertionError, ExceptionGroup) as error:
+            error.add_note(operation.label)
+            failed.append(error)
+    if failed:
+        raise ExceptionGroup("operations that the document does not describe", failed)
+
+
+def _call(operation, key: str, existing: dict[str, Any]) -> None:
+    @examples(100, quick=8, derandomize=not THOROUGH, suppress_health_check=list(HealthCheck), database=None)
+    @given(data=st.data(), mode=st.sampled_from([POSITIVE, NEGATIVE]), found=st.booleans())
+    def calls(data, mode, found):
+        case = data.draw(operation.as_strategy(generation_mode=mode))
+        if mode is POSITIVE:
+            case.body = _with_whole_numbers(case.body)
+            if found:
+                case.path_parameters |= {name: existing[name] for name in case.path_parameters if name in existing}
+        headers = {"Authorization": f"Bearer {key}"}
+        response = case.call(headers=headers)
+        if mode is POSITIVE and response.status_code in (400, 422):
+            refused = response.json()
+            route = (operation.method.upper(), operation.path, refused.get("param"))
+            assert {refused["code"], route} & NOT_IN_A_SCHEMA, refused
+        case.validate_response(response, headers=headers, excluded_checks=[positive_data_acceptance])
+
+    calls()
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """JSON Schema has it that 1.0 is an integer. The API takes it for a mistake."""
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.mark.hypothesis
+def test_an_admin_gets_documented_answers_to_allowed_and_forbidden_data(api, existing):
+    schema = schemathesis.openapi.from_url(f"{api.url}/schema/openapi.json").include(path_regex="^/api/v1/admin/")
+    call_everything(schema, api.admin_secret, existing)
+
+
+@pytest.mark.hypothesis
+def test_a_tenant_gets_documented_answers_to_allowed_and_forbidden_data(api, tenant, existing):
+    schema = schemathesis.openapi.from_url(f"{api.url}/schema/openapi.json").exclude(path_regex="^/api/v1/admin/")
+    call_everything(schema, tenant.key, existing)
