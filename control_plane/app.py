@@ -2,11 +2,12 @@
 lives in a room.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import uvicorn
-from anyio import to_thread
 from litestar import Litestar, Router
 
 from adapters.object_store.s3 import Bucket
@@ -90,7 +91,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         # A thread for each request that may run: one that waits for Postgres must not keep another from starting.
         threads = 2 * settings.web.control_requests_max + settings.web.control_admin_requests_max
-        to_thread.current_default_thread_limiter().total_tokens = threads
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="request"))
         yield
         resources.redis.close()
         resources.engine.dispose()
