@@ -199,8 +199,8 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
 async def test_a_caller_who_hangs_up_during_the_prefill_pays_for_what_the_engine_computed(platform, customers, model):
     """Engine + aborted prefill = ledger. The prompt is then cached, at the cached price, only as far as it was paid.
 
-    A step of the engine computes 2,048 tokens, so three prompts take three steps: when the first is answered, the second
-    or the third is computed in part.
+    A step of the engine computes 2,048 tokens, so three prompts take three steps: when the first is answered, the
+    second or the third is computed in part.
     """
     customer = customers[3]
     before = platform.reconcile_when_settled()
