@@ -147,7 +147,6 @@ _LIMITS = """
 - This run does not wait for the end of a month. `tests/unit/billing` and `tests/integration/billing` test the content
   of a period.
 - Kills and rows ran one after the other within an hour, on one machine together with the load. Times are upper bounds.
-- Whole (not streamed) answers have no checkpoints. If their gateway dies, they are not billed.
 """
 
 
