@@ -54,13 +54,17 @@ SLOTS, MEMORY, ADAPTERS = 8, 10, 16
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The replica's tests after all that need none, then the platform's: neither runs under the others' tests. Where
-    several workers share the tests, these are the longest of any worker and come first.
+    """The replica's tests after all that need none, then those with an engine of their own, then the platform's: none
+    runs under the others' tests. Where several workers share the tests, these are the longest of any worker and come
+    first.
     """
     here, shared = Path(__file__).parent, hasattr(config, "workerinput")
-    items.sort(
-        key=lambda item: (item.path.is_relative_to(here) != shared, "platform" in getattr(item, "fixturenames", ()))
-    )
+
+    def turn(item: pytest.Item) -> int:
+        fixtures = getattr(item, "fixturenames", ())
+        return ("replica_alone" in fixtures and "replica" not in fixtures) + ("platform" in fixtures)
+
+    items.sort(key=lambda item: (item.path.is_relative_to(here) != shared, turn(item)))
 
 
 @pytest.hookimpl(wrapper=True)

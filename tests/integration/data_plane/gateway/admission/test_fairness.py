@@ -9,6 +9,7 @@ import pytest
 from benchmarks.fairness import __main__ as fairness
 from benchmarks.fairness.load import TenantLoad, tokens_per_s
 from benchmarks.load import quantile
+from tests.conftest import running_valkey
 
 pytestmark = pytest.mark.quiet
 
@@ -41,8 +42,9 @@ def test_at_ten_times_the_capacity_requests_are_served_up_to_it_and_refused_at_o
     assert max(served) <= 2 * min(served)
 
 
-def test_a_tenant_at_two_gateways_gets_the_share_of_a_tenant_at_one(redis_server, tmp_path):
-    with fairness.deployment(tmp_path, redis_server, pages=fairness.PAGES // 4, gateways=2) as on:
+def test_a_tenant_at_two_gateways_gets_the_share_of_a_tenant_at_one(tmp_path):
+    own_redis = running_valkey(tmp_path)  # a deployment empties its Redis, and the other tests' one still runs
+    with own_redis as url, fairness.deployment(tmp_path, url, pages=fairness.PAGES // 4, gateways=2) as on:
         everywhere, at_one = on.tenant("everywhere", at_once=48), replace(on.tenant("at one", at_once=24), gateway=0)
         answers = on.run(everywhere, at_one, seconds=8)
     tokens = [tokens_per_s(answers, after_s=3, until_s=8, tenant=tenant.name) for tenant in (everywhere, at_one)]
