@@ -57,7 +57,7 @@ def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
             create_app(settings, bucket),
             host=settings.web.control_host,
             port=settings.web.control_port,
-            loop="uvloop",
+            loop="core.event_loop:EventLoop",
             http=protocol_for(settings.web),
             access_log=False,  # request_middleware logs each request with its id
             log_config=None,

@@ -28,7 +28,7 @@ def serve(settings: GatewaySettings, *, workers: int) -> None:
         workers=workers,
         host=settings.gateway_host,
         port=settings.gateway_port,
-        loop="uvloop",
+        loop="core.event_loop:EventLoop",
         http="data_plane.gateway.http_protocol:GatewayProtocol",
         ws="none",
         lifespan="on",

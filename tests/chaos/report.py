@@ -97,7 +97,7 @@ _ROWS = """
 ## Broken in other ways
 
 After each of these rows, too, the run compares all tokens that the callers received with the ledger. They must agree to
-the token, except in rows that kill a gateway or a replica.
+the token, except in rows that kill a gateway or a replica, or take its memory.
 
 | row | fault | promise | found |
 |---|---|---|---|
