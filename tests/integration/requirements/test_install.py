@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,15 @@ def checkout(tmp_path) -> Checkout:
     return Checkout(tmp_path)
 
 
+_LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "idlelib", "ensurepip", "tkinter", "lib2to3"}
+
+
+def _as_standalone(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what is large, and links out of the archive, such as Debian's to /etc: uv refuses to unpack those."""
+    leaves = member.issym() and Path(member.linkname).is_absolute()
+    return None if leaves or Path(member.name).name in _LEFT_OUT or member.name.endswith(".a") else member
+
+
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory) -> str:
     """A copy of python-build-standalone's releases: this Python, packed as theirs are. Returns its address."""
@@ -134,21 +144,16 @@ def mirror(tmp_path_factory) -> str:
     prefix, release = Path(sys.base_prefix), folder / "20240107"
     release.mkdir()
     stdlib = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
-    left_out = {"__pycache__", "site-packages", "dist-packages", "test", "idlelib", "ensurepip", "tkinter", "lib2to3"}
     with tarfile.open(release / "python.tar.gz", "w:gz", compresslevel=1) as archive:
         archive.add(os.path.realpath(sys._base_executable), "python/bin/python3.11")
-        archive.add(
-            stdlib,
-            f"python/{stdlib.relative_to(prefix)}",
-            filter=lambda member: None if Path(member.name).name in left_out or member.name.endswith(".a") else member,
-        )
+        archive.add(stdlib, f"python/{stdlib.relative_to(prefix)}", filter=_as_standalone)
     digest = hashlib.sha256((release / "python.tar.gz").read_bytes()).hexdigest()
     url = "https://github.com/astral-sh/python-build-standalone/releases/download/20240107/python.tar.gz"
     known = {
-        "cpython-3.11.7-linux-x86_64-gnu": {
+        f"cpython-{platform.python_version()}-linux-x86_64-gnu": {
             "name": "cpython", "arch": {"family": "x86_64", "variant": None}, "os": "linux", "libc": "gnu", "major": 3,
-            "minor": 11, "patch": 7, "prerelease": "", "url": url, "sha256": digest, "variant": None,
-            "build": "20240107",
+            "minor": 11, "patch": sys.version_info.micro, "prerelease": "", "url": url, "sha256": digest,
+            "variant": None, "build": "20240107",
         },
     }  # fmt: skip
     (folder / "known.json").write_text(json.dumps(known))
