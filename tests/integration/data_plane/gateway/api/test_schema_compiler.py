@@ -66,14 +66,13 @@ def test_a_schema_that_compiles_too_slowly_is_refused_and_delays_no_other_reques
     refusals: list[httpx.Response] = []
     bomb = threading.Thread(target=lambda: refusals.append(post(stack, tenant, response_format=schema_of(HUGE))))
     bomb.start()
-    slowest = 0.0
+    answered = 0
     while bomb.is_alive():
-        began = time.monotonic()
         assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
-        slowest = max(slowest, time.monotonic() - began)
+        answered += bomb.is_alive()
     (refusal,) = refusals
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "schema_too_complex")
-    assert slowest < 1  # it took two seconds in the compiler's process
+    assert answered >= 5  # the gateway answered while the compiler's process used two seconds of CPU time
     assert post(stack, tenant, response_format=schema_of(HUGE)).json()["error"]["code"] == "schema_too_complex"
     assert stack.gateway.metric("tenora_gateway_schema_compilers_lost_total") == lost + 1  # not compiled again
     assert chat(client, response_format=schema_of({**PERSON, "title": "another"})).choices  # a new compiler process
