@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing import metrics
 from billing.settings import BillingSettings
 from billing.stream import Refusal, StreamEntry, UsageStream, decode_event
-from billing.usage_records import ReceivedEvent, RecordingResult, record
+from billing.usage.recording import ReceivedEvent, RecordingLimits, RecordingResult, record
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.
@@ -35,6 +35,11 @@ class Meter:
         self._engine = engine
         self._stream = stream
         self._settings = settings
+        self._limits = RecordingLimits(
+            clock_skew=timedelta(seconds=settings.billing_clock_skew_s_max),
+            late_max=timedelta(days=settings.billing_late_days_max),
+            price_age_max=timedelta(seconds=settings.billing_price_age_s_max),
+        )
         self._active: set[str] = set()
 
     def take_active(self) -> set[str]:
@@ -74,8 +79,7 @@ class Meter:
             return RecordingResult(recorded=[], duplicates=[], refused={})
         try:
             with unit_of_work(self._engine) as session:
-                skew = timedelta(seconds=self._settings.billing_clock_skew_s_max)
-                return record(session, arrivals, clock_skew=skew)
+                return record(session, arrivals, self._limits)
         except Exception as error:
             if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
                 raise
@@ -102,7 +106,7 @@ class Meter:
         for entry_id, refusal in refused.items():
             metrics.REFUSED.labels(refusal.code).inc()
             allowed = self._settings.billing_attempts_max
-            if refusal.code == "unpriced":
+            if refusal.code in ("unpriced", "early"):  # time, or an admin, may cure it
                 allowed = self._settings.billing_unpriced_attempts_max
             done = attempts.get(entry_id, 0)  # 0: another worker has processed it meanwhile
             log = _log.bind(entry=entry_id.decode(), code=refusal.code, reason=refusal.reason, attempt=done)

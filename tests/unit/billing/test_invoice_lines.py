@@ -1,11 +1,11 @@
 """Invoice lines add up to the usage, and postings to zero."""
 
 import pytest
+from billing.invoice_lines import UsageTotal, lines_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import ledger
-from billing.invoice_lines import UsageTotal, lines_of
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.money import NANOS_PER_CENT, cents_to_nanos

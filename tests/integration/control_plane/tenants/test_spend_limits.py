@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-
 from billing.usage_records import ReceivedEvent, record
+
 from control_plane.settings import WorkerSettings
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import clock, redis_keys
