@@ -79,8 +79,8 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar in
-    each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
+    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar
+    in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     """
 

@@ -18,8 +18,8 @@ def round_to_cents(amount_nanos: int) -> int:
 
 
 def distribute_cents(amounts_nanos: Sequence[int]) -> list[int]:
-    """Whole cents for each amount that together are the rounded sum, by the method of largest remainders: each amount is
-    rounded down, and the missing cents go to the largest remainders. Of equal remainders, the first one is taken.
+    """Whole cents for each amount that together are the rounded sum, by the method of largest remainders: each amount
+    is rounded down, and the missing cents go to the largest remainders. Of equal remainders, the first one is taken.
     """
     floors = [amount // NANOS_PER_CENT for amount in amounts_nanos]
     missing = round_to_cents(sum(amounts_nanos)) - sum(floors)

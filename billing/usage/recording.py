@@ -132,14 +132,20 @@ def _insert(session: Session, rated: Mapping[str, _Rated]) -> list[str]:
     for request_id in recorded:
         amounts[rows[request_id]["tenant_id"]] += rows[request_id]["amount_nanos"]
     ledger.post(session, ledger.usage_posting(transfer_id=transfer_id, amounts_nanos=amounts))
-    sums.add(session, ((rows[request_id], _estimate(rated[request_id])) for request_id in recorded))
+    sums.add(session, ((rows[request_id], _estimate(rated[request_id], billed_until)) for request_id in recorded))
     metrics.STALE_PRICES.inc(sum(rated[request_id].price.stale for request_id in recorded))
     metrics.LATE.inc(sum(rows[request_id]["late_from"] is not None for request_id in recorded))
     return recorded
 
 
-def _estimate(one: _Rated) -> dict[str, Any] | None:  # Any: columns of every type
-    return None if one.arrival.estimate is None else one.arrival.estimate.model_dump()
+def _estimate(one: _Rated, billed_until: Mapping[str, datetime | None]) -> dict[str, Any] | None:
+    """The estimate that a rest completes, if the next invoice will have both."""
+    estimate = one.arrival.estimate
+    if estimate is None:
+        return None
+    closed = billed_until[estimate.tenant_id]
+    invoiced = closed is not None and (estimate.late_from or estimate.settled_at) < closed
+    return None if invoiced else estimate.model_dump()  # Any: columns of every type
 
 
 def unrecorded(session: Session, events: Sequence[UsageEvent]) -> list[UsageEvent]:

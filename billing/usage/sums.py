@@ -15,6 +15,7 @@ from sqlmodel import Session, SQLModel
 
 from billing.periods import EPOCH, bucket_start
 from billing.usage.models import UsageHour, UsageMonth
+from core.contracts.usage import REST
 
 Row = Mapping[str, Any]  # the columns of a usage record
 
@@ -40,7 +41,9 @@ _COUNTED: Final[Mapping[str, Callable[[Row], bool]]] = {
 
 
 def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
-    """Add new records to their sums. A rest comes with the estimate that it completes, which was added before."""
+    """Add new records to their sums. A rest comes with the estimate that it completes, if the next invoice will have
+    both: then the request is counted once.
+    """
     hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for row, estimate in records:
@@ -68,7 +71,7 @@ def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
     exact = not row["estimated"] and row["aborted_prefill_tokens"] == 0
     return {
         **{name: row[name] for name in HOUR_SUMS if name in row},
-        "requests": estimate is None,
+        "requests": not row["request_id"].endswith(REST),
         "estimated_requests": row["estimated"],
         "exact_cached_tokens": row["cached_tokens"] if exact else 0,
         # A request with an estimate and a rest is one request for each quantity.

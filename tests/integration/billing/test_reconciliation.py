@@ -8,9 +8,11 @@ import redis as redis_client
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from billing import invoice_queries, reconciliation, usage_queries
-from billing import prices as price_book
+from billing import reconciliation
+from billing.invoices import queries as invoice_queries
 from billing.periods import EPOCH
+from billing.prices import price_book
+from billing.usage import queries as usage_queries
 from billing.views import Service
 from core import redis_keys
 from core.contracts.grants import Prices
@@ -264,14 +266,15 @@ def test_prices_change_only_for_the_future(stage):
         assert refusal.value.param == "output_nanos"
 
 
-def test_usage_is_priced_by_the_plan_the_tenant_had_when_it_settled(stage):
+def test_usage_is_priced_by_the_plan_the_tenant_had_at_its_admission(stage):
     tenant = stage.tenant()
     cheap = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=5))
     with unit_of_work(stage.engine) as session:
         price_book.add_version(session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999))
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
-    dear = stage.event(tenant, settled_at_ms=ms(stage.now()) + 1)
+    admitted_ms = ms(stage.now()) + 1
+    dear = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)
     stage.bill(dear, cheap)
     found = {row["request_id"]: row["output_nanos"] for row in stage.rows("SELECT * FROM usage_records")}
     assert found == {cheap.request_id: 20 * 600, dear.request_id: 20 * 9_999}

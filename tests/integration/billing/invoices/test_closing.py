@@ -1,0 +1,402 @@
+"""A closed period gives invoices that add up, are written once and never bill a request twice."""
+
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from billing import ledger
+from billing.invoices import closing, queries
+from billing.ledger import AccountRef
+from billing.prices import price_book
+from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
+from core import clock
+from core.contracts.grants import Prices
+from core.db import unit_of_work
+from core.errors import InvalidRequest
+from core.money import cents_to_nanos, round_to_cents
+from tests.conftest import wait_until
+
+DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_003, output_nanos=600_007, kv_page_second_nanos=1_000_001)
+
+
+def balance(stage, account: AccountRef) -> int:
+    with unit_of_work(stage.engine) as session:
+        return ledger.balance_nanos(session, account)
+
+
+def test_an_invoice_lists_every_quantity_by_model_and_adds_up_to_the_records(stage):
+    tenant = stage.tenant(DEAR)
+    stage.bill(
+        stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=9)),
+        stage.event(tenant, adapter_id="ad_1", settled_at_ms=stage.ago_ms(minutes=5)),
+        stage.event(tenant, adapter_id="ad_1", cached_tokens=0, kv_page_ms=999),
+        stage.event(tenant, adapter_id="ad_2", output_tokens=0),
+    )
+    records = stage.value("SELECT sum(amount_nanos) FROM usage_records")
+    until = stage.now()
+    (closed,) = stage.close(until)
+    detail = stage.invoice(closed.id)
+    assert detail.invoice == closed
+    assert closed.number == "TNR-000001"
+    assert (closed.status, closed.currency, closed.period_end) == ("finalised", "usd", until)
+    assert closed.period_start == stage.value("SELECT min(settled_at) FROM usage_records")
+    assert [(line.adapter_id, line.kind, line.quantity, line.request_count) for line in detail.lines] == [
+        (None, "uncached_input_tokens", 68, 1),
+        (None, "cached_input_tokens", 32, 1),
+        (None, "output_tokens", 20, 1),
+        (None, "kv_page_seconds", Decimal("1.601"), 1),
+        ("ad_1", "uncached_input_tokens", 168, 2),
+        ("ad_1", "cached_input_tokens", 32, 1),
+        ("ad_1", "output_tokens", 40, 2),
+        ("ad_1", "kv_page_seconds", Decimal("2.6"), 2),
+        ("ad_2", "uncached_input_tokens", 68, 1),
+        ("ad_2", "cached_input_tokens", 32, 1),
+        ("ad_2", "kv_page_seconds", Decimal("1.601"), 1),
+    ]
+    assert sum(line.amount_nanos for line in detail.lines) == closed.amount_nanos == records
+    assert {line.unit for line in detail.lines if line.kind != "kv_page_seconds"} == {"token"}
+    assert sum(line.amount_cents for line in detail.lines) == closed.total_cents == round_to_cents(records) > 0
+    assert balance(stage, AccountRef("usage_unbilled", tenant)) == 0
+    assert balance(stage, AccountRef("receivable", tenant)) == cents_to_nanos(closed.total_cents)
+    assert balance(stage, AccountRef("rounding")) == records - cents_to_nanos(closed.total_cents)
+
+
+def test_every_tenant_gets_its_own_invoice_and_numbers_have_no_gaps(stage):
+    tenants = [stage.tenant() for _ in range(3)]
+    stage.bill(*(stage.event(tenant) for tenant in tenants))
+    first = stage.close()
+    stage.bill(stage.event(tenants[1]))
+    second = stage.close()
+    assert {invoice.tenant_id for invoice in first} == set(tenants)
+    assert [invoice.number for invoice in first + second] == [f"TNR-{number:06d}" for number in (1, 2, 3, 4)]
+
+
+def test_closing_again_without_new_usage_creates_no_invoice(stage):
+    stage.bill(stage.event(stage.tenant()))
+    assert len(stage.close()) == 1
+    assert stage.close() == []
+    assert stage.value("SELECT count(*) FROM invoices") == 1
+
+
+def test_late_usage_is_on_the_next_invoice(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(hours=2)))
+    (first,) = stage.close(stage.now() - timedelta(hours=1))
+    late = stage.event(tenant, settled_at_ms=stage.ago_ms(hours=3), input_tokens=7, cached_tokens=0)
+    stage.bill(late)
+    assert stage.close(first.period_end) == []  # a period has length: late usage waits for a later end
+    (second,) = stage.close()
+    assert second.period_start == first.period_end
+    assert stage.invoice(second.id).lines[0].quantity == 7
+    (line, *_) = stage.invoice(second.id).lines
+    assert line.late_for == datetime.fromtimestamp(late.settled_at_ms / 1000, UTC).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+
+
+def test_usage_at_the_very_end_of_a_period_belongs_to_the_next(stage):
+    tenant = stage.tenant()
+    until = datetime.fromtimestamp(stage.ago_ms(minutes=1) / 1000, UTC)
+    ms = int(until.timestamp() * 1000)
+    stage.bill(stage.event(tenant, settled_at_ms=ms - 1), stage.event(tenant, settled_at_ms=ms, output_tokens=3))
+    (first,) = stage.close(until)
+    (second,) = stage.close()
+    assert [line.quantity for line in stage.invoice(first.id).lines if line.kind == "output_tokens"] == [20]
+    assert [line.quantity for line in stage.invoice(second.id).lines if line.kind == "output_tokens"] == [3]
+
+
+def test_a_price_change_within_the_period_gives_one_line_per_price(stage):
+    tenant = stage.tenant(DEAR)
+    before = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=1))
+    stage.bill(before)
+    with unit_of_work(stage.engine) as session:
+        changed = price_book.add_version(
+            session, plan_id=stage.plan_of(tenant), prices=Prices(**{**_fields(DEAR), "output_nanos": 1})
+        )
+    admitted_ms = int(changed.effective_from.timestamp() * 1000) + 1
+    after = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)
+    late = stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=5))  # arrives late, is rated at the earlier prices
+    stage.bill(after, late)
+    stage.value("SELECT pg_sleep(0.005)")
+    (closed,) = stage.close()
+    lines = [line for line in stage.invoice(closed.id).lines if line.kind == "output_tokens"]
+    assert {(line.unit_price_nanos, line.quantity) for line in lines} == {(600_007, 40), (1, 20)}
+    assert len({line.price_version_id for line in lines}) == 2
+
+
+def _fields(prices: Prices) -> dict[str, int]:
+    return {name: getattr(prices, name) for name in prices.__struct_fields__}
+
+
+def test_usage_that_costs_nothing_is_still_on_an_invoice(stage):
+    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+    tenant = stage.tenant(free)
+    stage.bill(stage.event(tenant))
+    (closed,) = stage.close()
+    assert (closed.total_cents, closed.amount_nanos) == (0, 0)
+    assert stage.reconcile().invoiced_tokens == 120
+
+
+def test_usage_without_any_quantity_waits_for_usage_that_has_some(stage):
+    tenant = stage.tenant()
+    nothing = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "kv_page_ms": 0}
+    stage.bill(stage.event(tenant, **nothing))
+    assert stage.close() == []
+    stage.bill(stage.event(tenant))
+    (closed,) = stage.close()
+    assert closed.period_start == stage.value("SELECT min(settled_at) FROM usage_records")
+
+
+def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):
+    with pytest.raises(InvalidRequest, match="in the future"):
+        stage.close(stage.now() + timedelta(minutes=1))
+    with pytest.raises(InvalidRequest, match="offset"):
+        stage.close(datetime(2026, 1, 1))  # noqa: DTZ001 - naive on purpose
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE invoices SET total_cents = 0",
+        "DELETE FROM invoices",
+        "UPDATE invoice_lines SET amount_nanos = 0",
+        "DELETE FROM invoice_lines",
+        "UPDATE entries SET amount_nanos = 0",
+        "DELETE FROM entries",
+        "UPDATE transfers SET kind = 'usage'",
+        "DELETE FROM transfers",
+        "UPDATE accounts SET tenant_id = 'tn_other' WHERE tenant_id IS NOT NULL",
+        "UPDATE price_versions SET output_nanos = 0",
+        "DELETE FROM plan_assignments",
+        "UPDATE usage_records SET output_tokens = 0, output_nanos = 0",
+        "UPDATE usage_records SET late_from = settled_at + interval '1 day'",
+        "DELETE FROM usage_records",
+        "TRUNCATE usage_records",
+        "TRUNCATE invoices CASCADE",
+    ],
+)
+def test_written_invoices_cannot_be_changed(stage, sql):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="refused"):
+        stage.change(sql)
+
+
+FURTHER_LINE = """
+INSERT INTO invoice_lines (id, invoice_id, position, kind, base_model, price_version_id, unit, quantity,
+    unit_price_nanos, amount_nanos, amount_cents, request_count)
+SELECT 'il_x', invoice_id, 99, kind, base_model, price_version_id, unit, 1000000, 0, 0, 0, 1
+FROM invoice_lines WHERE position = 1
+"""
+FURTHER_LEGS = """
+INSERT INTO entries SELECT t.id, a.id, CASE a.tenant_id WHEN :one THEN 1000000000 ELSE -1000000000 END
+FROM (SELECT id FROM transfers WHERE kind = 'usage' ORDER BY id LIMIT 1) t, accounts a WHERE a.kind = 'receivable'
+"""
+
+
+@pytest.mark.scenario(109)
+def test_a_final_invoice_accepts_no_line_not_even_of_amount_zero(stage):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="is final"):
+        stage.change(FURTHER_LINE)
+
+
+@pytest.mark.scenario(109)
+def test_the_transfer_of_an_invoiced_record_accepts_no_record(stage):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="is final"):
+        stage.change(
+            "INSERT INTO usage_records SELECT (jsonb_populate_record(NULL::usage_records,"
+            ' to_jsonb(u) || \'{"request_id": "req_2"}\')).* FROM usage_records u'
+        )
+
+
+@pytest.mark.scenario(109)
+def test_an_old_transfer_accepts_no_legs_that_move_money_between_tenants(stage):
+    one, other = stage.tenant(), stage.tenant()
+    stage.bill(stage.event(one), stage.event(other))
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="is final"):
+        stage.change(FURTHER_LEGS, one=one)
+
+
+def test_a_transfer_moves_exactly_what_its_records_cost(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant))
+    with pytest.raises(sa.exc.IntegrityError, match=f"records of tenant {tenant}"), stage.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO entries SELECT 'tr_x', id, CASE kind WHEN 'revenue' THEN -5 ELSE 5 END"
+            " FROM accounts WHERE kind IN ('revenue', 'usage_unbilled')"
+        )
+        connection.exec_driver_sql("INSERT INTO transfers (id, kind, created_at) VALUES ('tr_x', 'usage', now())")
+
+
+def test_two_invoices_of_a_tenant_cannot_cover_the_same_time(stage):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="another invoice"):
+        stage.change(
+            "INSERT INTO invoices SELECT 'inv_x', 99, tenant_id, period_start, period_end + interval '1 hour', status,"
+            " currency, 0, 0, created_at FROM invoices"
+        )
+
+
+@pytest.mark.parametrize("table", ["price_versions", "plan_assignments"])
+def test_prices_and_plans_cannot_begin_in_the_past(stage, table):
+    tenant = stage.tenant()
+    plan = stage.plan_of(tenant)
+    statements = {
+        "price_versions": "INSERT INTO price_versions VALUES ('pv_x', :plan, 0, 0, 0, 0, now() - interval '1s', now())",
+        "plan_assignments": "INSERT INTO plan_assignments VALUES (:tenant, now() - interval '1 s', :plan, now())",
+    }
+    with pytest.raises(sa.exc.IntegrityError, match="in the past"):
+        stage.change(statements[table], plan=plan, tenant=tenant)
+
+
+@pytest.mark.scenario(102)
+@pytest.mark.parametrize(("nanos", "total_cents"), [(5_100_000, 510), (4_900_000, 490)])
+def test_a_thousand_small_lines_are_rounded_once(stage, nanos, total_cents):
+    at = Prices(input_nanos=nanos, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+    tenant = stage.tenant(at)
+    one_token = {"input_tokens": 1, "cached_tokens": 0, "output_tokens": 0, "kv_page_ms": 0}
+    stage.bill(*(stage.event(tenant, adapter_id=f"ad_{number:04d}", **one_token) for number in range(1_000)))
+    (closed,) = stage.close()
+    lines = stage.invoice(closed.id).lines
+    assert closed.total_cents == total_cents
+    assert [line.amount_cents for line in lines] == [1] * total_cents + [0] * (1_000 - total_cents)
+
+
+@pytest.mark.scenario(66)
+def test_the_order_and_the_batches_of_events_do_not_change_the_invoice(stage):
+    begun = stage.now() - timedelta(hours=5)
+    seen = []
+    for seed in range(3):
+        tenant = stage.tenant()
+        events = [
+            stage.event(
+                tenant,
+                settled_at_ms=clock.to_ms(begun) + 977 * number * 10,
+                adapter_id=f"ad_{number % 7}" if number % 3 else None,
+                output_tokens=number,
+            )
+            for number in range(1_000)
+        ]
+        order = random.Random(seed)
+        order.shuffle(events)
+        while events:
+            taken = order.randrange(1, 300)
+            stage.bill(*events[:taken])
+            del events[:taken]
+        invoice = closing.close_tenant(stage.engine, tenant, stage.now())
+        lines = stage.invoice(invoice.id).lines
+        version = lines[0].price_version_id
+        seen.append([msgspec.json.encode(msgspec.structs.replace(line, id="", price_version_id="")) for line in lines])
+        assert {line.price_version_id for line in lines} == {version}
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_period_inside_one_hour_counts_only_what_lies_in_it(stage):
+    tenant = stage.tenant()
+    hour = stage.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=2)
+    at = [hour + timedelta(minutes=minutes) for minutes in (5, 15, 25, 35)]
+    stage.bill(
+        *(stage.event(tenant, settled_at_ms=clock.to_ms(each), output_tokens=10 + k) for k, each in enumerate(at))
+    )
+    made = [closing.close_tenant(stage.engine, tenant, hour + timedelta(minutes=minutes)) for minutes in (10, 30, 90)]
+    outputs = [
+        [line.quantity for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"] for invoice in made
+    ]
+    assert outputs == [[10], [11 + 12], [13]]
+
+
+@pytest.mark.scenario(163)
+def test_a_tenant_that_cannot_be_closed_stops_no_other(stage):
+    stuck, other = stage.tenant(), stage.tenant()
+    stage.bill(stage.event(stuck), stage.event(other))
+    with stage.engine.begin() as holder:
+        holder.exec_driver_sql("SELECT FROM subscriptions WHERE tenant_id = %s FOR UPDATE", (stuck,))
+        made, failed = closing.close_all(stage.engine)
+    assert [invoice.tenant_id for invoice in made] == [other]
+    assert failed == [stuck]
+    assert [invoice.tenant_id for invoice in stage.close()] == [stuck]
+
+
+def test_two_concurrent_closes_bill_everything_once(stage):
+    tenants = [stage.tenant() for _ in range(5)]
+    stage.bill(*(stage.event(tenant) for tenant in tenants for _ in range(20)))
+    together = threading.Barrier(4)
+    closed, failures = [], []
+
+    def close() -> None:
+        together.wait()
+        try:
+            closed.extend(stage.close())
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the test shows it
+            failures.append(failure)
+
+    threads = [threading.Thread(target=close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(invoice.tenant_id for invoice in closed) == sorted(tenants)
+    assert {invoice.number for invoice in closed} == {f"TNR-{number:06d}" for number in range(1, 6)}
+
+
+def test_usage_that_is_recorded_while_a_period_closes_is_late_for_the_next_invoice(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant))
+    late = stage.event(tenant, output_tokens=9)
+    recorded = threading.Thread(target=stage.bill, args=(late,))
+    with unit_of_work(stage.engine) as session:
+        lock_billed_until(session, tenant)
+        until = stage.now()
+        recorded.start()
+        wait_until(
+            lambda: stage.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0, what="the recording to wait"
+        )
+        advance_billed_until(session, tenant, until)
+    recorded.join()
+    assert stage.value("SELECT late_from FROM usage_records WHERE output_tokens = 9") == until
+    (invoice,) = stage.close()
+    assert [line.quantity for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"] == [9]
+
+
+def test_a_close_that_fails_leaves_no_trace(stage, monkeypatch):
+    stage.bill(stage.event(stage.tenant()))
+
+    def fail(*_args, **_kwargs) -> None:
+        raise AssertionError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger, "post", fail)
+        assert len(closing.close_all(stage.engine).failed) == 1
+    assert stage.value("SELECT count(*) FROM invoice_lines") == 0
+    (closed,) = stage.close()
+    assert closed.number == "TNR-000001"
+
+
+def test_a_tenant_sees_its_own_invoices_only(stage):
+    one, other = stage.tenant(), stage.tenant()
+    for _ in range(3):
+        stage.bill(stage.event(one), stage.event(other))
+        stage.close()
+    with unit_of_work(stage.engine) as session:
+        mine = queries.list_invoices(session, tenant_id=one, limit=10)
+        assert [invoice.tenant_id for invoice in mine] == [one] * 3
+        assert [invoice.period_end for invoice in mine] == sorted((i.period_end for i in mine), reverse=True)
+        everyones = queries.list_invoices(session, tenant_id=None, limit=10)
+        assert len(everyones) == 6
+        paged = queries.list_invoices(session, tenant_id=None, limit=4)
+        paged += queries.list_invoices(session, tenant_id=None, limit=4, after=paged[-1].id)
+        assert paged == everyones
+        assert queries.get_invoice(session, invoice_id=mine[0].id, tenant_id=other) is None
+        assert queries.get_invoice(session, invoice_id="inv_absent", tenant_id=None) is None
