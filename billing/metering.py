@@ -5,6 +5,7 @@ A crash on any line loses nothing and bills nothing twice. An outage raises one 
 acknowledged; the caller (``billing.worker``) tries the same batch again.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -41,10 +42,12 @@ class Meter:
             price_age_max=timedelta(seconds=settings.billing_price_age_s_max),
         )
         self._active: set[str] = set()
+        self._active_lock = threading.Lock()
 
     def take_active(self) -> set[str]:
-        """Tenants whose usage arrived since the last call."""
-        taken, self._active = self._active, set()
+        """Tenants whose usage arrived since the last call. Another thread may call it."""
+        with self._active_lock:
+            taken, self._active = self._active, set()
         return taken
 
     def process(self, entries: Sequence[StreamEntry]) -> None:
@@ -66,7 +69,8 @@ class Meter:
         self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
         metrics.RECORDS.inc(len(recording.recorded))
         metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
-        self._active.update(arrival.event.tenant_id for arrival in arrivals)
+        with self._active_lock:
+            self._active.update(arrival.event.tenant_id for arrival in arrivals)
         metrics.DUPLICATES.inc(len(recording.duplicates))
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)

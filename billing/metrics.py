@@ -15,6 +15,9 @@ LATE = Counter("tenora_billing_late_total", "Usage events that arrived after the
 CLOSES_FAILED = Counter(
     "tenora_billing_closes_failed_total", "Tenants whose billing period could not be closed. Alert on any."
 )
+JOBS_FAILED = Counter(
+    "tenora_billing_jobs_failed_total", "Runs of a billing job that failed because a dependency did.", ["job"]
+)
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
 QUOTAS_REBUILT = Counter(

@@ -99,6 +99,15 @@ class BillingSettings(Fragment):
         le=60_000,
         description="Longest pause between billing's attempts while Redis or Postgres is down.",
     )
+    billing_grace_s: int = Field(
+        default=3_600,
+        ge=60,
+        le=604_800,
+        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
+    )
+    billing_schedule_s: int = Field(
+        default=60, ge=1, le=3_600, description="How often billing looks for periods that have ended."
+    )
     billing_housekeeping_ms: int = Field(
         default=1_000,
         ge=100,

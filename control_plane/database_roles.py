@@ -52,6 +52,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_hours": _SUMS,
     "usage_months": _SUMS,
+    "engine_counts": _SUMS,
 }
 """By table and role. A table that is not here is the owner's alone."""
 

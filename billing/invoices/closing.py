@@ -20,7 +20,7 @@ from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.queries import invoice_view
 from billing.locks import serialize_decision
 from billing.periods import Period, aware
-from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, subscribed_tenants
+from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
 from billing.views import InvoiceView
 from core.db import database_now, unit_of_work
 from core.errors import AppError, InvalidRequest
@@ -52,7 +52,7 @@ def close_all(engine: sa.Engine, until: datetime | None = None) -> CloseResult:
                 f"It is {now.isoformat()}.",
                 param="until",
             )
-        tenant_ids = subscribed_tenants(session)
+        tenant_ids = list(read_billed_until(session))
     result = CloseResult([], [])
     for tenant_id in tenant_ids:
         try:

@@ -8,8 +8,8 @@ from redis import Redis
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing import reconciliation
 from billing.invoices import closing, queries
+from billing.reconciliation import audit as reconciliation
 from billing.views import InvoiceView, Reconciliation
 from control_plane.audit import service as audit
 from control_plane.invoices.schemas import Closed, InvoiceWithLines

@@ -398,6 +398,24 @@ def upgrade() -> None:
         "INSERT INTO subscriptions SELECT tenant_id, max(period_end), now() FROM invoices GROUP BY tenant_id"
     )
     _create_sums()
+    op.create_table(
+        "engine_counts",
+        *(sa.Column(name, sa.String(), nullable=False) for name in ("replica_id", "boot_id")),
+        sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
+        *(
+            sa.Column(name, sa.BigInteger(), nullable=False)
+            for name in (
+                "prompt_tokens", "generation_tokens", "probe_prompt_tokens", "probe_generation_tokens", "cached_prompt_tokens",
+            )
+        ),
+        sa.Column("reported_at", sa.DateTime(timezone=True), nullable=False),
+        sa.CheckConstraint(
+            "prompt_tokens >= probe_prompt_tokens AND generation_tokens >= probe_generation_tokens"
+            " AND probe_prompt_tokens >= 0 AND probe_generation_tokens >= 0 AND cached_prompt_tokens >= 0",
+            name=op.f("ck_engine_counts_counts_possible"),
+        ),
+        sa.PrimaryKeyConstraint("replica_id", "boot_id", "hour", name="pk_engine_counts"),
+    )  # fmt: skip
     op.execute(OLD_GUARDS)
     _records()
     _transfers()
@@ -508,7 +526,7 @@ def downgrade() -> None:
         # One transfer moves many records, and an invoice is rounded as a whole: the form before has no place for that.
         raise RuntimeError("2026_11_24_1000 cannot be undone once usage is recorded: restore a backup from before it")
     op.execute("DROP VIEW adapter_names")
-    for table in ("usage_records", "usage_hours", "usage_months", "subscriptions"):
+    for table in ("usage_records", "usage_hours", "usage_months", "subscriptions", "engine_counts"):
         op.drop_table(table)
     op.execute("DROP SCHEMA partitions")
     op.execute(DROP_GUARDS)

@@ -8,10 +8,10 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing import reconciliation
 from billing.invoices import closing, queries
 from billing.metering import Meter
 from billing.prices import price_book
+from billing.reconciliation import audit
 from billing.settings import BillingSettings
 from billing.stream import ReclaimedPage, UsageStream
 from billing.worker import connect_redis
@@ -98,7 +98,7 @@ class Stage:
 
     def reconcile(self):
         with unit_of_work(self.engine) as session:
-            return reconciliation.reconcile(session, self.redis)
+            return audit.reconcile(session, self.redis)
 
     def now(self) -> datetime:
         return self.value("SELECT clock_timestamp()")

@@ -8,10 +8,10 @@ import redis as redis_client
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from billing import reconciliation
 from billing.invoices import queries as invoice_queries
 from billing.periods import EPOCH
 from billing.prices import price_book
+from billing.reconciliation import audit
 from billing.usage import queries as usage_queries
 from billing.views import Service
 from core import redis_keys
@@ -225,7 +225,7 @@ def test_unread_events_show_as_unprocessed(stage):
     assert stage.reconcile().unprocessed_events == 3
     with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
         with unit_of_work(stage.engine) as session:
-            assert reconciliation.reconcile(session, text).unprocessed_events == 3
+            assert audit.reconcile(session, text).unprocessed_events == 3
         text.connection_pool.disconnect()
 
 
@@ -241,7 +241,7 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
         unit_of_work(stage.engine) as session,
         pytest.raises(Unavailable, match="Redis"),
     ):
-        reconciliation.reconcile(session, unreachable)
+        audit.reconcile(session, unreachable)
 
 
 def test_prices_change_only_for_the_future(stage):

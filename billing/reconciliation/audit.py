@@ -6,15 +6,13 @@ tokens in it that no engine has counted.
 It only reads and reports. When Redis does not answer, the audit fails; the count is never taken as zero.
 """
 
-import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.reconciliation.engine_counts import read_totals
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
-from core import redis_keys
-from core.contracts.replicas import EngineCounters
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
@@ -73,7 +71,7 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        counters = _engine_counters(redis)
+        counters = read_totals(session, redis).values()
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
     rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
@@ -109,9 +107,3 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         dead_letters=backlog.dead_letters,
         per_tenant=tuple(tenants),
     )
-
-
-def _engine_counters(redis: redis_client.Redis) -> list[EngineCounters]:
-    """The counters of every boot of every replica that ever reported."""
-    stored = redis.hgetall(redis_keys.ENGINE_COUNTERS)
-    return [msgspec.json.decode(value, type=EngineCounters) for value in stored.values()]
