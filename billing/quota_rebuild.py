@@ -270,7 +270,9 @@ def _add_unrecorded(
 
 def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
     price = book.of(event, age_max=price_age_max)
-    return 0 if price is None else rate(event, price.version.prices).amount_nanos
+    if price is None:
+        return 0
+    return rate(event, price.version.card.held(event.base_model, event.rank_class)).amount_nanos
 
 
 def _add(

@@ -27,9 +27,12 @@ class AdminPlans(Controller):
         data: JSONBody[NewPlan],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
+        base_model_ids: NamedDependency[service.BaseModelIds],
     ) -> Response[PlanView]:
         """Create a plan with its first limits and prices."""
-        return idempotent.run(lambda session: service.create(session, data, actor=principal.key_id))
+        return idempotent.run(
+            lambda session: service.create(session, data, base_models=base_model_ids(session), actor=principal.key_id)
+        )
 
     @get(sync_to_thread=True)
     def list_plans(
@@ -47,11 +50,14 @@ class AdminPlans(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
+        base_model_ids: NamedDependency[service.BaseModelIds],
     ) -> Response[PlanVersionView]:
         """Add a version with new limits and prices. It applies at once to every tenant on the plan."""
 
         def add(session: Session) -> PlanVersionView:
-            version = service.add_version(session, plan_id, data.limits, data.prices, actor=principal.key_id)
+            version = service.add_version(
+                session, plan_id, data, base_models=base_model_ids(session), actor=principal.key_id
+            )
             change_handlers.on_plan_changed(session, plan_id)
             return version
 

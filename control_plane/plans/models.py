@@ -25,8 +25,8 @@ class Plan(SQLModel, table=True):
 
 
 class PlanVersion(SQLModel, table=True):
-    """The limits (``core.contracts.grants.Limits``) and prices (``Prices``) of a plan from the version's creation
-    on.
+    """The limits (``core.contracts.grants.Limits``) and prices
+    (``billing.prices.card.PriceCard``) of a plan from the version's creation on.
     """
 
     __tablename__ = "plan_versions"

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from core.contracts.grants import Limits, Prices
+from billing.prices.card import PriceCard
+from core.contracts.grants import Limits
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
 Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
@@ -17,7 +18,6 @@ AdapterCount = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
 Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
 PinnedAdapters = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
-Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
@@ -51,20 +51,11 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     when_quota_is_unavailable: WithoutQuota = "closed"
 
 
-class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The prices of a plan in a request, in nanodollars: at most one dollar each. Zero is a valid price."""
-
-    input_nanos: Nanos
-    cached_input_nanos: Nanos
-    output_nanos: Nanos
-    kv_page_second_nanos: Nanos
-
-
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """New limits and prices of a plan."""
 
     limits: LimitsBody
-    prices: PricesBody
+    prices: PriceCard
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +63,7 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: PlanName
     limits: LimitsBody
-    prices: PricesBody
+    prices: PriceCard
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +72,7 @@ class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     number: int
     limits: Limits
-    prices: Prices
+    prices: PriceCard
     created_at: datetime
 
 
@@ -92,6 +83,6 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     limits: Limits
-    prices: Prices
+    prices: PriceCard
     price_version_id: str
     created_at: datetime

@@ -2,23 +2,31 @@
 usage.
 """
 
-from typing import Any
+from collections.abc import Callable, Collection
 
 import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
+from billing.prices import card as price_card
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans.models import Plan, PlanVersion
-from control_plane.plans.schemas import LimitsBody, NewPlan, PlanVersionView, PlanView, PricesBody
-from core.contracts.grants import Limits, Prices
+from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, PlanVersionView, PlanView
+from core.contracts.grants import Limits
 from core.errors import Conflict, NotFound
 
+BaseModelIds = Callable[[Session], Collection[str]]
+"""Reads the ids of all base models, which belong to a room above this one."""
 
-def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
-    """Create a plan with its first version. Raises Conflict where the name is taken."""
+
+def create(session: Session, new: NewPlan, *, base_models: Collection[str], actor: str) -> PlanView:
+    """Create a plan with its first version. Raises Conflict where the name is taken, and InvalidRequest for a price
+    card that contradicts itself or names a model that is none of the ``base_models``.
+    """
+    price_card.check(new.prices, base_models=base_models)
     plan = Plan(name=new.name)
     session.add(plan)
     try:
@@ -35,16 +43,17 @@ def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
 
 
 def add_version(
-    session: Session, plan_id: str, limits: LimitsBody, prices: PricesBody, *, actor: str
+    session: Session, plan_id: str, new: NewPlanVersion, *, base_models: Collection[str], actor: str
 ) -> PlanVersionView:
     """Add the plan's next version; it applies at once. The caller must have the plan's tenants published again, see
-    ``change_handlers``. Raises NotFound.
+    ``change_handlers``. Raises NotFound, and InvalidRequest as ``create`` does.
     """
+    price_card.check(new.prices, base_models=base_models)
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
     number = _newest(session, plan.id).number + 1
-    version = _add_version(session, plan, limits, prices, number=number)
+    version = _add_version(session, plan, new.limits, new.prices, number=number)
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details={"number": number})
     return _version_view(version)
 
@@ -91,19 +100,18 @@ def _newest(session: Session, plan_id: str) -> PlanVersion:
     return newest
 
 
-def _add_version(session: Session, plan: Plan, limits: LimitsBody, prices: PricesBody, *, number: int) -> PlanVersion:
-    plain_limits, plain_prices = _plain(limits), _plain(prices)
-    price = price_book.add_version(session, plan_id=plan.id, prices=Prices(**plain_prices))
+def _add_version(session: Session, plan: Plan, limits: LimitsBody, prices: PriceCard, *, number: int) -> PlanVersion:
+    price = price_book.add_version(session, plan_id=plan.id, card=prices)
     version = PlanVersion(
-        plan_id=plan.id, number=number, limits=plain_limits, prices=plain_prices, price_version_id=price.id
+        plan_id=plan.id,
+        number=number,
+        limits=msgspec.structs.asdict(limits),
+        prices=msgspec.to_builtins(prices),
+        price_version_id=price.id,
     )
     session.add(version)
     session.flush()
     return version
-
-
-def _plain(body: LimitsBody | PricesBody) -> dict[str, Any]:
-    return msgspec.structs.asdict(body)
 
 
 def _no_plan(plan_id: str) -> NotFound:
@@ -115,7 +123,7 @@ def _version_view(version: PlanVersion) -> PlanVersionView:
         id=version.id,
         number=version.number,
         limits=Limits(**version.limits),
-        prices=Prices(**version.prices),
+        prices=msgspec.convert(version.prices, PriceCard),
         created_at=version.created_at,
     )
 
@@ -126,7 +134,7 @@ def _view(plan: Plan, version: PlanVersion) -> PlanView:
         name=plan.name,
         version=version.number,
         limits=Limits(**version.limits),
-        prices=Prices(**version.prices),
+        prices=msgspec.convert(version.prices, PriceCard),
         price_version_id=version.price_version_id,
         created_at=plan.created_at,
     )
