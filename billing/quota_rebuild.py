@@ -286,7 +286,7 @@ def _add(
     nanos: int,
 ) -> None:
     tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
-    for owner in (key_id, ""):
+    for owner in {key_id, ""}:  # an adjustment belongs to no key
         truth[tenant.tenant_id, owner].update(
             {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
         )

@@ -83,6 +83,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
+    ``used_units`` are what was used where ``quantity`` counts packages.
     """
 
     id: str
@@ -100,6 +101,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     amount_cents: int
     request_count: int | None
     tier: int | None
+    used_units: Decimal | None
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     amount_nanos: int
     request_count: int | None
     tier: int | None = None
+    used_units: Decimal | None = None
     amount_cents: int = 0
 
 

@@ -114,11 +114,19 @@ def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
         quantity=Decimal(packages),
         unit_price_nanos=nanos,
         amount_nanos=packages * nanos,
+        used_units=Decimal(quantity).scaleb(-3) if price.quantity == "kv_page_seconds" else Decimal(quantity),
     )
 
 
 def _draft(
-    part: _Part, *, tier: int, unit: LineUnit, quantity: Decimal, unit_price_nanos: int, amount_nanos: int
+    part: _Part,
+    *,
+    tier: int,
+    unit: LineUnit,
+    quantity: Decimal,
+    unit_price_nanos: int,
+    amount_nanos: int,
+    used_units: Decimal | None = None,
 ) -> DraftInvoiceLine:
     return DraftInvoiceLine(
         kind=part.price.quantity,
@@ -134,4 +142,5 @@ def _draft(
         amount_nanos=amount_nanos,
         request_count=None,
         tier=tier,
+        used_units=used_units,
     )

@@ -87,3 +87,4 @@ class InvoiceLine(SQLModel, table=True):
     amount_cents: int = Field(sa_type=sa.BigInteger)
     request_count: int | None = Field(default=None, sa_type=sa.BigInteger)
     tier: int | None = None
+    used_units: Decimal | None = Field(default=None, sa_type=sa.Numeric(38, 3))

@@ -78,6 +78,7 @@ def _line_view(line: InvoiceLine) -> InvoiceLineView:
         amount_cents=line.amount_cents,
         request_count=line.request_count,
         tier=line.tier,
+        used_units=None if line.used_units is None else plain(line.used_units),
     )
 
 

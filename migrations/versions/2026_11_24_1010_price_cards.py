@@ -38,6 +38,7 @@ def upgrade() -> None:
     op.alter_column("invoice_lines", "request_count", nullable=True)
     op.add_column("invoice_lines", sa.Column("rank_class", sa.Integer(), nullable=True))
     op.add_column("invoice_lines", sa.Column("tier", sa.Integer(), nullable=True))
+    op.add_column("invoice_lines", sa.Column("used_units", sa.Numeric(38, 3), nullable=True))
     op.create_table(
         "usage_adjustments",
         sa.Column("id", sa.String(), nullable=False),
@@ -62,6 +63,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("usage_adjustments")
+    op.drop_column("invoice_lines", "used_units")
     op.drop_column("invoice_lines", "tier")
     op.drop_column("invoice_lines", "rank_class")
     op.alter_column("invoice_lines", "request_count", nullable=False)
