@@ -52,7 +52,9 @@ class AdminPlans(Controller):
         change_handlers: NamedDependency[ChangeHandlers],
         base_model_ids: NamedDependency[service.BaseModelIds],
     ) -> Response[PlanVersionView]:
-        """Add a version with new limits and prices. It applies at once to every tenant on the plan."""
+        """Add a version with new limits and prices. It applies to every tenant on the plan, at once or from its
+        `effective_from` on.
+        """
 
         def add(session: Session) -> PlanVersionView:
             version = service.add_version(

@@ -52,10 +52,11 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New limits and prices of a plan."""
+    """New limits and prices of a plan, from ``effective_from`` on, or from now on."""
 
     limits: LimitsBody
     prices: PriceCard
+    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,12 +68,13 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a plan. The version with the highest number applies."""
+    """One version of a plan. Of those that have begun, the one that began last applies."""
 
     id: str
     number: int
     limits: Limits
     prices: PriceCard
+    effective_from: datetime
     created_at: datetime
 
 

@@ -3,8 +3,10 @@ usage.
 """
 
 from collections.abc import Callable, Collection
+from datetime import datetime
 
 import msgspec
+from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -16,6 +18,7 @@ from control_plane.paging import Page, page_of
 from control_plane.plans.models import Plan, PlanVersion
 from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, PlanVersionView, PlanView
 from core.contracts.grants import Limits
+from core.db import database_now
 from core.errors import Conflict, NotFound
 
 BaseModelIds = Callable[[Session], Collection[str]]
@@ -45,16 +48,21 @@ def create(session: Session, new: NewPlan, *, base_models: Collection[str], acto
 def add_version(
     session: Session, plan_id: str, new: NewPlanVersion, *, base_models: Collection[str], actor: str
 ) -> PlanVersionView:
-    """Add the plan's next version; it applies at once. The caller must have the plan's tenants published again, see
-    ``change_handlers``. Raises NotFound, and InvalidRequest as ``create`` does.
+    """Add the plan's next version, which applies at once or from its instant on. The caller must have the plan's
+    tenants published again, see ``change_handlers``; ``scheduled_versions`` does it at a later instant.
+
+    Raises NotFound, Conflict for an instant that is taken, and InvalidRequest as ``create`` does or for an instant in
+    the past.
     """
     price_card.check(new.prices, base_models=base_models)
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
-    number = _newest(session, plan.id).number + 1
-    version = _add_version(session, plan, new.limits, new.prices, number=number)
-    audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details={"number": number})
+    newest = select(func.max(PlanVersion.number)).where(PlanVersion.plan_id == plan.id)
+    number = (session.exec(newest).one() or 0) + 1
+    version = _add_version(session, plan, new.limits, new.prices, number=number, effective_from=new.effective_from)
+    details = {"number": number, "effective_from": version.effective_from.isoformat()}
+    audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
     return _version_view(version)
 
 
@@ -64,7 +72,7 @@ def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[Plan
         session,
         select(Plan),
         col(Plan.id),
-        lambda plan: _view(plan, _newest(session, plan.id)),
+        lambda plan: _view(plan, _in_force(session, plan.id)),
         cursor=cursor,
         limit=limit,
     )
@@ -75,7 +83,7 @@ def get_plan(session: Session, plan_id: str) -> PlanView:
     plan = session.get(Plan, plan_id)
     if plan is None:
         raise _no_plan(plan_id)
-    return _view(plan, _newest(session, plan.id))
+    return _view(plan, _in_force(session, plan.id))
 
 
 def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: int) -> Page[PlanVersionView]:
@@ -90,23 +98,49 @@ def find(session: Session, id_or_name: str) -> PlanView | None:
     """The plan with this id or name, or None. Names are unique and never look like ids."""
     wanted = select(Plan).where((col(Plan.id) == id_or_name) | (col(Plan.name) == id_or_name))
     plan = session.exec(wanted).first()
-    return _view(plan, _newest(session, plan.id)) if plan else None
+    return _view(plan, _in_force(session, plan.id)) if plan else None
 
 
-def _newest(session: Session, plan_id: str) -> PlanVersion:
-    versions = select(PlanVersion).where(PlanVersion.plan_id == plan_id).order_by(col(PlanVersion.number).desc())
-    newest = session.exec(versions.limit(1)).first()
-    assert newest is not None, "a plan is created with its first version, in one transaction"
-    return newest
+def plans_with_scheduled_versions(session: Session, *, after: datetime | None, until: datetime) -> list[str]:
+    """The ids of plans of which a version that was scheduled has begun after ``after``, if it is given, and by
+    ``until``.
+    """
+    begun = [
+        col(PlanVersion.effective_from) > col(PlanVersion.created_at),
+        col(PlanVersion.effective_from) <= until,
+    ]
+    if after is not None:
+        begun.append(col(PlanVersion.effective_from) > after)
+    return list(session.exec(select(PlanVersion.plan_id).where(*begun).distinct()))
 
 
-def _add_version(session: Session, plan: Plan, limits: LimitsBody, prices: PriceCard, *, number: int) -> PlanVersion:
-    price = price_book.add_version(session, plan_id=plan.id, card=prices)
+def _in_force(session: Session, plan_id: str) -> PlanVersion:
+    versions = (
+        select(PlanVersion)
+        .where(PlanVersion.plan_id == plan_id, PlanVersion.effective_from <= database_now(session))
+        .order_by(col(PlanVersion.effective_from).desc())
+    )
+    found = session.exec(versions.limit(1)).first()
+    assert found is not None, "a plan is created with its first version, which begins at once"
+    return found
+
+
+def _add_version(
+    session: Session,
+    plan: Plan,
+    limits: LimitsBody,
+    prices: PriceCard,
+    *,
+    number: int,
+    effective_from: datetime | None = None,
+) -> PlanVersion:
+    price = price_book.add_version(session, plan_id=plan.id, card=prices, effective_from=effective_from)
     version = PlanVersion(
         plan_id=plan.id,
         number=number,
         limits=msgspec.structs.asdict(limits),
         prices=msgspec.to_builtins(prices),
+        effective_from=price.effective_from,
         price_version_id=price.id,
     )
     session.add(version)
@@ -124,6 +158,7 @@ def _version_view(version: PlanVersion) -> PlanVersionView:
         number=version.number,
         limits=Limits(**version.limits),
         prices=msgspec.convert(version.prices, PriceCard),
+        effective_from=version.effective_from,
         created_at=version.created_at,
     )
 
