@@ -111,6 +111,25 @@ class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[InvoiceLineView, ...]
 
 
+class SimulatedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of usage cost, and what it would cost. A line of tiers over all adapters has no ``adapter_id``."""
+
+    kind: LineKind
+    base_model: str | None
+    adapter_id: str | None
+    amount_nanos: int
+    simulated_nanos: int
+
+
+class SimulatedTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's usage of a period cost, and what it would cost on another price card."""
+
+    tenant_id: str
+    amount_nanos: int
+    simulated_nanos: int
+    lines: tuple[SimulatedLine, ...]
+
+
 class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant's share of a reconciliation; engines do not know tenants, so it starts at the ledger."""
 

@@ -6,12 +6,13 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
+from billing.views import SimulatedTenant
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.plans import service
-from control_plane.plans.schemas import NewPlan, NewPlanVersion, PlanVersionView, PlanView
+from control_plane.plans.schemas import NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
 from core.db import unit_of_work
 
 
@@ -64,6 +65,18 @@ class AdminPlans(Controller):
             return version
 
         return idempotent.run(add)
+
+    @post("/{plan_id:str}/simulations", sync_to_thread=True, status_code=200)
+    def simulate_prices(
+        self,
+        plan_id: FromPath[str],
+        data: JSONBody[NewSimulation],
+        reports: NamedDependency[Engine],
+        base_model_ids: NamedDependency[service.BaseModelIds],
+    ) -> Page[SimulatedTenant]:
+        """Show what a past period would have cost the plan's tenants on other prices. Nothing is changed."""
+        with unit_of_work(reports) as session:
+            return service.simulate(session, plan_id, data, base_models=base_model_ids(session))
 
     @get("/{plan_id:str}/versions", sync_to_thread=True)
     def list_plan_versions(

@@ -59,6 +59,15 @@ class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
+class NewSimulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices to try on the usage that settled from ``start`` until ``end``. ``cursor`` continues a simulation."""
+
+    prices: PriceCard
+    start: Annotated[datetime, msgspec.Meta(tz=True)]
+    end: Annotated[datetime, msgspec.Meta(tz=True)]
+    cursor: str | None = None
+
+
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A new plan with its first limits and prices."""
 

@@ -4,6 +4,7 @@ usage.
 
 from collections.abc import Callable, Collection
 from datetime import datetime
+from typing import Final
 
 import msgspec
 from sqlalchemy import func
@@ -13,13 +14,17 @@ from sqlmodel import Session, col, select
 from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard
+from billing.simulation import what_if
+from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
-from control_plane.paging import Page, page_of
+from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
-from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, PlanVersionView, PlanView
+from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
 from core.contracts.grants import Limits
 from core.db import database_now
-from core.errors import Conflict, NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
+
+_SIMULATED_MAX: Final = 100  # tenants in one answer
 
 BaseModelIds = Callable[[Session], Collection[str]]
 """Reads the ids of all base models, which belong to a room above this one."""
@@ -64,6 +69,30 @@ def add_version(
     details = {"number": number, "effective_from": version.effective_from.isoformat()}
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
     return _version_view(version)
+
+
+def simulate(
+    session: Session, plan_id: str, wanted: NewSimulation, *, base_models: Collection[str]
+) -> Page[SimulatedTenant]:
+    """What a period would have cost the plan's tenants on another price card. Writes nothing. Raises NotFound, and
+    InvalidRequest for a wrong card or a period without length.
+    """
+    if session.get(Plan, plan_id) is None:
+        raise _no_plan(plan_id)
+    price_card.check(wanted.prices, base_models=base_models)
+    if wanted.end <= wanted.start:
+        raise InvalidRequest("end: must be later than start.", param="end")
+    found = what_if.simulate(
+        session,
+        plan_id=plan_id,
+        card=wanted.prices,
+        start=wanted.start,
+        end=wanted.end,
+        after=decode_cursor(wanted.cursor) or "",
+        limit=_SIMULATED_MAX + 1,
+    )
+    following = encode_cursor(found[_SIMULATED_MAX - 1].tenant_id) if len(found) > _SIMULATED_MAX else None
+    return Page(data=found[:_SIMULATED_MAX], next_cursor=following)
 
 
 def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[PlanView]:

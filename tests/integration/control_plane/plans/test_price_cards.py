@@ -109,3 +109,17 @@ def test_a_version_cannot_begin_in_the_past_or_without_an_offset(api, begins):
     answer = add_version(api, api.plan(), PRICES, effective_from=begins)
     assert answer.status_code == 400
     assert "effective_from" in answer.text
+
+
+def test_an_admin_sees_what_other_prices_would_cost(api):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    wanted = {"prices": PRICES, "start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z"}
+    answer = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"] == [{"tenant_id": tenant.id, "amount_nanos": 0, "simulated_nanos": 0, "lines": []}]
+    for change, param in (({"end": wanted["start"]}, "end"), ({"prices": {"input_nanos": 1}}, "prices")):
+        refused = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted | change)
+        assert refused.status_code == 400
+        assert param in refused.text
+    assert api.admin.post("/api/v1/admin/plans/pl_none/simulations", json=wanted).status_code == 404
