@@ -46,8 +46,8 @@ GROUP BY 1, 2, 3, 4, 5
 def simulate(
     session: Session, *, plan_id: str, card: PriceCard, start: datetime, end: datetime, after: str, limit: int
 ) -> list[SimulatedTenant]:
-    """The cost of ``[start, end)`` for tenants that ever had the plan, by its own versions and by ``card``. Tenants come
-    in the order of their ids; ``after`` is the last id of the page before, "" for the first.
+    """The cost of ``[start, end)`` for tenants that ever had the plan, by its own versions and by ``card``. Tenants
+    come in the order of their ids; ``after`` is the last id of the page before, "" for the first.
     """
     found = session.connection().execute(_TENANTS, {"plan_id": plan_id, "after": after, "limit": limit})
     period = Period(start, end)
