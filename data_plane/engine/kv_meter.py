@@ -1,0 +1,164 @@
+"""Measures the KV page-time of each request in vLLM's EngineCore (0.32, ``vllm/v1/core/sched/scheduler.py``), from the
+engine's own schedule, and publishes it in the table of KV page-time (``kv_table``).
+
+The schedule lists the requests that took new blocks in a step. Between two such steps a request's pages do not change,
+so a step in which no request takes a block costs one pass over that list. Blocks return when vLLM frees a request: at
+its end, at an abort and at a preemption. The time in vLLM's queue is never counted.
+
+A request's pages are those of its computed tokens and of the tokens of the running step, rounded up to blocks. A block
+of a cached prefix counts for each request that holds it. Fails open: after an error in here the engine goes on without
+a measure, and gateways bill by their own.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from core.kv_area import KvArea, PageTime
+from data_plane.engine.kv_table import BUCKETS_MIN, KvTableWriter, now_ms
+from data_plane.engine.settings import SharedEngineSettings
+
+_log: Final = structlog.get_logger()
+_CHILD: Final = re.compile(r"^\d+_")
+_RANDOM_CHARACTERS: Final = 9  # vLLM adds "-" and eight more to each request id (``input_processor.py``)
+
+
+class KvMeter:
+    """The page-time of every request of one engine. Used in EngineCore's step thread only."""
+
+    def __init__(self, table: KvTableWriter, *, block_tokens: int, ids_are_random: bool = True) -> None:
+        self._table = table
+        self._block_tokens = block_tokens
+        self._random_characters = _RANDOM_CHARACTERS if ids_are_random else 0
+        self._areas: dict[str, KvArea] = {}
+        self._places: dict[str, int | None] = {}
+        self._external: dict[str, str] = {}  # of the sequences that hold pages
+        self._total = PageTime()
+
+    def record_schedule(self, scheduled: Any, requests: Mapping[str, Any]) -> None:
+        """Record the pages that one step's requests hold. ``scheduled`` is vLLM's SchedulerOutput, after which
+        ``num_computed_tokens`` of its ``requests`` contains the step.
+        """
+        cached = scheduled.scheduled_cached_reqs
+        grown = [each for each, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True) if blocks is not None]
+        grown += [new.req_id for new in scheduled.scheduled_new_reqs]
+        if not grown:
+            return
+        at_ms, more = now_ms(), 0
+        for sequence in grown:
+            more += self._hold(sequence, requests[sequence].num_computed_tokens, at_ms)
+        self._grow_total(more, at_ms)
+
+    def record_free(self, sequence: str) -> None:
+        """Record that a sequence holds no blocks any longer."""
+        if (request_id := self._external.pop(sequence, None)) is None:
+            return  # it was never scheduled, or has been preempted
+        at_ms, area = now_ms(), self._areas[request_id]
+        freed = area.release(sequence, at_ms)
+        if (place := self._places[request_id]) is not None:
+            self._table.write(place)
+        elif area.pages == 0:
+            del self._areas[request_id], self._places[request_id]
+        self._grow_total(-freed, at_ms)
+
+    def stop(self) -> None:
+        """Measure no longer: nothing is known of any request, and the total stays what it is."""
+        self._table.withdraw_records()
+        self._grow_total(-self._total.pages, now_ms())
+
+    def _hold(self, sequence: str, tokens: int, at_ms: int) -> int:
+        if (request_id := self._external.get(sequence)) is None:
+            request_id = self._external[sequence] = self._external_id(sequence)
+        if (area := self._areas.get(request_id)) is None:
+            area = self._areas[request_id] = KvArea(self._block_tokens)
+            self._places[request_id] = self._claim(request_id, area)
+        grown = area.hold(sequence, tokens, at_ms)
+        if grown and (place := self._places[request_id]) is not None:
+            self._table.write(place)
+        return grown
+
+    def _claim(self, request_id: str, area: KvArea) -> int | None:
+        place, before = self._table.claim(request_id, area)
+        if before is not None:
+            del self._areas[before], self._places[before]
+        return place
+
+    def _grow_total(self, pages: int, at_ms: int) -> None:
+        if pages:
+            self._total.set_pages(self._total.pages + pages, at_ms)
+            self._table.write_total(self._total)
+
+    def _external_id(self, sequence: str) -> str:
+        """The id that the answer of a sequence's request carries. With several sequences, vLLM numbers their ids."""
+        child = _CHILD.match(sequence)
+        end = len(sequence) - self._random_characters
+        return sequence[child.end() if child else 0 : end]
+
+
+def install() -> None:
+    """Let every scheduler of this process measure its requests."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    attach(Scheduler)
+
+
+def attach(scheduler: Any) -> None:
+    """Extend vLLM's Scheduler class; AsyncScheduler inherits from it."""
+    # vLLM has no public hook for a return of blocks.
+    schedule, free = scheduler.schedule, scheduler._free_request_blocks  # noqa: SLF001 - see above
+
+    def measured_schedule(self: Any, *arguments: Any, **options: Any) -> Any:
+        output = schedule(self, *arguments, **options)
+        if (meter := _meter_of(self)) is not None:
+            try:
+                meter.record_schedule(output, self.requests)
+            except Exception:  # noqa: BLE001 - no error of the measure may end the engine
+                _give_up(self)
+        return output
+
+    def measured_free(self: Any, request: Any) -> Any:
+        freed = free(self, request)
+        if (meter := _meter_of(self)) is not None:
+            try:
+                meter.record_free(request.request_id)
+            except Exception:  # noqa: BLE001 - no error of the measure may end the engine
+                _give_up(self)
+        return freed
+
+    scheduler.schedule = measured_schedule
+    scheduler._free_request_blocks = measured_free  # noqa: SLF001 - see above
+
+
+def _meter_of(scheduler: Any) -> KvMeter | None:
+    try:
+        return scheduler.tenora_kv_meter  # type: ignore[no-any-return] # vLLM ships no types
+    except AttributeError:
+        scheduler.tenora_kv_meter = meter = _new_meter(scheduler)
+        return meter
+
+
+def _new_meter(scheduler: Any) -> KvMeter | None:
+    """The meter of a scheduler's first step. The run folder exists: the API server made it before it started
+    EngineCore.
+    """
+    try:
+        return KvMeter(
+            KvTableWriter(SharedEngineSettings().run_dir, buckets=max(BUCKETS_MIN, scheduler.max_num_running_reqs)),
+            block_tokens=scheduler.cache_config.block_size,
+            ids_are_random=os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0") in ("", "0"),
+        )
+    except Exception:  # noqa: BLE001 - no error of the measure may end the engine, which every request shares
+        _log.exception("KV page-time is not measured")
+        return None
+
+
+def _give_up(scheduler: Any) -> None:
+    """Measure no longer. A further error must not end the engine either."""
+    _log.exception("KV page-time is no longer measured")
+    meter, scheduler.tenora_kv_meter = scheduler.tenora_kv_meter, None
+    with contextlib.suppress(Exception):
+        meter.stop()
