@@ -120,6 +120,8 @@ def assert_settled(tenant, outcome: str, witness=None):
     assert event.aborted_prefill_tokens == journal.aborted_prefill_tokens
     assert event.input_tokens == journal.prompt_tokens + journal.aborted_prefill_tokens
     assert event.output_tokens == journal.output_tokens
+    if event.kv_measured:
+        assert event.kv_page_ms <= journal.kv_page_ms
     wait_until(tenant.holds_nothing, what="holds to be released")
     assert len(tenant.events()) == 1
     return event, journal
