@@ -24,8 +24,9 @@ class PageTime:
     def set_pages(self, pages: int, at_ms: int) -> None:
         """From ``at_ms`` on, this many pages are held."""
         assert pages >= 0, "pages are a count"
-        self._page_ms = self.page_ms(at_ms)
-        self._since_ms = max(self._since_ms, at_ms)
+        if at_ms > self._since_ms:
+            self._page_ms += self.pages * (at_ms - self._since_ms)
+            self._since_ms = at_ms
         self.pages = pages
 
     def page_ms(self, at_ms: int) -> int:

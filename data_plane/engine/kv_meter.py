@@ -19,12 +19,23 @@ from typing import Any, Final
 import structlog
 
 from core.kv_area import KvArea, PageTime
-from data_plane.engine.kv_table import BUCKETS_MIN, KvTableWriter, now_ms
+from data_plane.engine.kv_table import BUCKETS_MIN, KvTableWriter, Place, now_ms
 from data_plane.engine.settings import SharedEngineSettings
 
 _log: Final = structlog.get_logger()
 _CHILD: Final = re.compile(r"^\d+_")
 _RANDOM_CHARACTERS: Final = 9  # vLLM adds "-" and eight more to each request id (``input_processor.py``)
+
+
+class _Measured:
+    """One request with its sequences. ``place`` is None when the table has none for it."""
+
+    __slots__ = ("area", "id", "place")
+
+    def __init__(self, request_id: str, area: KvArea) -> None:
+        self.id = request_id
+        self.area = area
+        self.place: Place | None = None
 
 
 class KvMeter:
@@ -34,9 +45,8 @@ class KvMeter:
         self._table = table
         self._block_tokens = block_tokens
         self._random_characters = _RANDOM_CHARACTERS if ids_are_random else 0
-        self._areas: dict[str, KvArea] = {}
-        self._places: dict[str, int | None] = {}
-        self._external: dict[str, str] = {}  # of the sequences that hold pages
+        self._requests: dict[str, _Measured] = {}  # running ones, and those that still have a place
+        self._holding: dict[str, _Measured] = {}  # by sequence
         self._total = PageTime()
 
     def record_schedule(self, scheduled: Any, requests: Mapping[str, Any]) -> None:
@@ -45,51 +55,50 @@ class KvMeter:
         """
         cached = scheduled.scheduled_cached_reqs
         grown = [each for each, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True) if blocks is not None]
-        grown += [new.req_id for new in scheduled.scheduled_new_reqs]
+        if scheduled.scheduled_new_reqs:
+            grown += [new.req_id for new in scheduled.scheduled_new_reqs]
         if not grown:
             return
-        at_ms, more = now_ms(), 0
+        at_ms, pages = now_ms(), self._total.pages
         for sequence in grown:
-            more += self._hold(sequence, requests[sequence].num_computed_tokens, at_ms)
-        self._grow_total(more, at_ms)
+            one = self._holding.get(sequence) or self._begin(sequence)
+            if more := one.area.hold(sequence, requests[sequence].num_computed_tokens, at_ms):
+                pages += more
+                if one.place is not None:
+                    self._table.write(one.place)
+        self._record_total(pages, at_ms)
 
     def record_free(self, sequence: str) -> None:
         """Record that a sequence holds no blocks any longer."""
-        if (request_id := self._external.pop(sequence, None)) is None:
+        if (one := self._holding.pop(sequence, None)) is None:
             return  # it was never scheduled, or has been preempted
-        at_ms, area = now_ms(), self._areas[request_id]
-        freed = area.release(sequence, at_ms)
-        if (place := self._places[request_id]) is not None:
-            self._table.write(place)
-        elif area.pages == 0:
-            del self._areas[request_id], self._places[request_id]
-        self._grow_total(-freed, at_ms)
+        at_ms = now_ms()
+        freed = one.area.release(sequence, at_ms)
+        if one.place is not None:
+            self._table.write(one.place)
+        elif one.area.pages == 0:
+            del self._requests[one.id]
+        self._record_total(self._total.pages - freed, at_ms)
 
     def stop(self) -> None:
         """Measure no longer: nothing is known of any request, and the total stays what it is."""
         self._table.withdraw_records()
-        self._grow_total(-self._total.pages, now_ms())
+        self._record_total(0, now_ms())
 
-    def _hold(self, sequence: str, tokens: int, at_ms: int) -> int:
-        if (request_id := self._external.get(sequence)) is None:
-            request_id = self._external[sequence] = self._external_id(sequence)
-        if (area := self._areas.get(request_id)) is None:
-            area = self._areas[request_id] = KvArea(self._block_tokens)
-            self._places[request_id] = self._claim(request_id, area)
-        grown = area.hold(sequence, tokens, at_ms)
-        if grown and (place := self._places[request_id]) is not None:
-            self._table.write(place)
-        return grown
+    def _begin(self, sequence: str) -> _Measured:
+        """A sequence starts, or continues after a preemption. Its request may have had other sequences before."""
+        request_id = self._external_id(sequence)
+        if (one := self._requests.get(request_id)) is None:
+            one = self._requests[request_id] = _Measured(request_id, KvArea(self._block_tokens))
+            one.place, before = self._table.claim(request_id, one.area)
+            if before is not None:
+                del self._requests[before]
+        self._holding[sequence] = one
+        return one
 
-    def _claim(self, request_id: str, area: KvArea) -> int | None:
-        place, before = self._table.claim(request_id, area)
-        if before is not None:
-            del self._areas[before], self._places[before]
-        return place
-
-    def _grow_total(self, pages: int, at_ms: int) -> None:
-        if pages:
-            self._total.set_pages(self._total.pages + pages, at_ms)
+    def _record_total(self, pages: int, at_ms: int) -> None:
+        if pages != self._total.pages:
+            self._total.set_pages(pages, at_ms)
             self._table.write_total(self._total)
 
     def _external_id(self, sequence: str) -> str:

@@ -52,48 +52,55 @@ def _offset(place: int) -> int:
     return _RECORDS_AT + place * _RECORD_BYTES
 
 
+class Place:
+    """The place of one request in the table. ``page_time`` is the request's, as its owner keeps it up to date."""
+
+    __slots__ = ("at", "key", "page_time", "request_id")
+
+    def __init__(self, at: int, key: bytes, request_id: str, page_time: PageTime) -> None:
+        self.at = at  # offset in the file
+        self.key = key
+        self.request_id = request_id
+        self.page_time = page_time
+
+
 class KvTableWriter:
     """The only writer. Creates the file, in place of an older one."""
 
     def __init__(self, run_dir: Path, *, buckets: int = BUCKETS_MIN, ways: int = WAYS) -> None:
         self._buckets, self._ways = buckets, ways
-        places = buckets * ways
-        self._owners: list[str | None] = [None] * places
-        self._keys: list[bytes] = [_TOTAL_KEY] * places
-        self._areas: list[PageTime | None] = [None] * places
+        self._places: list[Place | None] = [None] * (buckets * ways)
         new = run_dir / f"{KV_TABLE_FILE}.new"
         with new.open("wb+") as file:
-            file.truncate(_offset(places))
+            file.truncate(_offset(buckets * ways))
             self._map = mmap.mmap(file.fileno(), 0)
         self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, buckets, ways)
         self.write_total(PageTime())
         new.rename(run_dir / KV_TABLE_FILE)  # a reader never sees a table without its header
 
-    def claim(self, request_id: str, area: PageTime) -> tuple[int | None, str | None]:
-        """A place for a request, and the request that had it before. Of the requests in the bucket that hold no pages,
-        the one that changed first loses its place. (None, None) when all of them hold pages.
+    def claim(self, request_id: str, page_time: PageTime) -> tuple[Place | None, str | None]:
+        """A place for a request, and the id of the request that had it before. Of the requests in the bucket that hold
+        no pages, the one that changed first loses its place. (None, None) when all of them hold pages.
         """
         key = _key(request_id)
         first = int.from_bytes(key[:8], "little") % self._buckets * self._ways
         best, oldest_ms = None, 0
-        for place in range(first, first + self._ways):
-            owned = self._areas[place]
-            if owned is None:
-                best = place
+        for index in range(first, first + self._ways):
+            if (taken := self._places[index]) is None:
+                best = index
                 break
-            if owned.pages == 0 and (best is None or owned.settled()[1] < oldest_ms):
-                best, oldest_ms = place, owned.settled()[1]
+            _, changed_ms = taken.page_time.settled()
+            if taken.page_time.pages == 0 and (best is None or changed_ms < oldest_ms):
+                best, oldest_ms = index, changed_ms
         if best is None:
             return None, None
-        before, self._owners[best] = self._owners[best], request_id
-        self._keys[best], self._areas[best] = key, area
-        return best, before
+        before = self._places[best]
+        place = self._places[best] = Place(_offset(best), key, request_id, page_time)
+        return place, None if before is None else before.request_id
 
-    def write(self, place: int) -> None:
+    def write(self, place: Place) -> None:
         """Write the record of the request at this place."""
-        area = self._areas[place]
-        assert area is not None, "a place that nobody claimed"
-        self._put(_offset(place), self._keys[place], area)
+        self._put(place.at, place.key, place.page_time)
 
     def write_total(self, total: PageTime) -> None:
         """Write the sum over all requests."""

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.kv_area import KvArea, PageTime
+from core.kv_area import KvArea
 from data_plane.engine import kv_meter, kv_table
 from data_plane.engine.kv_meter import KvMeter, attach
 from data_plane.engine.kv_table import KV_TABLE_FILE, KvTableReader, KvTableWriter
@@ -115,7 +115,7 @@ def test_the_total_keeps_what_aborted_and_overwritten_requests_used(tmp_path, mo
     found = [engine.reader.page_ms(f"chatcmpl-{number}") for number in range(5)]
     assert found == [None, None, None, 20, 20], "the newest keep their places"
     assert engine.reader.total_page_ms() == 100
-    assert len(engine.meter._areas) == 2, "what lost its place is forgotten"
+    assert len(engine.meter._requests) == 2, "what lost its place is forgotten"
 
 
 def test_a_request_without_a_place_is_still_in_the_total(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_a_request_without_a_place_is_still_in_the_total(tmp_path, monkeypatch):
     engine.free(other, after_ms=10)
     assert (engine.reader.page_ms("chatcmpl-held"), engine.reader.page_ms("chatcmpl-other")) == (20, None)
     assert engine.reader.total_page_ms() == 40
-    assert set(engine.meter._areas) == {"chatcmpl-held"}
+    assert set(engine.meter._requests) == {"chatcmpl-held"}
 
 
 def test_a_record_that_is_being_written_is_not_believed(tmp_path, engine):
@@ -156,12 +156,12 @@ def test_a_place_is_that_of_the_request_which_ended_first(tmp_path):
     writer = KvTableWriter(tmp_path, buckets=1, ways=2)
     areas = [KvArea(16) for _ in range(3)]
     places = [writer.claim(f"r{number}", area) for number, area in enumerate(areas[:2])]
-    assert places == [(0, None), (1, None)]
+    assert [before for _, before in places] == [None, None]
     for number, end in ((0, 50), (1, 40)):
         areas[number].hold("0", 1, 10)
         areas[number].release("0", end)
-    assert writer.claim("r2", areas[2]) == (1, "r1")
-    assert isinstance(areas[2], PageTime)
+    place, before = writer.claim("r2", areas[2])
+    assert (place.at, before) == (places[1][0].at, "r1")
 
 
 def test_a_meter_that_stops_leaves_no_record_that_grows(engine):
