@@ -172,7 +172,8 @@ class Rewriter:
     def _read_comment(self, comment: bytes) -> None:
         """A comment is a keepalive or a report of the engine's middleware. Callers see neither."""
         if comment.startswith(_KV_MARK):
-            self.kv_page_ms = reported_page_ms(comment[len(_KV_MARK) :])
+            reported = reported_page_ms(comment[len(_KV_MARK) :])
+            self.kv_page_ms = self.kv_page_ms if reported is None else reported
         elif comment.startswith(_LOAD_MARK):
             with contextlib.suppress(msgspec.MsgspecError):  # informational only: nothing is billed by it
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])

@@ -60,7 +60,9 @@ class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 def reported_page_ms(report: bytes | str | None) -> int | None:
     """The KV page-milliseconds in a report of the engine's middleware; None without a valid report."""
-    return int(report) if report is not None and len(report) <= _DIGITS_MAX and report.isdigit() else None
+    if report is None or len(report) > _DIGITS_MAX or not (report.isascii() and report.isdigit()):
+        return None
+    return int(report)
 
 
 def reported_prefills(report: bytes | str | None, *, prompt_tokens: int) -> list[AbortedPrefill] | None:
