@@ -11,7 +11,6 @@ a measure, and gateways bill by their own.
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -108,21 +107,24 @@ class KvMeter:
         return sequence[child.end() if child else 0 : end]
 
 
-def install() -> None:
-    """Let every scheduler of this process measure its requests."""
-    from vllm.v1.core.sched.scheduler import Scheduler
+def attach(scheduler: Any, *, ids_are_random: bool = True) -> None:
+    """Extend vLLM's Scheduler class, from which AsyncScheduler inherits: its objects then measure their requests.
+    ``ids_are_random``: vLLM adds random characters to the ids of requests.
+    """
 
-    attach(Scheduler)
+    def meter_of(self: Any) -> KvMeter | None:
+        try:
+            return self.tenora_kv_meter  # type: ignore[no-any-return] # vLLM ships no types
+        except AttributeError:
+            self.tenora_kv_meter = meter = _new_meter(self, ids_are_random=ids_are_random)
+            return meter
 
-
-def attach(scheduler: Any) -> None:
-    """Extend vLLM's Scheduler class; AsyncScheduler inherits from it."""
     # vLLM has no public hook for a return of blocks.
     schedule, free = scheduler.schedule, scheduler._free_request_blocks  # noqa: SLF001 - see above
 
     def measured_schedule(self: Any, *arguments: Any, **options: Any) -> Any:
         output = schedule(self, *arguments, **options)
-        if (meter := _meter_of(self)) is not None:
+        if (meter := meter_of(self)) is not None:
             try:
                 meter.record_schedule(output, self.requests)
             except Exception:  # noqa: BLE001 - no error of the measure may end the engine
@@ -131,7 +133,7 @@ def attach(scheduler: Any) -> None:
 
     def measured_free(self: Any, request: Any) -> Any:
         freed = free(self, request)
-        if (meter := _meter_of(self)) is not None:
+        if (meter := meter_of(self)) is not None:
             try:
                 meter.record_free(request.request_id)
             except Exception:  # noqa: BLE001 - no error of the measure may end the engine
@@ -142,15 +144,7 @@ def attach(scheduler: Any) -> None:
     scheduler._free_request_blocks = measured_free  # noqa: SLF001 - see above
 
 
-def _meter_of(scheduler: Any) -> KvMeter | None:
-    try:
-        return scheduler.tenora_kv_meter  # type: ignore[no-any-return] # vLLM ships no types
-    except AttributeError:
-        scheduler.tenora_kv_meter = meter = _new_meter(scheduler)
-        return meter
-
-
-def _new_meter(scheduler: Any) -> KvMeter | None:
+def _new_meter(scheduler: Any, *, ids_are_random: bool) -> KvMeter | None:
     """The meter of a scheduler's first step. The run folder exists: the API server made it before it started
     EngineCore.
     """
@@ -158,7 +152,7 @@ def _new_meter(scheduler: Any) -> KvMeter | None:
         return KvMeter(
             KvTableWriter(SharedEngineSettings().run_dir, buckets=max(BUCKETS_MIN, scheduler.max_num_running_reqs)),
             block_tokens=scheduler.cache_config.block_size,
-            ids_are_random=os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0") in ("", "0"),
+            ids_are_random=ids_are_random,
         )
     except Exception:  # noqa: BLE001 - no error of the measure may end the engine, which every request shares
         _log.exception("KV page-time is not measured")

@@ -107,7 +107,7 @@ class KvTableWriter:
         self._put(_TOTAL_AT, _TOTAL_KEY, total)
 
     def withdraw_records(self) -> None:
-        """Remove every request: no reader may take a record that nobody keeps up to date. The sum stays."""
+        """Remove every request: readers must not take a record that is not kept up to date. The sum stays."""
         self._map[_RECORDS_AT:] = bytes(len(self._map) - _RECORDS_AT)
 
     def _put(self, at: int, key: bytes, area: PageTime) -> None:

@@ -58,11 +58,10 @@ def register() -> None:
         prepare_run_dir(SharedEngineSettings())
         vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
-        from data_plane.engine import engine_core, kv_meter
+        from data_plane.engine import engine_core
         from data_plane.engine.worker import lora_manager
 
         engine_core.install()
-        kv_meter.install()
         lora_manager.install()
     if device == "cpu":
         from data_plane.engine.cpu_lora import punica_wrapper

@@ -318,7 +318,7 @@ def test_an_event_bills_the_page_time_that_the_engine_measured(prompt, outputs, 
         usage_event(inference_request(), replace(RUN, estimated=estimated), counts) for estimated in (False, True)
     )
     most = sum(page_ms(length, 40, 32) for length in [*(prompt + output for output in outputs), *aborted])
-    assert event.kv_page_ms <= most, "the reservation holds no more"
+    assert event.kv_page_ms <= most, "more than the reservation holds"
     assert early.kv_page_ms <= event.kv_page_ms, "an estimate never costs more than the request"
     if measured is None:
         assert event.kv_page_ms == sum(even_growth_page_ms(prompt, output, 30, 32) for output in outputs)
