@@ -10,7 +10,6 @@ that has ended stays until another request needs its place, so a reader finds it
 """
 
 import mmap
-import os
 import struct
 import time
 import zlib
@@ -117,7 +116,7 @@ class KvTableWriter:
 
 
 class KvTableReader:
-    """Reads the table of the engine in ``run_dir``. Fails open: without a table, nothing is known."""
+    """Reads the table of the engine in ``run_dir``. Fails open: without a readable table, nothing is known."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / KV_TABLE_FILE
@@ -156,15 +155,10 @@ class KvTableReader:
     def _open(self) -> mmap.mmap | None:
         if self._map is None:
             try:
-                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+                with self._path.open("rb") as file:
+                    table = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                magic, self._buckets, self._ways = _HEADER.unpack(table[: _HEADER.size])
+            except (OSError, ValueError, struct.error):  # an empty or a short file is none
                 return None
-            try:
-                table = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
-            magic, self._buckets, self._ways = _HEADER.unpack(table[: _HEADER.size])
-            if magic != _MAGIC:
-                raise ValueError(f"{self._path} is not a table of KV page-time")
-            self._map = table
+            self._map = table if magic == _MAGIC else None
         return self._map

@@ -85,6 +85,7 @@ class LocalEngine:
         self._session = session
         self._base_model = settings.base_model
         self._kv_table = KvTableReader(settings.run_dir)
+        self._kv_page_ms = 0  # the last figure read: a counter must not go back
         self._headers = {"Authorization": f"Bearer {settings.engine_key.get_secret_value()}"}
         self._probe_timeout = aiohttp.ClientTimeout(total=settings.probe_timeout_s)
         self._scrape_timeout = aiohttp.ClientTimeout(total=5)
@@ -109,4 +110,5 @@ class LocalEngine:
             f"{self.url}/metrics", timeout=self._scrape_timeout, raise_for_status=True
         ) as response:
             scraped = parse_metrics(await response.text())
-        return replace(scraped, kv_page_ms=self._kv_table.total_page_ms() or 0)
+        self._kv_page_ms = max(self._kv_page_ms, self._kv_table.total_page_ms() or 0)
+        return replace(scraped, kv_page_ms=self._kv_page_ms)
