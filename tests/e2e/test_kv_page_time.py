@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -109,6 +110,26 @@ def test_the_requests_of_an_engine_add_up_to_its_total_however_they_end(engine, 
     assert table.total_page_ms() - before == sum(reported), "a refused request costs nothing"
     wait_until(lambda: room.counters().kv_page_ms == table.total_page_ms(), what="the counters to follow the engine's")
     assert 0 < room.counters().probe_kv_page_ms < room.counters().kv_page_ms
+
+
+def test_a_whole_answer_says_how_far_it_has_got(engine):
+    request_id = new_id("req")
+    ids = [f"cmpl-{request_id}-0"]
+    body = {"model": BASE, "prompt": "The sea", "max_tokens": 200, "logit_bias": NEVER_ENDS}
+
+    def so_far() -> int | None:
+        found = engine.client.post("/tenora/v1/progress", json={"request_ids": ids}).raise_for_status().json()
+        return found["requests"].get(ids[0], {}).get("kv_page_ms")
+
+    def answer() -> httpx.Response:
+        return engine.client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        answered = elsewhere.submit(answer)
+        first = wait_until(so_far, what="the first token")
+        later = wait_until(lambda: (now := so_far()) and now > first and now, what="more of it")
+        final = int(answered.result().headers["x-tenora-kv-page-ms"])
+    assert 0 < first < later <= final
 
 
 def test_time_in_the_engines_queue_costs_nothing(engine, room):

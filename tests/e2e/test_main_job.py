@@ -39,7 +39,7 @@ PROMPTS = [
     "How do bees fly?",
     "Write one line about rain.",
 ]
-BLOCK_TOKENS = 32  # of the platform's engine
+BLOCK_TOKENS, HEARTBEAT_S = 32, 1  # of the platform's engine and its agent
 NEVER_ENDS = {"0": -100, "2": -100}
 """The tokens at which the base model stops: when it would, differs by the rounding of the CPU."""
 
@@ -241,7 +241,7 @@ async def test_kv_page_time_is_the_area_under_a_growing_request_as_the_engine_me
     """
     customer, redis_url = customers[7], platform.status(secrets=True)["redis_url"]
     platform.reconcile_when_settled()
-    engine_before, before = engine_page_ms(redis_url), ledger_page_ms(customer)
+    engine_before, before = settled_page_ms(redis_url), ledger_page_ms(customer)
     asked = {"model": model, "prompt": "The sea is wide. " * 20, "max_tokens": 300, "temperature": 0,
              "logit_bias": NEVER_ENDS, "stream_options": {"include_usage": True}}  # fmt: skip
     began, arrivals = time.monotonic(), []
@@ -285,6 +285,18 @@ def engine_page_ms(redis_url: str) -> int:
     with redis_client.Redis.from_url(redis_url) as client:
         stored = client.hvals(redis_keys.ENGINE_COUNTERS)
     return sum(msgspec.json.decode(each, type=EngineCounters).tenant_kv_page_ms for each in stored)
+
+
+def settled_page_ms(redis_url: str) -> int:
+    """The same at two heartbeats: a probe that runs at one of them is not the agent's yet."""
+
+    def twice() -> tuple[int] | None:
+        first = engine_page_ms(redis_url)
+        time.sleep(2 * HEARTBEAT_S)
+        return (first,) if engine_page_ms(redis_url) == first else None
+
+    (found,) = wait_until(twice, what="a reading without a probe")
+    return found
 
 
 def ledger_page_ms(customer) -> int:
