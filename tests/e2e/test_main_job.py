@@ -9,17 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import msgspec
 import openai
 import pytest
 import pytest_asyncio
-import redis as redis_client
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 
 from adapters.base_model_spec import describe
-from core import redis_keys
-from core.contracts.replicas import EngineCounters
-from core.kv_pages import pages_for
 from tenora.demo.control import ControlPlane
 from tenora.demo.engine_counts import read_engine_count
 from tenora.stack.base_model import HUB_NAME
@@ -39,7 +34,6 @@ PROMPTS = [
     "How do bees fly?",
     "Write one line about rain.",
 ]
-BLOCK_TOKENS, HEARTBEAT_S = 32, 1  # of the platform's engine and its agent
 NEVER_ENDS = {"0": -100, "2": -100}
 """The tokens at which the base model stops: when it would, differs by the rounding of the CPU."""
 
@@ -233,74 +227,6 @@ async def test_a_caller_who_hangs_up_during_the_prefill_pays_for_what_the_engine
             model=name, messages=[{"role": "user", "content": prompt}], max_tokens=1
         )
         assert again.usage.prompt_tokens_details.cached_tokens <= computed + paid
-
-
-async def test_kv_page_time_is_the_area_under_a_growing_request_as_the_engine_measured_it(platform, customers, model):
-    """The sum of the events equals the engine's own total to the millisecond, aborted and parallel sequences included.
-    The area of one request lies near the one that its caller sees, and much below its largest pages times its stay.
-    """
-    customer, redis_url = customers[7], platform.status(secrets=True)["redis_url"]
-    platform.reconcile_when_settled()
-    engine_before, before = settled_page_ms(redis_url), ledger_page_ms(customer)
-    asked = {"model": model, "prompt": "The sea is wide. " * 20, "max_tokens": 300, "temperature": 0,
-             "logit_bias": NEVER_ENDS, "stream_options": {"include_usage": True}}  # fmt: skip
-    began, arrivals = time.monotonic(), []
-    async for chunk in await customer.sdk.completions.create(**asked, stream=True):
-        if chunk.choices:
-            arrivals.append(time.monotonic())
-        prompt_tokens = chunk.usage.prompt_tokens if chunk.usage else 0
-    ended = time.monotonic()
-    assert 80 < prompt_tokens < 120
-    lengths = [prompt_tokens + 1 + round(299 * number / (len(arrivals) - 1)) for number in range(len(arrivals))]
-    seen = sum(
-        pages_for(length, BLOCK_TOKENS) * (later - at) * 1000
-        for length, (at, later) in zip(lengths, itertools.pairwise([*arrivals, ended]), strict=True)
-    )
-    before_first = pages_for(prompt_tokens, BLOCK_TOKENS) * (arrivals[0] - began) * 1000
-    most = pages_for(prompt_tokens + 300, BLOCK_TOKENS) * (ended - began) * 1000
-    platform.reconcile_when_settled()
-    billed = ledger_page_ms(customer) - before
-    print(f"\nbilled {billed}, seen {seen:.0f}, at most {before_first:.0f} before, largest for the stay {most:.0f}")
-    assert 0.9 * seen <= billed <= 1.05 * seen + before_first
-    assert billed < 0.75 * most
-
-    await asyncio.gather(
-        customer.ask(customer.adapter, PROMPTS[0]),
-        customer.sdk.completions.create(model=model, prompt=PROMPTS[1], n=3, max_tokens=20),
-    )
-    stream = await customer.sdk.completions.create(model=model, prompt=PROMPTS[2], max_tokens=900, stream=True)
-    async for _ in stream:
-        break
-    await stream.close()
-    platform.reconcile_when_settled()
-    total = ledger_page_ms(customer) - before
-    assert total > billed
-    wait_until(
-        lambda: engine_page_ms(redis_url) - engine_before == total, timeout_s=30, what="engine = ledger, in page time"
-    )
-
-
-def engine_page_ms(redis_url: str) -> int:
-    """KV page-milliseconds of tenants, as the engines of every boot have counted them."""
-    with redis_client.Redis.from_url(redis_url) as client:
-        stored = client.hvals(redis_keys.ENGINE_COUNTERS)
-    return sum(msgspec.json.decode(each, type=EngineCounters).tenant_kv_page_ms for each in stored)
-
-
-def settled_page_ms(redis_url: str) -> int:
-    """The same at two heartbeats: a probe that runs at one of them is not the agent's yet."""
-
-    def twice() -> tuple[int] | None:
-        first = engine_page_ms(redis_url)
-        time.sleep(2 * HEARTBEAT_S)
-        return (first,) if engine_page_ms(redis_url) == first else None
-
-    (found,) = wait_until(twice, what="a reading without a probe")
-    return found
-
-
-def ledger_page_ms(customer) -> int:
-    return round(1000 * sum(row["kv_page_seconds"] for row in usage_rows(customer)))
 
 
 def usage_rows(customer) -> list[dict]:
