@@ -78,7 +78,7 @@ _FIELDS: Final[dict[str, str]] = {
     "key_id": "Id of the API key.",
     "kind": "What the line counts.",
     "kv_page_second_nanos": "Price of one KV page for one second, in nanodollars.",
-    "kv_page_seconds": "KV pages times seconds; a page is 16 tokens of one sequence.",
+    "kv_page_seconds": "KV pages held, integrated over time; a page is 16 tokens of one sequence.",
     "kv_pages": "KV pages of running requests; a page is 16 tokens of one sequence.",
     "kv_pages_of_slots": "KV pages that the memory of these slots would hold; null where unknown.",
     "kv_pages_per_slot": "KV pages that the memory of one slot would hold; null where unknown.",

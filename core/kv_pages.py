@@ -15,5 +15,7 @@ def pages_for(tokens: int, block_tokens: int = PAGE_TOKENS) -> int:
 
 
 def page_ms(tokens: int, duration_ms: int, block_tokens: int = PAGE_TOKENS) -> int:
-    """The metered quantity of a request: its largest number of pages times its milliseconds on the engine."""
+    """The most page-milliseconds that a sequence can hold: its largest number of pages for all of its milliseconds on
+    the engine. Billed is the area under its growth (``core.kv_area``).
+    """
     return pages_for(tokens, block_tokens) * duration_ms

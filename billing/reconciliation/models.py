@@ -21,6 +21,8 @@ class EngineHour(SQLModel, table=True):
             " AND probe_prompt_tokens >= 0 AND probe_generation_tokens >= 0 AND cached_prompt_tokens >= 0",
             name="counts_possible",
         ),
+        # The agent reads its own part and the total one after the other, so the part is not compared with the total.
+        sa.CheckConstraint("kv_page_ms >= 0 AND probe_kv_page_ms >= 0", name="page_time_possible"),
     )
 
     replica_id: str = Field(primary_key=True)
@@ -31,4 +33,6 @@ class EngineHour(SQLModel, table=True):
     probe_prompt_tokens: int = Field(sa_type=sa.BigInteger)
     probe_generation_tokens: int = Field(sa_type=sa.BigInteger)
     cached_prompt_tokens: int = Field(sa_type=sa.BigInteger)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})
+    probe_kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})
     reported_at: datetime = Field(sa_type=Instant)

@@ -211,6 +211,7 @@ def _facts(event: UsageEvent) -> dict[str, Any]:  # Any: columns of every type
     """The event as columns."""
     fields = msgspec.structs.asdict(event)
     del fields["price_version_id"]  # the record has the one that it is charged by
+    del fields["kv_measured"]  # says how the quantity was found, and is no quantity
     fields["started_at"] = clock.from_ms(fields.pop("started_at_ms"))
     fields["settled_at"] = clock.from_ms(fields.pop("settled_at_ms"))
     return fields

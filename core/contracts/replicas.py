@@ -48,8 +48,11 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that one engine process counted since its start, and the part that belongs to the agent's probes. Cached
-    prompt tokens are of tenants: prompts of probes are shorter than a block.
+    """Tokens and KV page-milliseconds that one engine process counted since its start, and the part that belongs to the
+    agent's own requests. Cached prompt tokens are of tenants: prompts of probes are shorter than a block.
+
+    ``kv_page_ms`` contains every request that the engine has scheduled, also aborted ones and those that still run. The
+    events of an engine whose pages were measured therefore add up to at most the tenants' part.
     """
 
     prompt_tokens: int
@@ -57,8 +60,15 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     probe_prompt_tokens: int
     probe_generation_tokens: int
     cached_prompt_tokens: int = 0
+    kv_page_ms: int = 0
+    probe_kv_page_ms: int = 0
 
     @property
     def tenant_tokens(self) -> int:
         """Tokens of tenants: all tokens minus those of probes."""
         return (self.prompt_tokens - self.probe_prompt_tokens) + (self.generation_tokens - self.probe_generation_tokens)
+
+    @property
+    def tenant_kv_page_ms(self) -> int:
+        """KV page-milliseconds of tenants: all of them minus those of the agent's own requests."""
+        return self.kv_page_ms - self.probe_kv_page_ms

@@ -25,12 +25,14 @@ class AbortedPrefill(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerationProgress(msgspec.Struct, frozen=True):
-    """What an engine has generated so far for a request whose answer comes in one piece: its prompt tokens, and the
-    output tokens of each sequence that still runs, by index. An engine's middleware reports it to the gateway.
+    """What an engine has generated so far for a request whose answer comes in one piece: its prompt tokens, the output
+    tokens of each sequence that still runs, by index, and its KV page-milliseconds, None where the engine has not
+    measured them. An engine's middleware reports it to the gateway.
     """
 
     prompt_tokens: int
     outputs: dict[int, int]
+    kv_page_ms: int | None = None
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     An ``estimated`` event is the last checkpoint of a request whose gateway died: a lower bound of the usage, with the
     whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
     ``price_version_id`` names the prices at admission, which are the prices charged.
+    ``kv_page_ms`` is the area under the request's KV pages over time as its engine measured it. Without
+    ``kv_measured`` it is the gateway's own figure, or, in an estimate, 0.
     ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their
     first token. Engines' own counters do not contain it. ``rank_class`` is that of the adapter's revision.
     """
@@ -68,6 +72,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     price_version_id: str | None = None
     aborted_prefill_tokens: int = 0
     rank_class: int | None = None
+    kv_measured: bool = False
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64

@@ -1,5 +1,5 @@
-"""An abort that vLLM's EngineCore (0.32, ``vllm/v1/engine/core.py``) lacks: it reports how much of each prompt had been
-computed.
+"""What the plugin adds to vLLM's EngineCore (0.32, ``vllm/v1/engine/core.py``): the measure of KV page-time
+(``kv_meter``), and an abort that reports how much of each prompt had been computed.
 
 vLLM counts a prompt, in its metrics and in its answers, only with the first token. Without this report, a prompt whose
 caller disconnects during the prefill would cost nothing, and would stay in the prefix cache at the cached price.
@@ -7,12 +7,19 @@ caller disconnects during the prefill would cost nothing, and would stay in the 
 
 from typing import Any
 
+from data_plane.engine import kv_meter
+
 
 def install() -> None:
-    """Add the abort to EngineCore, where vLLM's front end can call it by name between two steps."""
+    """Add the abort to EngineCore, where vLLM's front end can call it by name between two steps, and the measure to its
+    scheduler.
+    """
+    from vllm import envs
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.tenora_abort = abort
+    kv_meter.attach(Scheduler, ids_are_random=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION)
 
 
 # vLLM reads the annotations of the method that a front end calls.

@@ -1,6 +1,6 @@
 """The vLLM plugin (entry point group ``vllm.general_plugins``), which vLLM loads in each of its processes. It installs
-the adapter resolver and the parser of tool calls in the API server, the abort in EngineCore, the LoRA manager in the
-worker and, on a CPU, the LoRA arithmetic.
+the adapter resolver and the parser of tool calls in the API server, the abort and the measure of KV page-time in
+EngineCore, the LoRA manager in the worker and, on a CPU, the LoRA arithmetic.
 
 Outside a replica it does nothing: a plain vLLM in the same environment is not changed.
 """

@@ -157,6 +157,11 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
         description="How long an abort waits for the engine's report on how much of the prompt was computed. Without a "
         "report, the gateway charges the whole prompt. Keep it below the gateway's `TENORA_ABORT_S`.",
     )
+    kv_report_interval_s: float = Field(
+        default=1, gt=0, le=60,
+        description="Pause between two reports of a stream's KV page-time so far. If a gateway dies, the last report "
+        "is billed.",
+    )  # fmt: skip
     unload_abort_timeout_s: float = Field(
         default=10, gt=0, le=120, description="Time that aborted requests get to end before an unload continues."
     )

@@ -61,6 +61,10 @@ PROMPT_COUNT_DIFFERENCES = Counter(
     "tenora_gateway_prompt_count_differences",
     "Prompts for which the engine and the gateway counted different numbers of tokens.",
 )
+KV_UNMEASURED = Counter(
+    "tenora_gateway_kv_unmeasured",
+    "Requests whose replica never reported their KV page-time, so that the gateway's own figure is billed.",
+)
 INCOMPLETE_COUNTS = Counter(
     "tenora_gateway_incomplete_counts", "Requests whose replica never reported a final token count."
 )

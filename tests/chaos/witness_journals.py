@@ -25,6 +25,7 @@ class _Line(msgspec.Struct):
     token: str | None = None
     aborted_prefill: int = 0
     received: str | None = None
+    kv_page_ms: int | None = None
 
 
 class Witnessed:
@@ -51,6 +52,8 @@ class Witnessed:
     def _record(self, replica: str, line: _Line) -> None:
         if line.received is not None:
             self.received[replica] += 1
+            return
+        if line.kv_page_ms is not None:
             return
         one = self._emitted.setdefault(line.request, {}).setdefault(replica, Emitted())
         if line.token is not None:

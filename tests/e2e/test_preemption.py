@@ -5,6 +5,7 @@ The replica is separate, because the shared replicas have a larger KV cache than
 
 import asyncio
 import hashlib
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.kv_pages import pages_for
+from data_plane.engine.kv_table import KvTableReader
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.engine.real_engine import BASE
@@ -98,8 +100,15 @@ def test_more_requests_than_the_kv_cache_holds_wait_and_none_is_preempted(small)
     held = sum(pages_for(answer["usage"]["total_tokens"], status.block_tokens) for answer in answers)
     assert held > 2 * status.pages_total, "these would have found room all at once"
     assert small.preemptions() == 0
+    table = KvTableReader(small.replica.engine.settings.run_dir)
+    before, began = table.total_page_ms(), time.monotonic()
     asyncio.run(flood(small.replica.engine.url, processes.ENGINE_KEY))
+    took_ms = (time.monotonic() - began) * 1000
     assert small.preemptions() > 0, "the engine itself holds so many back: this flood shows nothing"
+    held = table.total_page_ms() - before
+    print(f"\nheld {held / took_ms:.1f} pages of {status.pages_total} in the mean")
+    assert held <= status.pages_total * took_ms, "preempted requests were measured as if they held pages"
+    assert held > status.pages_total * took_ms / 2
 
 
 def knows(url: str, bearer: str) -> bool:

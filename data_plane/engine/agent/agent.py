@@ -152,7 +152,7 @@ class Agent:
         """Generate one token. A timeout is no failure when other requests' tokens were counted meanwhile."""
         began = time.monotonic()
         try:
-            prompt_tokens, generated_tokens = await self._engine.generate_one_token()
+            prompt_tokens, generated_tokens, kv_page_ms = await self._engine.generate_one_token()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
             if isinstance(error, TimeoutError) and self._progress.last_at_s > began:
                 result = "busy"
@@ -163,7 +163,7 @@ class Agent:
                 return False
         else:
             result = "ok"
-            self._probes.add(prompt_tokens, generated_tokens)
+            self._probes.add(prompt_tokens, generated_tokens, kv_page_ms)
             self._progress.record_probe()
         self._probe_failures = 0
         metrics.PROBES.labels(result).inc()

@@ -43,6 +43,8 @@ class StatusPublisher:
             probe_prompt_tokens=probes.prompt,
             probe_generation_tokens=probes.generation,
             cached_prompt_tokens=engine.cached_prompt_tokens,
+            kv_page_ms=engine.kv_page_ms,
+            probe_kv_page_ms=probes.kv_page_ms,
         )
         where = redis_keys.replica_residency(status.id)
         writes = residency is not None and residency.version != self._written_version

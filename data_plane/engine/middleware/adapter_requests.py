@@ -16,6 +16,7 @@ from adapters.cache.adapter_cache import AdapterCache
 from core.adapter_names import is_engine_name
 from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
 from data_plane.engine.control_protocol import EngineInventory
+from data_plane.engine.kv_table import KvTableReader
 from data_plane.engine.middleware.aborts import Aborts, RunningRequest
 from data_plane.engine.middleware.adapter_loader import AdapterLoader
 from data_plane.engine.middleware.asgi import (
@@ -31,7 +32,7 @@ from data_plane.engine.middleware.asgi import (
 )
 from data_plane.engine.middleware.disk_leases import DiskLeases
 from data_plane.engine.middleware.in_flight import InFlightRequests
-from data_plane.engine.middleware.load_report import AdapterReportingSend, ReportingSend, StallReports
+from data_plane.engine.middleware.load_report import AdapterReportingSend, KvReports, ReportingSend, StallReports
 from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
 from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 from data_plane.engine.middleware.worker_client import WorkerClient
@@ -60,6 +61,7 @@ class AdapterRequests:
         self.revoked = RevokedAdapters()
         self.disk = DiskLeases(cache, self.revoked, settings.base_model, settings.adapter_load_deadline_s)
         self.residency = ResidencyReader(settings.run_dir)
+        self.kv_table = KvTableReader(settings.run_dir)
         self.worker = WorkerClient(settings.run_dir)
         self.loader = AdapterLoader(settings, self.revoked, self.disk, self.worker, self.residency)
         self.in_flight = InFlightRequests()
@@ -73,7 +75,7 @@ class AdapterRequests:
             name, receive = await self._adapter_of(scope, receive)
             with self.aborts.track(request_id := _engine_id(scope)) as running:
                 if name is None:
-                    await app(scope, receive, ReportingSend(send, running))
+                    await app(scope, receive, ReportingSend(send, running, self._kv_reports(request_id)))
                 else:
                     await self._generate(name, request_id, running, app, scope, receive, send)
         except AppError as error:
@@ -95,7 +97,13 @@ class AdapterRequests:
                 self.revoked.require_not_revoked(name)
                 front_end = VllmFrontend(scope["app"].state)
                 reporting = AdapterReportingSend(
-                    send, running, name, outcome, self._stalls, lambda: self._recover(name, front_end)
+                    send,
+                    running,
+                    self._kv_reports(request_id),
+                    name,
+                    outcome,
+                    self._stalls,
+                    lambda: self._recover(name, front_end),
                 )
                 await app(scope, receive, reporting)
         if reporting.started and reporting.failed:
@@ -131,6 +139,9 @@ class AdapterRequests:
         if content is None:
             raise TooLarge(f"the body is larger than {self.settings.engine_body_bytes_max} bytes")
         return _model_of(content), _replay(content, receive)
+
+    def _kv_reports(self, request_id: str) -> KvReports:
+        return KvReports(self.kv_table, request_id, self.settings.kv_report_interval_s)
 
     def _recover(self, name: str, front_end: VllmFrontend) -> None:
         if name not in self._recoveries:

@@ -139,7 +139,14 @@ class ControlRoutes:
     async def _progress(self, front_end: VllmFrontend, content: bytes) -> Progress:
         ids = _decode(content, ProgressBody).request_ids
         found = {each: front_end.progress(each) for each in ids}
-        return Progress({each: progress for each, progress in found.items() if progress is not None})
+        kv_table = self._adapters.kv_table
+        return Progress(
+            {
+                each: msgspec.structs.replace(progress, kv_page_ms=kv_table.page_ms(each))
+                for each, progress in found.items()
+                if progress is not None
+            }
+        )
 
 
 ROUTES: Final = frozenset(

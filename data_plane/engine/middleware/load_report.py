@@ -1,14 +1,17 @@
-"""Reports about one request for its gateway: where its adapter was, how long the request waited for it, and for how
-long its load stalled every running request; after an abort, how much of the prompt had been computed.
+"""Reports about one request for its gateway: its KV page-time; where its adapter was, how long the request waited for
+it, and for how long its load stalled every running request; after an abort, how much of the prompt had been computed.
 
-A report is a comment at the end of an event stream, and a header of any other answer.
+A report is a comment at the end of an event stream, and a header of any other answer. The KV page-time so far is also
+reported while a stream runs, together with a token, so that a gateway that dies has a figure to bill.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
+from data_plane.engine.kv_table import KvTableReader
 from data_plane.engine.middleware.aborts import RunningRequest
 from data_plane.engine.middleware.adapter_loader import LoadOutcome
 from data_plane.engine.middleware.asgi import Message, Send
@@ -43,14 +46,38 @@ class StallReports:
         return table is not None and name in table.failed
 
 
+class KvReports:
+    """The KV page-time of one request, and when its stream reports it next."""
+
+    def __init__(self, table: KvTableReader, engine_id: str, interval_s: float) -> None:
+        self._table = table
+        self._engine_id = engine_id
+        self._interval_s = interval_s
+        self._next_at = time.monotonic() + interval_s
+
+    def is_due(self) -> bool:
+        """Whether the stream should report now. True once in each interval."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + self._interval_s
+        return True
+
+    def report(self) -> dict[bytes, bytes]:
+        """The page-milliseconds so far; empty where the engine has not measured the request."""
+        page_ms = self._table.page_ms(self._engine_id)
+        return {} if page_ms is None else {b"tenora-kv-page-ms": b"%d" % page_ms}
+
+
 class ReportingSend:
     """An ASGI ``send`` that adds the reports on one request to its answer. It holds the start of the answer back until
     there is a body, since a report may become a header.
     """
 
-    def __init__(self, send: Send, running: RunningRequest) -> None:
+    def __init__(self, send: Send, running: RunningRequest, kv: KvReports) -> None:
         self._send = send
         self._running = running
+        self._kv = kv
         self._start: Message | None = None
         self._streams = False
         self._reported = False
@@ -76,16 +103,18 @@ class ReportingSend:
     def _with_reports(self, message: Message) -> Message:
         content = bytes(message.get("body", b""))
         last = content.startswith(_LAST_EVENT) or not message.get("more_body")
-        if not self._streams or self._reported or not last:
+        if not self._streams or self._reported or not (last or self._kv.is_due()):
             return message
-        self._reported = True
-        comments = [b": " + name + b" " + value + b"\n\n" for name, value in self._reports().items()]
+        self._reported = last
+        reports = self._reports() if last else self._kv.report()
+        comments = [b": " + name + b" " + value + b"\n\n" for name, value in reports.items()]
         return {**message, "body": b"".join([*comments, content])}
 
     def _reports(self) -> dict[bytes, bytes]:
         """Reports by name, as JSON."""
         prefills = self._running.aborted_prefills
-        return {} if prefills is None else {b"tenora-aborted": msgspec.json.encode(prefills)}
+        aborted = {} if prefills is None else {b"tenora-aborted": msgspec.json.encode(prefills)}
+        return self._kv.report() | aborted
 
 
 class AdapterReportingSend(ReportingSend):
@@ -97,12 +126,13 @@ class AdapterReportingSend(ReportingSend):
         self,
         send: Send,
         running: RunningRequest,
+        kv: KvReports,
         name: str,
         outcome: LoadOutcome,
         stalls: StallReports,
         on_failure: Callable[[], None],
     ) -> None:
-        super().__init__(send, running)
+        super().__init__(send, running, kv)
         self._on_failure = on_failure
         self._name = name
         self._outcome = outcome

@@ -13,7 +13,7 @@ import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
 from data_plane.gateway.api.openai_response import SERVICE_TIER, Usage
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_page_ms
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
@@ -24,6 +24,7 @@ _USAGE_TAIL: Final = re.compile(
 _ABORTED: Final = b'"finish_reason":"abort"'
 _LOAD_MARK: Final = b": tenora-load "
 _ABORTED_MARK: Final = b": tenora-aborted "
+_KV_MARK: Final = b": tenora-kv-page-ms "
 _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 _USAGE_KEYS: Final = (
     "prompt_tokens",
@@ -86,6 +87,7 @@ class Rewriter:
         self._outputs: dict[int, int] = {}  # by choice index
         self.load: AdapterLoad | None = None  # as the engine's middleware reported it
         self.aborted_report: bytes | None = None  # its report on aborted prefills, not decoded
+        self.kv_page_ms: int | None = None  # its last report of KV page-time
         self.final = False  # the engine's final usage has arrived
         self.done = False
         self.aborting = False  # the gateway aborted the request, so an aborted choice is expected
@@ -114,7 +116,9 @@ class Rewriter:
             self._last_usage = None
         outputs = [output for output in self._outputs.values() if output > 0]
         known = self.final or self._cached_tokens is not None
-        return TokenCounts(self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known)
+        return TokenCounts(
+            self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known, kv_page_ms=self.kv_page_ms
+        )
 
     def _rewrite(self, event: bytes) -> bytes:
         if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:
@@ -167,7 +171,10 @@ class Rewriter:
 
     def _read_comment(self, comment: bytes) -> None:
         """A comment is a keepalive or a report of the engine's middleware. Callers see neither."""
-        if comment.startswith(_LOAD_MARK):
+        if comment.startswith(_KV_MARK):
+            reported = reported_page_ms(comment[len(_KV_MARK) :])
+            self.kv_page_ms = self.kv_page_ms if reported is None else reported
+        elif comment.startswith(_LOAD_MARK):
             with contextlib.suppress(msgspec.MsgspecError):  # informational only: nothing is billed by it
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
         elif comment.startswith(_ABORTED_MARK):

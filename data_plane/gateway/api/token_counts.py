@@ -11,6 +11,7 @@ from core.contracts.replicas import Tier
 from core.contracts.usage import AbortedPrefill
 
 _prefills_decoder: Final = msgspec.json.Decoder(list[AbortedPrefill])
+_DIGITS_MAX: Final = 15
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class TokenCounts:
     An engine counts a sequence's prompt at its first token, so ``n`` sequences count the prompt ``n`` times; Tenora
     meters the same. ``aborted`` are the sequences that were aborted before: their prefills are metered too, although
     the engine does not count them. For a stream, an engine reports the number of cached prompt tokens only at the end.
+    ``kv_page_ms`` are the KV page-milliseconds that the engine has measured; None where it has reported none.
     """
 
     prompt_tokens: int = 0
@@ -27,6 +29,7 @@ class TokenCounts:
     outputs: list[int] = field(default_factory=list)
     cached_known: bool = True
     aborted: tuple[AbortedPrefill, ...] = ()
+    kv_page_ms: int | None = None
 
     @property
     def input_tokens(self) -> int:
@@ -53,6 +56,13 @@ class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier
     load_ms: int
     stall_ms: int
+
+
+def reported_page_ms(report: bytes | str | None) -> int | None:
+    """The KV page-milliseconds in a report of the engine's middleware; None without a valid report."""
+    if report is None or len(report) > _DIGITS_MAX or not (report.isascii() and report.isdigit()):
+        return None
+    return int(report)
 
 
 def reported_prefills(report: bytes | str | None, *, prompt_tokens: int) -> list[AbortedPrefill] | None:

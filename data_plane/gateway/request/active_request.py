@@ -169,19 +169,30 @@ class ActiveRequest:
         self, outcome: Outcome, counts: TokenCounts, *, load: AdapterLoad | None, estimated: bool = False
     ) -> UsageEvent:
         request, now = self._request, time.monotonic()
+        # KV pages are held, and billed, for at most the longest time that a request may run.
+        on_replica_ms = min(round((now - self._dispatched_at) * 1000), self._settings.longest_ms)
         run = usage_event.RequestRun(
             replica=self._placement.replica,
             outcome=outcome,
             started_at_ms=self._dispatched_at_ms,
             settled_at_ms=self._clock.now_ms(),
-            # KV pages are held, and billed, for at most the longest time that a request may run.
-            on_replica_ms=min(round((now - self._dispatched_at) * 1000), self._settings.longest_ms),
+            on_replica_ms=on_replica_ms,
+            generating_ms=min(self._generating_ms(now), on_replica_ms),
             first_token_ms=self._first_token_ms(),
             duration_ms=round((now - request.read_at) * 1000),
             load=load,
             estimated=estimated,
         )
         return usage_event.usage_event(request, run, counts)
+
+    def _generating_ms(self, now: float) -> int:
+        """Time since the first token, or since the dispatch where the gateway has not seen that token: a whole answer
+        arrives with its last one.
+        """
+        attempt, since = self._attempt, self._dispatched_at
+        if attempt is not None and attempt.first_byte_at is not None and self._request.call.stream:
+            since = attempt.first_byte_at
+        return round((now - since) * 1000)
 
     def _first_token_ms(self) -> int | None:
         """None for a whole answer: its first byte says nothing about its first token."""

@@ -8,6 +8,7 @@ import msgspec
 from core import kv_pages
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import Outcome, UsageEvent
+from core.kv_area import even_growth_page_ms
 from data_plane.gateway import metrics
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
@@ -16,7 +17,7 @@ from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a request ran. Times are Unix milliseconds; durations come from the monotonic clock.
     ``first_token_ms`` and ``duration_ms`` start when the request's body had been read; ``on_replica_ms`` is how long
-    the replica had the request.
+    the replica had the request, and ``generating_ms`` the part of it since the first token, where that was seen.
     """
 
     replica: ReplicaStatus
@@ -24,6 +25,7 @@ class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     settled_at_ms: int
     on_replica_ms: int
+    generating_ms: int
     first_token_ms: int | None
     duration_ms: int
     load: AdapterLoad | None
@@ -31,14 +33,12 @@ class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts) -> UsageEvent:
-    """The event that is billed. A sequence's KV pages are counted at its final length, for the whole time on the
-    replica. While the cached tokens are unknown, an estimate assumes that the whole prompt was cached, since an
-    estimate must never cost more than the request.
+    """The event that is billed. While the cached tokens are unknown, an estimate assumes that the whole prompt was
+    cached, since an estimate must never cost more than the request.
     """
     all_cached = run.estimated and not counts.cached_known
     cached = counts.cached_tokens + sum(prefill.cached_tokens for prefill in counts.aborted)
-    lengths = [counts.prompt_tokens + output for output in counts.outputs]
-    lengths += [prefill.computed_tokens for prefill in counts.aborted]
+    kv_page_ms, kv_measured = _kv_page_ms(run, counts)
     tenant, served, replica = request.caller.tenant, request.target.adapter, run.replica
     return UsageEvent(
         request_id=request.id,
@@ -54,7 +54,7 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         input_tokens=counts.input_tokens,
         cached_tokens=counts.input_tokens if all_cached else min(cached, counts.input_tokens),
         output_tokens=counts.output_tokens,
-        kv_page_ms=sum(kv_pages.page_ms(length, run.on_replica_ms, replica.block_tokens) for length in lengths),
+        kv_page_ms=kv_page_ms,
         first_token_ms=run.first_token_ms,
         duration_ms=run.duration_ms,
         adapter_tier=None if run.load is None else run.load.tier,
@@ -64,7 +64,29 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         price_version_id=tenant.price_version_id,
         aborted_prefill_tokens=counts.aborted_prefill_tokens,
         rank_class=request.rank_class,
+        kv_measured=kv_measured,
     )
+
+
+def _kv_page_ms(run: RequestRun, counts: TokenCounts) -> tuple[int, bool]:
+    """The request's KV page-milliseconds, and whether its engine measured them. At most what the reservation holds: the
+    pages of each sequence's last length for the whole time on the replica.
+
+    Without a report the area is that of sequences that grow evenly since the first token, and what was held before is
+    not billed: the gateway cannot tell a prefill from a wait in the engine's queue. An estimate is then 0.
+    """
+    block_tokens = run.replica.block_tokens
+    if counts.kv_page_ms is not None:
+        lengths = [counts.prompt_tokens + output for output in counts.outputs]
+        lengths += [prefill.computed_tokens for prefill in counts.aborted]
+        most = sum(kv_pages.page_ms(length, run.on_replica_ms, block_tokens) for length in lengths)
+        return min(counts.kv_page_ms, most), True
+    if run.estimated:
+        return 0, False
+    grown = [
+        even_growth_page_ms(counts.prompt_tokens, output, run.generating_ms, block_tokens) for output in counts.outputs
+    ]
+    return sum(grown), not (counts.outputs or counts.aborted)
 
 
 def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCounts) -> None:
@@ -74,6 +96,8 @@ def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCou
     metrics.TOKENS.labels("cached").inc(event.cached_tokens)
     metrics.TOKENS.labels("output").inc(event.output_tokens)
     metrics.TOKENS.labels("aborted_prefill").inc(event.aborted_prefill_tokens)
+    if not event.kv_measured:
+        metrics.KV_UNMEASURED.inc()
     if event.adapter_tier is not None:
         metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
         if event.first_token_ms is not None:

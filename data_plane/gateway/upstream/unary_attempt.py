@@ -17,7 +17,7 @@ from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_page_ms
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
@@ -55,6 +55,7 @@ class UnaryAttempt(Attempt):
         self._oversized: TokenCounts | None = None  # of an answer that is too large to relay
         self._load: AdapterLoad | None = None
         self._aborted_report: str | None = None
+        self._kv_page_ms: int | None = None
 
     def _first_deadline(self) -> float:
         return self._deadline  # the first byte comes with the last one
@@ -90,12 +91,13 @@ class UnaryAttempt(Attempt):
 
     def counts(self) -> TokenCounts:
         if self._oversized is not None:
-            return self._oversized
-        return (
-            TokenCounts()
-            if self._answer is None
-            else openai_response.counts(self._answer, sequences=self.request.call.n)
-        )
+            counts = self._oversized
+        elif self._answer is None:
+            counts = TokenCounts()
+        else:
+            counts = openai_response.counts(self._answer, sequences=self.request.call.n)
+        counts.kv_page_ms = self._run.kv_page_ms if self._kv_page_ms is None else self._kv_page_ms
+        return counts
 
     def running_counts(self) -> TokenCounts:
         return self._run.counts() if self._answer is None and self._oversized is None else self.counts()
@@ -125,6 +127,7 @@ class UnaryAttempt(Attempt):
     async def _read_to_end(self, response: EngineResponse) -> None:
         self._load = openai_response.load(response.headers.get("x-tenora-load"))
         self._aborted_report = response.headers.get("x-tenora-aborted")
+        self._kv_page_ms = reported_page_ms(response.headers.get("x-tenora-kv-page-ms"))
         while data := await response.read_chunk():
             if not self._raw and not data.startswith(b"{"):
                 raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end

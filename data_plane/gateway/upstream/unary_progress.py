@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from core.contracts.replicas import ReplicaStatus
+from core.contracts.usage import GenerationProgress
 from data_plane.gateway.api.openai_request import Kind
 from data_plane.gateway.api.token_counts import TokenCounts
 from data_plane.gateway.upstream.engine_client import EngineClient, external_id
@@ -23,16 +24,19 @@ class UnaryRun:
     def __init__(self) -> None:
         self._prompt_tokens = 0
         self._outputs: dict[int, int] = {}
+        self.kv_page_ms: int | None = None
 
-    def record(self, prompt_tokens: int, outputs: dict[int, int]) -> None:
+    def record(self, progress: GenerationProgress) -> None:
         """A report. It leaves out sequences that have ended, whose last counts remain."""
-        self._prompt_tokens = prompt_tokens
-        self._outputs |= outputs
+        self._prompt_tokens = progress.prompt_tokens
+        self._outputs |= progress.outputs
+        if progress.kv_page_ms is not None:
+            self.kv_page_ms = progress.kv_page_ms
 
     def counts(self) -> TokenCounts:
         """Tokens so far. How many prompt tokens were cached is known at the end."""
         outputs = [output for output in self._outputs.values() if output > 0]
-        return TokenCounts(self._prompt_tokens, 0, outputs, cached_known=not outputs)
+        return TokenCounts(self._prompt_tokens, 0, outputs, cached_known=not outputs, kv_page_ms=self.kv_page_ms)
 
 
 class UnaryProgress:
@@ -70,4 +74,4 @@ class UnaryProgress:
             runs = self._runs.get(key, {})
             for name, progress in found.items():
                 if (run := runs.get(name)) is not None:
-                    run.record(progress.prompt_tokens, progress.outputs)
+                    run.record(progress)

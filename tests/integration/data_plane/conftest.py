@@ -51,13 +51,15 @@ class Stack:
 
 
 @contextlib.contextmanager
-def separate_stack(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
+def separate_stack(
+    folder: Path, *, witness_first_token_s: float = 0, **settings: object
+) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
     """A stack whose Valkey can be stopped; also returns the server and a function that starts it again."""
     with contextlib.ExitStack() as up:
         valkey = up.enter_context(processes.valkey(folder))
         publisher = Publisher(valkey.client, processes.PEPPER)
         publisher.base_model()
-        witness = up.enter_context(processes.witness(folder, valkey.url))
+        witness = up.enter_context(processes.witness(folder, valkey.url, first_token_s=witness_first_token_s))
         gateway = up.enter_context(processes.gateway(folder, valkey.url, **settings))
         opened = up.enter_context(contextlib.ExitStack())
         stack = Stack(valkey.client, publisher, witness, gateway, folder, valkey.url, opened)
@@ -120,6 +122,8 @@ def assert_settled(tenant, outcome: str, witness=None):
     assert event.aborted_prefill_tokens == journal.aborted_prefill_tokens
     assert event.input_tokens == journal.prompt_tokens + journal.aborted_prefill_tokens
     assert event.output_tokens == journal.output_tokens
+    if event.kv_measured:
+        assert event.kv_page_ms <= journal.kv_page_ms
     wait_until(tenant.holds_nothing, what="holds to be released")
     assert len(tenant.events()) == 1
     return event, journal

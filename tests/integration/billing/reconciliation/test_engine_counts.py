@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
+from sqlmodel import Session
 
-from billing.reconciliation.engine_counts import EngineCountKeeper
+from billing.reconciliation.engine_counts import EngineCountKeeper, read_totals
 from core import redis_keys
 from core.contracts.replicas import EngineCounters
 
@@ -52,3 +53,17 @@ def test_engines_that_ended_a_week_ago_leave_redis_and_stay_counted(stage):
     keeper.forget_ended()
     assert stage.redis.hkeys(redis_keys.ENGINE_COUNTERS) == [b"rep_1/boot_2"]
     assert stage.reconcile().engine_tokens == 8
+
+
+def test_page_time_outlives_redis_like_tokens(stage):
+    counters = EngineCounters(
+        prompt_tokens=9, generation_tokens=1, probe_prompt_tokens=2, probe_generation_tokens=1,
+        kv_page_ms=5_000, probe_kv_page_ms=40,
+    )  # fmt: skip
+    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    EngineCountKeeper(stage.engine, stage.redis).run_once()
+    stage.redis.delete(redis_keys.ENGINE_COUNTERS)
+    with Session(stage.engine) as session:
+        (kept,) = read_totals(session, stage.redis).values()
+    assert kept == counters
+    assert kept.tenant_kv_page_ms == 4_960

@@ -2,10 +2,10 @@
 limit.
 """
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core import api_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
@@ -13,6 +13,7 @@ from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.contracts.usage import AbortedPrefill
 from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from core.kv_area import even_growth_page_ms
 from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import describe, describe_one, resolve
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
@@ -186,7 +187,7 @@ def test_another_tenants_adapter_looks_absent():
     ("prompt", "asked", "ceiling"), [(10, None, 90), (10, 50, 50), (90, None, 10), (99, 1, 1), (10, 90, 90)]
 )
 def test_max_tokens_is_the_smallest_of_caller_plan_and_context(prompt, asked, ceiling):
-    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    limits = replace(AMPLE, context_tokens=100, output_tokens=90)
     route = tiny_route(context_tokens=200)
     require_output_allowed(prompt, asked, limits, route)
     assert output_ceiling(prompt, asked, limits, route) == ceiling
@@ -200,13 +201,13 @@ def test_max_tokens_is_the_smallest_of_caller_plan_and_context(prompt, asked, ce
     ],
 )  # fmt: skip
 def test_a_keys_limits_only_lower_the_tenants_limits(own, windows):
-    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    limits = replace(AMPLE, context_tokens=100, output_tokens=90)
     caller = Caller(
         KeyGrant(key_id="key_1", tenant_id="tn_1", scopes=(), limits=own),
         TenantGrant(tenant_id="tn_1", status="active", limits=limits),
     )
     assert (caller.limits.context_tokens, caller.limits.output_tokens) == windows
-    assert msgspec.structs.replace(caller.limits, context_tokens=100, output_tokens=90) == limits
+    assert replace(caller.limits, context_tokens=100, output_tokens=90) == limits
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_keys_limits_only_lower_the_tenants_limits(own, windows):
     [(100, None, "context_length_exceeded"), (50, 51, "context_length_exceeded"), (1, 91, "invalid_value")],
 )
 def test_max_tokens_above_the_plan_or_context_is_refused(prompt, asked, code):
-    limits = msgspec.structs.replace(AMPLE, context_tokens=100, output_tokens=90)
+    limits = replace(AMPLE, context_tokens=100, output_tokens=90)
     with pytest.raises(InvalidRequest) as refusal:
         require_output_allowed(prompt, asked, limits, tiny_route(context_tokens=200))
     assert refusal.value.code == code
@@ -298,25 +299,50 @@ def test_each_message_names_the_limit_its_value_and_the_fix(blocked_by, wait_us,
     assert quota_exceeded(result, tokens=7).message == f"The plan allows 5 {tail}"
 
 
+RUN = RequestRun(
+    replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, generating_ms=30,
+    first_token_ms=7, duration_ms=50, load=None,
+)  # fmt: skip
+
+
+@given(
+    prompt=st.integers(1, 5000),
+    outputs=st.lists(st.integers(1, 500), max_size=4),
+    aborted=st.lists(st.integers(1, 5000), max_size=2),
+    measured=st.none() | st.integers(0, 100_000),
+)
+def test_an_event_bills_the_page_time_that_the_engine_measured(prompt, outputs, aborted, measured):
+    prefills = tuple(AbortedPrefill(tokens, 0) for tokens in aborted)
+    counts = TokenCounts(prompt, 0, outputs, aborted=prefills, kv_page_ms=measured)
+    event, early = (
+        usage_event(inference_request(), replace(RUN, estimated=estimated), counts) for estimated in (False, True)
+    )
+    most = sum(page_ms(length, 40, 32) for length in [*(prompt + output for output in outputs), *aborted])
+    assert event.kv_page_ms <= most, "more than the reservation holds"
+    assert early.kv_page_ms <= event.kv_page_ms, "an estimate never costs more than the request"
+    if measured is None:
+        assert event.kv_page_ms == sum(even_growth_page_ms(prompt, output, 30, 32) for output in outputs)
+        assert event.kv_measured == (not outputs and not aborted), "what used nothing needs no measure"
+        assert (early.kv_page_ms, early.kv_measured) == (0, False)
+    else:
+        assert (event.kv_page_ms, event.kv_measured) == (min(measured, most), True)
+        assert (early.kv_page_ms, early.kv_measured) == (event.kv_page_ms, True)
+
+
 @given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
 def test_an_event_bills_the_engines_counts(prompt, cached, outputs):
     request = inference_request()
-    run = RequestRun(
-        replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, first_token_ms=7,
-        duration_ms=50, load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1),
-    )  # fmt: skip
+    run = replace(RUN, load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1))
     event = usage_event(request, run, TokenCounts(prompt, cached, outputs))
     assert event.input_tokens == prompt * len(outputs)
     assert event.output_tokens == sum(outputs)
     assert event.cached_tokens == min(cached, event.input_tokens)
     counts = TokenCounts(prompt, 0, outputs, cached_known=False)
-    early = usage_event(request, msgspec.structs.replace(run, estimated=True), counts)
+    early = usage_event(request, replace(run, estimated=True), counts)
     assert early.cached_tokens == early.input_tokens  # so that the request costs at most its whole usage
-    assert event.kv_page_ms == sum(page_ms(prompt + output, 40, 32) for output in outputs)
     aborted = (AbortedPrefill(64, 16), AbortedPrefill(33, 0))
     gone = usage_event(request, run, TokenCounts(prompt, cached, outputs, aborted=aborted))
     assert (gone.input_tokens, gone.aborted_prefill_tokens) == (event.input_tokens + 97, 97)
     assert gone.cached_tokens == min(cached + 16, gone.input_tokens)
-    assert gone.kv_page_ms == event.kv_page_ms + page_ms(64, 40, 32) + page_ms(33, 40, 32)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)
     assert (event.adapter_tier, event.adapter_load_ms, event.stall_ms) == ("disk", 5, 1)

@@ -5,11 +5,15 @@ import json
 import msgspec
 import pytest
 
+from core.kv_area import KvArea
+from data_plane.engine.kv_table import KvTableReader, KvTableWriter
 from data_plane.engine.middleware.aborts import RunningRequest
 from data_plane.engine.middleware.adapter_loader import LoadOutcome
-from data_plane.engine.middleware.load_report import AdapterReportingSend, StallReports
+from data_plane.engine.middleware.load_report import AdapterReportingSend, KvReports, ReportingSend, StallReports
 from data_plane.engine.residency import RESIDENCY_FILE, ResidencyReader
 from data_plane.engine.worker.residency_table import ResidencyTable
+
+ENGINE_ID = "chatcmpl-req_1"
 
 
 class Reporting:
@@ -35,7 +39,25 @@ class Reporting:
         def on_failure():
             self.failures += 1
 
-        return AdapterReportingSend(send, RunningRequest(), name, LoadOutcome("disk", 12), self.stalls, on_failure)
+        kv = KvReports(KvTableReader(self.folder), ENGINE_ID, 3600)
+        return AdapterReportingSend(send, RunningRequest(), kv, name, LoadOutcome("disk", 12), self.stalls, on_failure)
+
+    def hold(self, page_ms):
+        """The engine has measured so many page-milliseconds of the request."""
+        area = KvArea(16)
+        area.hold("0", 16, 1)
+        area.release("0", 1 + page_ms)
+        table = KvTableWriter(self.folder)
+        place, _ = table.claim(ENGINE_ID, area)
+        table.write(place)
+
+    def kv_send(self, interval_s):
+        """The ``send`` of a request for the base model."""
+
+        async def send(message):
+            self.sent.append(message)
+
+        return ReportingSend(send, RunningRequest(), KvReports(KvTableReader(self.folder), ENGINE_ID, interval_s))
 
     @property
     def body(self):
@@ -131,3 +153,35 @@ async def test_a_failure_does_not_affect_other_adapters(reporting):
     await send(start())
     await send(part(b"data: 1\n\n"))
     assert reporting.body == b"data: 1\n\n"
+
+
+async def test_a_stream_reports_its_page_time_with_its_tokens_and_at_its_end(reporting):
+    reporting.hold(700)
+    send = reporting.kv_send(interval_s=0)
+    for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n"), part(b"", more=False)):
+        await send(message)
+    report = b": tenora-kv-page-ms 700\n\n"
+    assert reporting.body == report + b"data: 1\n\n" + report + b"data: [DONE]\n\n"
+
+
+async def test_a_stream_is_not_interrupted_before_a_report_is_due(reporting):
+    reporting.hold(700)
+    send = reporting.kv_send(interval_s=3600)
+    for message in (start(), part(b"data: 1\n\n"), part(b"data: 2\n\n")):
+        await send(message)
+    assert reporting.body == b"data: 1\n\ndata: 2\n\n"
+
+
+async def test_a_whole_answer_reports_its_page_time_in_a_header(reporting):
+    reporting.hold(7)
+    send = reporting.kv_send(interval_s=0)
+    await send(start(b"application/json"))
+    await send(part(b"{}", more=False))
+    assert dict(reporting.sent[0]["headers"])[b"x-tenora-kv-page-ms"] == b"7"
+
+
+async def test_a_request_that_the_engine_has_not_measured_reports_nothing(reporting):
+    send = reporting.kv_send(interval_s=0)
+    for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n")):
+        await send(message)
+    assert reporting.body == b"data: 1\n\ndata: [DONE]\n\n"

@@ -234,6 +234,24 @@ def test_the_middlewares_report_on_aborted_prefills_is_read_and_not_passed_on(cu
     assert b"tenora" not in out
 
 
+@given(cut=st.integers(1, 400))
+def test_the_middlewares_last_report_of_page_time_is_read_and_not_passed_on(cut):
+    report = b": tenora-kv-page-ms "
+    stream = report + b"12\n\n" + chunk("a", 1) + final(1) + report + b"345\n\ndata: [DONE]\n\n"
+    plain, one = rewriter(), rewriter()
+    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
+    assert out == plain.feed(chunk("a", 1) + final(1) + b"data: [DONE]\n\n")
+    assert (one.done, one.counts().kv_page_ms, plain.counts().kv_page_ms) == (True, 345, None)
+
+
+@pytest.mark.parametrize("word", [b"", b"-1", b"1.5", b"\xb2", b"9" * 16, b"nonsense"])
+def test_an_unreadable_report_of_page_time_changes_nothing(word):
+    one = rewriter()
+    report = b": tenora-kv-page-ms "
+    one.feed(report + b"12\n\n" + chunk("a", 1) + report + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
+    assert (one.done, one.counts().kv_page_ms) == (True, 12)
+
+
 @pytest.mark.parametrize("word", [b"{}", b"nonsense", b'{"tier":"moon","load_ms":1,"stall_ms":1}', b"\xff"])
 def test_an_unreadable_load_report_does_not_break_the_answer(word):
     one = rewriter()

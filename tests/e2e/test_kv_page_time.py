@@ -1,0 +1,145 @@
+"""KV page-time as a real engine measures it, against the pages and times that a client sees from outside."""
+
+import asyncio
+import itertools
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from core.ids import new_id
+from core.kv_pages import pages_for
+from data_plane.engine.kv_table import KvTableReader
+from tests.conftest import wait_until
+from tests.fixtures.engine.real_engine import BASE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+
+NEVER_ENDS = {"0": -100, "2": -100}
+PROMPT_TOKENS, OUTPUT_TOKENS = 100, 300
+
+
+class Stream:
+    """One streamed completion: the client's clock and the engine's count at each event, and the engine's reports. It is
+    aborted after ``aborted_after`` events.
+    """
+
+    def __init__(self, *, aborted_after=0, **fields):
+        self.fields, self.aborted_after = fields, aborted_after
+        self.began = self.ended = 0.0
+        self.tokens: list[tuple[float, int]] = []  # (time, completion tokens so far)
+        self.reports: list[int] = []
+
+    async def run(self, engine):
+        self.began, request_id = time.monotonic(), new_id("req")
+        body = {
+            "model": BASE, "prompt": list(range(1000, 1000 + PROMPT_TOKENS)), "max_tokens": OUTPUT_TOKENS,
+            "temperature": 0, "logit_bias": NEVER_ENDS, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }  # fmt: skip
+        headers = {**engine.client.headers, "x-request-id": request_id}
+        async with (
+            httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=120) as client,
+            client.stream("POST", "/v1/completions", json=body | self.fields) as answer,
+        ):
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith(": tenora-kv-page-ms "):
+                    self.reports.append(int(line.split()[-1]))
+                elif line.startswith("data: {") and (event := json.loads(line[6:]))["choices"]:
+                    self.tokens.append((time.monotonic(), event["usage"]["completion_tokens"]))
+                    if len(self.tokens) == self.aborted_after:
+                        ids = [f"cmpl-{request_id}-0"]
+                        await client.post("/inference/v1/abort_requests", json={"request_ids": ids})
+            self.ended = time.monotonic()
+        return self
+
+    def seen_page_ms(self, block_tokens: int) -> float:
+        """The area under the tokens that the client saw, from the first one on."""
+        steps = itertools.pairwise([*self.tokens, (self.ended, 0)])
+        return sum(
+            pages_for(PROMPT_TOKENS + count, block_tokens) * (later - at) * 1000 for (at, count), (later, _) in steps
+        )
+
+    @property
+    def prefill_ms(self) -> float:
+        return (self.tokens[0][0] - self.began) * 1000
+
+
+def run_all(engine, *streams: Stream) -> tuple[Stream, ...]:
+    async def together():
+        await asyncio.gather(*(stream.run(engine) for stream in streams))
+
+    asyncio.run(together())
+    return streams
+
+
+def test_a_request_costs_the_area_under_its_growth(engine, room):
+    block = room.status().block_tokens
+    (stream,) = run_all(engine, Stream())
+    measured, seen = stream.reports[-1], stream.seen_page_ms(block)
+    most = pages_for(PROMPT_TOKENS + OUTPUT_TOKENS, block) * (stream.ended - stream.began) * 1000
+    prefill = pages_for(PROMPT_TOKENS, block) * stream.prefill_ms
+    print(f"\nmeasured {measured}, seen {seen:.0f} + at most {prefill:.0f} before the first token, largest {most:.0f}")
+    assert 0.95 * seen <= measured <= 1.05 * seen + prefill
+    assert measured < 0.75 * most
+    assert stream.reports == sorted(stream.reports)
+    assert len(stream.reports) >= (stream.ended - stream.tokens[0][0]) // 2, "it says how far it has got"
+
+
+def test_the_requests_of_an_engine_add_up_to_its_total_however_they_end(engine, room):
+    table = KvTableReader(engine.settings.run_dir)
+    before = table.total_page_ms()
+    streams = run_all(
+        engine,
+        Stream(max_tokens=60),
+        Stream(max_tokens=60, n=3, temperature=1),
+        Stream(max_tokens=300, aborted_after=1),
+        Stream(max_tokens=300, n=2, temperature=1, aborted_after=30),
+    )
+    whole = engine.complete(BASE, max_tokens=20)
+    reported = [stream.reports[-1] for stream in streams] + [int(whole.headers["x-tenora-kv-page-ms"])]
+    print(f"\n{reported}")
+    assert all(reported)
+    assert table.total_page_ms() - before == sum(reported)
+    refused = engine.complete(BASE, max_tokens=10**6)
+    assert refused.status_code == 400
+    assert "x-tenora-kv-page-ms" not in refused.headers
+    assert table.total_page_ms() - before == sum(reported), "a refused request costs nothing"
+    wait_until(lambda: room.counters().kv_page_ms == table.total_page_ms(), what="the counters to follow the engine's")
+    assert 0 < room.counters().probe_kv_page_ms < room.counters().kv_page_ms
+
+
+def test_a_whole_answer_says_how_far_it_has_got(engine):
+    request_id = new_id("req")
+    ids = [f"cmpl-{request_id}-0"]
+    body = {"model": BASE, "prompt": "The sea", "max_tokens": 200, "logit_bias": NEVER_ENDS}
+
+    def so_far() -> int | None:
+        found = engine.client.post("/tenora/v1/progress", json={"request_ids": ids}).raise_for_status().json()
+        return found["requests"].get(ids[0], {}).get("kv_page_ms")
+
+    def answer() -> httpx.Response:
+        return engine.client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        answered = elsewhere.submit(answer)
+        first = wait_until(so_far, what="the first token")
+        later = wait_until(lambda: (now := so_far()) and now > first and now, what="more of it")
+        final = int(answered.result().headers["x-tenora-kv-page-ms"])
+    assert 0 < first < later <= final
+
+
+def test_time_in_the_engines_queue_costs_nothing(engine, room):
+    """More requests than the engine runs: the last ones wait until the first have ended."""
+    running = engine.settings.engine_sequences
+    streams = run_all(engine, *(Stream(max_tokens=40) for _ in range(running + 8)))
+    waited = sorted(streams, key=lambda stream: stream.prefill_ms)[-4:]
+    pages = pages_for(PROMPT_TOKENS + 40, room.status().block_tokens)
+    for stream in waited:
+        ran_ms = (stream.ended - stream.tokens[0][0]) * 1000
+        print(f"\nmeasured {stream.reports[-1]}, ran {ran_ms:.0f} ms after {stream.prefill_ms:.0f} ms")
+        assert stream.prefill_ms > ran_ms, "it has not waited"
+        assert stream.reports[-1] < pages * (ran_ms + stream.prefill_ms / 2)

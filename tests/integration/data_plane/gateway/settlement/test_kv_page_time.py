@@ -1,0 +1,107 @@
+"""KV page-time is billed as the engine measured it. Without a report, the gateway bills a figure of its own."""
+
+import msgspec
+import openai
+import pytest
+
+from core import redis_keys
+from core.contracts.replicas import EngineCounters
+from core.kv_area import even_growth_page_ms
+from core.kv_pages import page_ms
+from tests.conftest import wait_until
+from tests.fixtures.processes import sample
+from tests.integration.data_plane.conftest import assert_settled, chat, separate_stack, slowly
+
+OUTPUT_TOKENS = 60
+
+
+def unmeasured(stack) -> float:
+    return sample(stack.gateway.metrics_url, "tenora_gateway_kv_unmeasured_total", "")
+
+
+def settled(tenant, *, stream: bool, **options: object):
+    """The event of one request that ran to its end, and the witness's journal of it."""
+    answer = chat(tenant.sdk(), stream=stream, max_tokens=OUTPUT_TOKENS, **options)
+    if stream:
+        list(answer)
+    return assert_settled(tenant, "done")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answer"])
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_a_request_costs_the_area_that_its_engine_measured(stack, tenant, stream, sequences):
+    slowly(stack, token_interval_s=0.01, output_tokens=OUTPUT_TOKENS)
+    before = unmeasured(stack)
+    event, journal = settled(tenant, stream=stream, n=sequences)
+    assert (event.kv_page_ms, event.kv_measured) == (journal.kv_page_ms, True)
+    length = event.input_tokens // sequences + OUTPUT_TOKENS
+    assert 0 < event.kv_page_ms < 0.9 * sequences * page_ms(length, event.duration_ms), "pages at their largest"
+    assert unmeasured(stack) == before
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answer"])
+def test_without_a_report_the_gateway_bills_even_growth_and_counts_it(stack, tenant, stream):
+    slowly(stack, token_interval_s=0.01, output_tokens=OUTPUT_TOKENS, kv_reports=False)
+    before = unmeasured(stack)
+    event, _ = settled(tenant, stream=stream)
+    assert not event.kv_measured
+    most = even_growth_page_ms(event.input_tokens, OUTPUT_TOKENS, event.duration_ms)
+    assert 0 < event.kv_page_ms <= most < page_ms(event.input_tokens + OUTPUT_TOKENS, event.duration_ms)
+    assert unmeasured(stack) == before + 1
+
+
+def test_time_before_the_first_token_is_not_billed_without_a_report(tmp_path):
+    with separate_stack(tmp_path, witness_first_token_s=1.5) as (stack, *_):
+        tenant = stack.tenant()
+        stack.witness.faults(output_tokens=2, kv_reports=False)
+        event, _ = settled(tenant, stream=True)
+        assert event.first_token_ms >= 1400
+        assert event.kv_page_ms < page_ms(event.input_tokens + 2, 700)
+
+
+def test_a_stream_that_its_replica_breaks_off_costs_what_was_reported_until_then(stack, tenant):
+    slowly(stack, cut_after=30)
+    with pytest.raises(openai.APIError):
+        list(chat(tenant.sdk(), stream=True, max_tokens=200))
+    event, journal = assert_settled(tenant, "replica_gone")
+    assert event.kv_measured
+    assert 0 < event.kv_page_ms <= journal.kv_page_ms
+
+
+def test_a_refused_request_costs_no_page_time(stack, tenant):
+    before = unmeasured(stack)
+    stack.witness.faults(status=400)
+    with pytest.raises(openai.BadRequestError):
+        chat(tenant.sdk())
+    stack.witness.faults()
+    wait_until(tenant.holds_nothing, what="holds to be released")
+    assert [event.kv_page_ms for event in tenant.events()] == []
+    assert unmeasured(stack) == before
+
+
+def test_the_events_of_an_engine_add_up_to_its_total(tmp_path):
+    """Also where callers disconnect: what they have used is in both."""
+    with separate_stack(tmp_path) as (stack, *_):
+        tenants = [stack.tenant() for _ in range(4)]
+        stack.witness.faults(token_interval_s=0.01, output_tokens=OUTPUT_TOKENS)
+        for number, tenant in enumerate(tenants):
+            sdk = tenant.sdk()
+            if number < 2:
+                answer = chat(sdk, stream=bool(number), max_tokens=OUTPUT_TOKENS, n=2)
+                list(answer)
+                continue
+            stream = chat(sdk, stream=True, max_tokens=OUTPUT_TOKENS)
+            chunks = iter(stream)
+            for _ in range(10 * (number - 2) + 1):
+                next(chunks)
+            stream.close()
+        events = [tenant.event() for tenant in tenants]
+        assert all(event.kv_measured and event.kv_page_ms for event in events)
+        counted = sum(event.kv_page_ms for event in events)
+        wait_until(lambda: engine_page_ms(stack) == counted, what="engine = events")
+
+
+def engine_page_ms(stack) -> int:
+    """What the engine has counted since its start, as it publishes it."""
+    (stored,) = stack.client.hvals(redis_keys.ENGINE_COUNTERS)
+    return msgspec.json.decode(stored, type=EngineCounters).tenant_kv_page_ms
