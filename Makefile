@@ -57,6 +57,7 @@ bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10
 	  run fairness --json .tenora/benchmarks/fairness.json; \
 	  run fairness --gateways 2 --json .tenora/benchmarks/fairness_of_two.json; \
 	  run placement --out .tenora/benchmarks/placement_sim.json; \
+	  run billing --json .tenora/benchmarks/billing.json; \
 	  exit $$missed
 
 lint: setup ## ruff: rules and format

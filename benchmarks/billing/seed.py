@@ -1,0 +1,95 @@
+"""Fills Postgres with usage records, their sums and their transfers, as recording would have written them.
+
+The statements bypass the stream and the rating, but no constraint and no trigger: the database checks every row.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from core.contracts.grants import Prices
+from core.db import unit_of_work
+from core.ids import new_id
+
+PRICES: Final = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
+_BATCH: Final = 100_000
+
+# One row for each request: 100 prompt tokens, 32 of them cached, 20 generated, on one of ten adapters, within 27 days.
+_RECORDS: Final = """
+INSERT INTO usage_records
+SELECT billing_request_id_floor(settled) || lpad(n::text, 16, '0'), :prefix || (n % :tenants), 'key_1', 'base',
+    'ad_' || (n % 10), 'rev_' || (n % 10), NULL, 'rep_1', 'done', settled - interval '200 ms', settled, NULL,
+    100, 32, 0, 20, 1601, 50, 200, 'slot', 0, 0, false, :version, 10200, 2400, 12000, 1601, 26201, :transfer
+FROM (
+    SELECT n, date_trunc('milliseconds', now()) - interval '1 hour'
+        - ((n::bigint * 7919 * 1000) % (27 * 86400 * 1000::bigint)) * interval '1 ms' AS settled
+    FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) n
+) seeds
+"""
+_ENTRIES: Final = """
+INSERT INTO entries
+SELECT :transfer, a.id, r.amount FROM (
+    SELECT tenant_id, sum(amount_nanos) AS amount FROM usage_records WHERE transfer_id = :transfer GROUP BY tenant_id
+) r JOIN accounts a ON a.tenant_id = r.tenant_id AND a.kind = 'usage_unbilled'
+UNION ALL
+SELECT :transfer, a.id, (SELECT -sum(amount_nanos) FROM usage_records WHERE transfer_id = :transfer)
+FROM accounts a WHERE a.kind = 'revenue'
+"""
+_TRANSFER: Final = "INSERT INTO transfers (id, kind, created_at) VALUES (:transfer, 'usage', now())"
+_HOURS: Final = """
+INSERT INTO usage_hours
+SELECT tenant_id, date_trunc('hour', settled_at, 'UTC'), to_timestamp(0), key_id, base_model, adapter_id, revision_id,
+    0, price_version_id, count(*), 0, sum(input_tokens), sum(cached_tokens), sum(cached_tokens), 0, sum(output_tokens),
+    sum(kv_page_ms), count(*), count(*), count(*), count(*),
+    sum(input_nanos), sum(cached_input_nanos), sum(output_nanos), sum(kv_nanos)
+FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+"""
+_MONTHS: Final = """
+INSERT INTO usage_months
+SELECT tenant_id, date_trunc('month', settled_at, 'UTC'), key_id, sum(input_tokens), sum(cached_tokens),
+    sum(output_tokens), sum(amount_nanos)
+FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3
+"""
+
+
+def seed(engine: sa.Engine, *, prefix: str, tenants: int, records: int, first: int) -> None:
+    """Write ``records`` over ``tenants`` whose ids begin with ``prefix``. ``first`` keeps the ids of calls apart."""
+    version = _subscribe(engine, prefix, tenants)
+    for start in range(first, first + records, _BATCH):
+        last = min(start + _BATCH, first + records) - 1
+        values = {
+            "prefix": prefix, "tenants": tenants, "version": version, "transfer": new_id("tr"),
+            "first": start, "last": last,
+        }  # fmt: skip
+        with engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            for statement in (_RECORDS, _ENTRIES, _TRANSFER):
+                names = {name: values[name] for name in values if f":{name}" in statement}
+                connection.execute(sa.text(statement), names)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        for statement in (_HOURS, _MONTHS):
+            connection.execute(sa.text(statement), {"like": f"{prefix}%"})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("SET statement_timeout = 0")
+        connection.exec_driver_sql("ANALYZE")
+
+
+def _subscribe(engine: sa.Engine, prefix: str, tenants: int) -> str:
+    """One plan for all of them. Returns its price version."""
+    plan_id = new_id("pl")
+    with unit_of_work(engine) as session:
+        version = price_book.add_version(session, plan_id=plan_id, card=PriceCard.of_all_models(PRICES))
+        connection = session.connection()
+        for statement in (
+            "INSERT INTO accounts SELECT 'acc_revenue', 'revenue', NULL ON CONFLICT DO NOTHING",
+            f"INSERT INTO accounts SELECT 'acc_{prefix}' || n, 'usage_unbilled', '{prefix}' || n"
+            f" FROM generate_series(0, {tenants - 1}) n",
+            f"INSERT INTO plan_assignments SELECT '{prefix}' || n, to_timestamp(0), '{plan_id}', now()"
+            f" FROM generate_series(0, {tenants - 1}) n",
+            f"INSERT INTO subscriptions SELECT '{prefix}' || n, NULL, now() FROM generate_series(0, {tenants - 1}) n",
+        ):
+            connection.exec_driver_sql(statement)
+    return version.id
