@@ -7,7 +7,7 @@ Fails closed: each error of the SDK becomes one of ``billing.stripe_errors``; an
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import stripe
 from stripe.params import (
@@ -289,12 +289,11 @@ class StripeAccount:
         our_id: str,
         amount_cents: int,
         memo: str,
+        to: StripeRefund | Literal["amount_due", "balance", "outside"],
         key: str,
-        refund: str | None = None,
-        to_balance: bool = False,
     ) -> StripeCreditNote:
-        """Credit part of a finalized invoice as one line. What was paid goes to the customer's balance, or is returned
-        by ``refund``, or was returned outside Stripe; an open invoice becomes cheaper.
+        """Credit part of a finalized invoice as one line. An open one becomes cheaper (``amount_due``); the money of a
+        paid one was refunded, goes to the customer's balance, or is returned outside Stripe.
         """
         params: CreditNoteCreateParams = {
             "invoice": invoice_id,
@@ -302,10 +301,12 @@ class StripeAccount:
             "memo": memo,
             "metadata": {OUR_ID: our_id},
         }
-        if refund is not None:
-            params["refunds"] = [{"refund": refund, "amount_refunded": amount_cents}]
-        elif to_balance:
+        if isinstance(to, StripeRefund):
+            params["refunds"] = [{"refund": to.id, "amount_refunded": amount_cents, "type": "refund"}]
+        elif to == "balance":
             params["credit_amount"] = amount_cents
+        elif to == "outside":
+            params["out_of_band_amount"] = amount_cents
         with _mapped_errors():
             return StripeCreditNote.read(self._api.credit_notes.create(params, {"idempotency_key": key}))
 
@@ -331,31 +332,31 @@ class StripeAccount:
                 "no signing secret for webhooks is known; set TENORA_STRIPE_WEBHOOK_SECRET",
                 code="stripe_webhook_secret_missing",
             )
+        reasons: list[str] = []
         for secret in settings.webhook_secrets:
             try:
                 event = self._client.construct_event(body, signature, secret, settings.stripe_webhook_age_s_max)
+                livemode, read = event.livemode, StripeEvent.read(event)
             except stripe.SignatureVerificationError as error:
-                refusal = str(error.user_message)
-            except (ValueError, AttributeError, TypeError) as error:  # a signature is right, but not what it signs
+                reasons.append(str(error.user_message))
+                continue
+            except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
                 raise InvalidRequest(
                     f"the webhook's body is no event: {error}", code="stripe_event_malformed"
                 ) from error
-            else:
-                return self._of_our_mode(event)
+            if livemode != settings.livemode:
+                raise InvalidRequest(
+                    f"{read.id} has livemode {livemode}, which TENORA_STRIPE_API_KEY has not",
+                    code="stripe_mode_mismatch",
+                    param="livemode",
+                )
+            return read
+        why = next((reason for reason in reasons if "tolerance" in reason), reasons[0])  # too old: the secret is right
         raise InvalidRequest(
-            f"Stripe-Signature: {refusal}. Check that TENORA_STRIPE_WEBHOOK_SECRET is this endpoint's secret.",
+            f"Stripe-Signature: {why}. Check that TENORA_STRIPE_WEBHOOK_SECRET is this endpoint's secret.",
             code="stripe_signature_invalid",
             param="Stripe-Signature",
         )
-
-    def _of_our_mode(self, event: stripe.Event) -> StripeEvent:
-        if event.livemode != self._settings.livemode:
-            raise InvalidRequest(
-                f"{event.id} has livemode {event.livemode}, which TENORA_STRIPE_API_KEY has not",
-                code="stripe_mode_mismatch",
-                param="livemode",
-            )
-        return StripeEvent.read(event)
 
     # Finding what a lost answer may have created.
 

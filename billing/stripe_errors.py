@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypedDict
 
 from core.errors import AppError
 
@@ -42,7 +42,7 @@ _ACTION_CODES: Final = frozenset({"authentication_required", "invoice_payment_in
 
 
 class StripeFailure(AppError):
-    """A call to Stripe failed. ``request_id`` is Stripe's own name for the request, for its support."""
+    """A call to Stripe failed."""
 
     status: ClassVar[int] = 502
     default_code: ClassVar[str] = "stripe_failed"
@@ -59,7 +59,7 @@ class StripeFailure(AppError):
         replayed: bool = False,
     ) -> None:
         super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
-        self.request_id = request_id
+        self.request_id = request_id  # Stripe's own name for the request, for its support
         self.stripe_code = stripe_code
         self.replayed = replayed  # Stripe repeated a stored answer: the same key never gets another one
         self.retryable = isinstance(self, StripeUnavailable)
@@ -126,6 +126,11 @@ class StripeLookupInconclusive(StripeFailure):
     default_code = "stripe_lookup_inconclusive"
 
 
+class _Facts(TypedDict):
+    request_id: str | None
+    stripe_code: str | None
+
+
 def failure_of(
     message: str, *, status: int | None, error: Mapping[str, object], headers: Mapping[str, str]
 ) -> StripeFailure:
@@ -133,25 +138,23 @@ def failure_of(
 
     Unknown answers are StripeUnavailable: the call may have taken effect, so that it has to be looked up.
     """
-    request_id = headers.get("request-id")
     code, param = _text(error.get("code")), _text(error.get("param"))
+    facts: _Facts = {"request_id": headers.get("request-id"), "stripe_code": code}
     if status in (400, 404) and error.get("type") == "idempotency_error":
-        return StripeKeyConflict(message, request_id=request_id, stripe_code=code)
-    if status == 404 or (status == 400 and code == "resource_missing"):
-        return StripeObjectNotFound(message, param=param, request_id=request_id, stripe_code=code)
+        return StripeKeyConflict(f"Stripe knows this idempotency key from another request: {message}", **facts)
+    if status == 404 or (status == 400 and code == "resource_missing" and param is not None):
+        return StripeObjectNotFound(f"Stripe has no such object: {message}", param=param, **facts)
     if status == 402:
-        return StripeCardDeclined(
-            message, decline_code=_text(error.get("decline_code")), stripe_code=code, request_id=request_id
-        )
+        decline = _text(error.get("decline_code"))
+        return StripeCardDeclined(f"Stripe declined the card: {message}", decline_code=decline, **facts)
     if status in (401, 403):
-        return StripeAccessDenied(message, request_id=request_id, stripe_code=code)
+        return StripeAccessDenied(f"Stripe does not accept TENORA_STRIPE_API_KEY: {message}", **facts)
     if status == 400 and code != "rate_limit":
-        return StripeRefused(message, param=param, request_id=request_id, stripe_code=code)
+        return StripeRefused(f"Stripe refuses the request: {message}", param=param, **facts)
     retry_after = headers.get("retry-after", "")
     return StripeUnavailable(
-        message,
-        request_id=request_id,
-        stripe_code=code,
+        f"Stripe gave no usable answer; the call may have taken effect: {message}",
+        **facts,
         retry_after_s=int(retry_after) if retry_after.isdecimal() else None,
         replayed=headers.get("idempotent-replayed") == "true",
     )

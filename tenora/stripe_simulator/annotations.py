@@ -80,6 +80,7 @@ def required(annotation: Any) -> tuple[bool, Any]:
     return (False, get_args(annotation)[0]) if get_origin(annotation) is NotRequired else (True, annotation)
 
 
+@cache
 def members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union, flat, with open enums closed."""
     if isinstance(annotation, ForwardRef):

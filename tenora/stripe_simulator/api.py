@@ -6,9 +6,9 @@ Nothing waits between reading the state and committing, so that requests take ef
 import asyncio
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -64,7 +64,6 @@ class StripeApi:
         except ApiError as error:
             answer = Answer(error.status, error.body)
         answer.headers |= {"Request-Id": request.request_id, "Stripe-Version": API_VERSION}
-        answer.headers["Tenora-Stripe-Simulator"] = "1"
         return answer
 
     def _authenticate(self, headers: Mapping[str, str]) -> None:
@@ -101,11 +100,15 @@ class StripeApi:
             if kept is not None:
                 return Answer(*kept, {**headers, "Idempotent-Replayed": "true", "Stripe-Should-Retry": "false"})
         values = operation.read(tree)
-        answer = self._run(sim, operation, ids, values, fault)
-        answer.headers |= headers
-        if key:
-            idempotency.keep(self._store, key, print_, request.path, now, (answer.status, answer.body))
-        return answer
+
+        def keep(answer: Answer) -> Answer:
+            if key:
+                idempotency.keep(self._store, key, print_, request.path, now, (answer.status, answer.body))
+                answer.headers |= headers
+            return answer
+
+        paths = values.pop("expand", [])
+        return self._run(lambda: expand(sim, operation.run(sim, values, *ids), paths), fault, keep)
 
     def _find(self, request: ApiRequest) -> tuple[Operation, tuple[str, ...]]:
         for operation in self._operations:
@@ -118,30 +121,25 @@ class StripeApi:
             status=404,
         )
 
-    def _run(
-        self, sim: Simulation, operation: Operation, ids: tuple[str, ...], values: dict[str, Any], fault: Fault | None
-    ) -> Answer:
-        """Execute in one transaction. A refusal that keeps its changes commits them with its answer."""
-        if fault is not None and fault.kind == "error_before":
-            return _failure("simulated failure before execution")
-        refused: ApiError | None = None
-        paths = values.pop("expand", [])
+    def _run(self, work: Callable[[], Object], fault: Fault | None, keep: Callable[[Answer], Answer]) -> Answer:
+        """Execute in one transaction, which also keeps the answer. A refusal that leaves traces commits them."""
+        kind = fault.kind if fault is not None else None
+        if kind == "error_before":
+            return keep(_failure("simulated failure before execution"))
         try:
             with self._store.transaction():
                 try:
-                    body = expand(sim, operation.run(sim, values, *ids), paths)
+                    answer = Answer(200, work())
                 except ApiError as error:
                     if not error.keeps_changes:
                         raise
-                    refused = error
+                    answer = Answer(error.status, error.body)
+                return keep(_failure("simulated failure after execution") if kind == "error_after" else answer)
         except ApiError as error:
-            refused = error
+            return keep(Answer(error.status, error.body))
         except Exception:  # noqa: BLE001 - Stripe answers 500 and keeps it, so that is what has to be simulated
-            _log.exception("operation failed", method=operation.method, path=operation.path)
-            return _failure("the simulator failed; its log says why")
-        if fault is not None and fault.kind == "error_after":
-            return _failure("simulated failure after execution")
-        return Answer(200, body) if refused is None else Answer(refused.status, refused.body)
+            _log.exception("operation failed")
+            return keep(_failure("the simulator failed; its log says why"))
 
 
 def _failure(why: str) -> Answer:

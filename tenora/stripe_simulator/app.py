@@ -80,6 +80,7 @@ def build_app(home: Path, base_url: str) -> Litestar:
         },
         lifespan=[in_the_background],
         exception_handlers={ApiError: _refused, HTTPException: _http_refused},
+        response_headers=_LABELLED,
         request_max_body_size=BODY_BYTES_MAX,
         openapi_config=None,
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tenora.stripe_simulator.errors import ApiError
+from tenora.stripe_simulator.resources import is_expandable
 from tenora.stripe_simulator.simulation import Object, Simulation
 
 _DEPTH_MAX: Final = 4
@@ -35,7 +36,7 @@ def _expand(sim: Simulation, node: Any, steps: Sequence[str], path: str) -> None
     value = node[name]
     if isinstance(value, str):
         found = sim.store.load(value)
-        if found is None:
+        if found is None or ("object" in node and not is_expandable(node["object"], name)):
             raise _nowhere(path)
         node[name] = found
     if rest:

@@ -110,10 +110,6 @@ def take_pending(sim: Simulation, invoice: Object) -> None:
             sim.save(item)
 
 
-def lines_of(sim: Simulation, invoice_id: str) -> list[Object]:
-    return [_line(sim, item) for item in items_of(sim, invoice_id)]
-
-
 def _line(sim: Simulation, item: Object) -> Object:
     details = {"invoice_item": item["id"], "proration": False, "subscription": None, "proration_details": None}
     return complete(
@@ -142,12 +138,10 @@ def _line(sim: Simulation, item: Object) -> Object:
 
 def refresh(sim: Simulation, invoice: Object) -> Object:
     """Add a draft up again after its lines changed."""
-    lines = lines_of(sim, invoice["id"])
-    total = sum(line["amount"] for line in lines)
-    invoice["lines"] |= {
-        "data": lines[:LINES_EMBEDDED],
-        "has_more": len(lines) > LINES_EMBEDDED,
-    }
+    items = items_of(sim, invoice["id"])
+    total = sum(item["amount"] for item in items)
+    shown = [_line(sim, item) for item in items[:LINES_EMBEDDED]]
+    invoice["lines"] |= {"data": shown, "has_more": len(items) > LINES_EMBEDDED}
     invoice |= {"subtotal": total, "subtotal_excluding_tax": total, "total": total, "total_excluding_tax": total}
     invoice |= {"amount_due": max(0, total), "amount_remaining": max(0, total)}
     return sim.save(invoice)
@@ -155,5 +149,5 @@ def refresh(sim: Simulation, invoice: Object) -> Object:
 
 def list_lines(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
     sim.get("invoice", invoice_id)
-    lines = lines_of(sim, invoice_id)
+    lines = [_line(sim, item) for item in items_of(sim, invoice_id)]
     return sim.page("line_item", f"/v1/invoices/{invoice_id}/lines", given, found=lines)

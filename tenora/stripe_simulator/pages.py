@@ -29,13 +29,12 @@ def _html(title: str, *parts: str, status: int = 200) -> Response[str]:
     )
     headers = {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-        "Tenora-Stripe-Simulator": "1",
     }
     return Response(text, media_type="text/html", status_code=status, headers=headers)
 
 
 def _redirect(url: str) -> Response[str]:
-    return Response("", status_code=303, headers={"Location": url, "Tenora-Stripe-Simulator": "1"})
+    return Response("", status_code=303, headers={"Location": url})
 
 
 def _refused(error: ApiError) -> Response[str]:

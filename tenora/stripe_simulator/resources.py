@@ -68,6 +68,12 @@ def _filled(given: dict[str, Any], declared: type, omitted: set[str]) -> dict[st
     return filled
 
 
+def is_expandable(kind: str, name: str) -> bool:
+    """Whether the field of such an object holds an id that may be replaced by the object."""
+    options = members(fields_of(resource_type(KINDS[kind])).get(name, NoneType))
+    return str in options and any(isinstance(each, type) and _is_object(each) for each in options)
+
+
 def problems(value: dict[str, Any]) -> list[str]:
     """What in an object contradicts its resource class: missing, unknown and mistyped fields. Tests call this."""
     if value.get("object") == "list":
@@ -86,7 +92,7 @@ def _problems(value: dict[str, Any], declared: type, path: str) -> list[str]:
         elif not any(_matches(value[name], option) for option in options):
             nested = [each for each in options if isinstance(each, type) and _is_object(each)]
             deeper = _problems(value[name], nested[0], f"{path}.{name}") if nested and _plain(value[name]) else []
-            found += deeper or [f"{path}.{name}: {str(value[name])[:80]!r} is no {str(options)[:200]}"]
+            found += deeper or [f"{path}.{name}: {repr(value[name])[:80]} is no {str(options)[:200]}"]
     return found
 
 

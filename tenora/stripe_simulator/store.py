@@ -16,6 +16,9 @@ CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, body TEXT NOT NULL,
     hidden TEXT NOT NULL DEFAULT '{}');
 CREATE INDEX IF NOT EXISTS objects_by_kind ON objects (kind, number);
+CREATE INDEX IF NOT EXISTS objects_by_customer ON objects (kind, json_extract(body, '$.customer'));
+CREATE INDEX IF NOT EXISTS objects_by_invoice ON objects (kind, json_extract(body, '$.invoice'));
+CREATE INDEX IF NOT EXISTS objects_by_status ON objects (kind, json_extract(body, '$.status'));
 CREATE TABLE IF NOT EXISTS answers (
     key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, path TEXT NOT NULL, status INTEGER NOT NULL, body TEXT NOT NULL,
     begun INTEGER NOT NULL);
@@ -48,6 +51,7 @@ class SimulatorStore:
             ) from error
         self.sql = sqlite3.connect(home / "state.sqlite3", isolation_level=None, check_same_thread=False)
         self.sql.execute("PRAGMA journal_mode = WAL")
+        self.sql.execute("PRAGMA synchronous = NORMAL")  # survives a killed process; a power cut may cost seconds
         self.sql.executescript(_SCHEMA)
 
     def close(self) -> None:

@@ -1,0 +1,118 @@
+"""The simulator's process: labelled, on loopback, its state on disk, and closed to live keys and to a second writer."""
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+import stripe
+
+from tenora.stack.program import free_port
+from tenora.stripe_simulator.invoice_items import LINES_MAX
+from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
+
+HEADERS = {"Authorization": f"Bearer {TEST_KEY}"}
+
+
+def test_state_and_kept_answers_survive_a_restart(tmp_path):
+    home = tmp_path / "home"
+    with running_simulator(home) as simulator:
+        made = simulator.sdk().v1.customers.create({"name": "Ada"}, {"idempotency_key": "k"})
+        simulator.control("POST", "clock", {"advance_s": 1_000})
+        before = simulator.control("GET", "status")["clock"]
+    with running_simulator(home) as simulator:
+        api = simulator.sdk().v1
+        assert api.customers.retrieve(made.id).name == "Ada"
+        assert api.customers.create({"name": "Ada"}, {"idempotency_key": "k"}).id == made.id
+        assert len(api.customers.list().data) == 1
+        assert simulator.control("GET", "status")["clock"] >= before
+
+
+def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
+    command = (sys.executable, "-m", "tenora.stripe_simulator", "--port", str(free_port()), "--home", simulator.home)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == 1
+    assert "another Stripe simulator runs" in second.stderr
+
+
+def test_every_answer_is_labelled(simulator):
+    for path in ("/v1/customers", "/v1/nothing", "/_simulator/status", "/_simulator/nothing", "/checkout/nothing"):
+        answer = httpx.get(simulator.url + path, headers=HEADERS)
+        assert answer.headers["Tenora-Stripe-Simulator"] == "1", path
+    assert httpx.get(f"{simulator.url}/_simulator/status").json()["simulator"] is True
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("sk_live_0123456789", "no real money"), ("pk_test_0123456789", "Invalid API Key"), ("x", "Invalid")],
+)
+def test_only_test_keys_are_accepted(simulator, key, says):
+    with pytest.raises(stripe.AuthenticationError, match=says):
+        simulator.sdk(key).v1.customers.list()
+
+
+def test_without_a_key_nothing_is_answered(simulator):
+    assert httpx.get(f"{simulator.url}/v1/customers").status_code == 401
+
+
+def test_another_api_version_is_refused(simulator):
+    answer = httpx.get(f"{simulator.url}/v1/customers", headers={**HEADERS, "Stripe-Version": "2020-08-27"})
+    assert answer.status_code == 400
+    assert stripe.api_version in answer.json()["error"]["message"]
+
+
+def test_what_is_not_simulated_is_refused_in_stripes_form(simulator, api):
+    with pytest.raises(stripe.InvalidRequestError, match="Unrecognized request URL"):
+        api.subscriptions.list()
+    with pytest.raises(stripe.InvalidRequestError) as refused:
+        api.customers.create({"next_invoice_sequence": 7})
+    assert (refused.value.code, refused.value.param) == ("not_simulated", "next_invoice_sequence")
+
+
+def test_a_body_over_the_limit_is_refused(simulator):
+    answer = httpx.post(f"{simulator.url}/v1/customers", headers=HEADERS, content="name=" + "x" * 1_100_000)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("clock", {"advance_s": -1}),
+        ("clock", {"advance_s": "x"}),
+        ("faults", {"kind": "explode"}),
+        ("faults", {"kind": "rate_limit", "times": 0}),
+        ("faults", {"kind": "rate_limit", "path": "/x"}),
+        ("delivery", {"copies": 11}),
+        ("delivery", {"colour": "red"}),
+    ],
+)
+def test_a_wrong_control_is_refused(simulator, path, body):
+    assert httpx.post(f"{simulator.url}/_simulator/{path}", json=body).status_code == 400
+
+
+def test_an_invoice_has_at_most_250_items_and_shows_ten(api):
+    owner = api.customers.create({}).id
+    invoice = api.invoices.create({"customer": owner})
+    for _ in range(LINES_MAX):
+        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
+    with pytest.raises(stripe.InvalidRequestError, match="at most 250"):
+        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
+    found = api.invoices.retrieve(invoice.id)
+    assert (found.total, len(found.lines.data), found.lines.has_more) == (250, 10, True)
+    assert len(list(found.lines.auto_paging_iter())) == LINES_MAX
+
+
+def test_expansion_replaces_ids_by_objects(api):
+    owner = api.customers.create({"name": "Ada"}).id
+    intent = api.payment_intents.create(
+        {"amount": 500, "currency": "usd", "customer": owner, "payment_method": "pm_card_visa", "confirm": True,
+         "expand": ["customer", "latest_charge.customer"]}
+    )  # fmt: skip
+    assert intent.customer.name == "Ada"
+    assert intent.latest_charge.customer.name == "Ada"
+    listed = api.payment_intents.list({"customer": owner, "expand": ["data.latest_charge.refunds"]})
+    assert listed.data[0].latest_charge.refunds.data == []
+    for path in ("colour", "latest_charge.payment_method", "currency"):  # the second is an id, but not expandable
+        with pytest.raises(stripe.InvalidRequestError, match="cannot be expanded"):
+            api.payment_intents.retrieve(intent.id, {"expand": [path]})
