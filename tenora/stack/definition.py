@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import redis
 
+from billing.stripe_settings import StripeSettings
 from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings
@@ -25,6 +26,8 @@ from tenora.stack.secrets_file import Secrets
 
 BUCKET = "tenora"
 REPLICA_ID = "rep_local"
+STRIPE_SIMULATOR = "stripe-simulator"
+_SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
@@ -70,6 +73,7 @@ class Addresses:
     s3_url: str
     postgres_dsn: str
     redis_url: str
+    stripe_simulator_url: str
 
 
 class Stack:
@@ -105,7 +109,9 @@ class Stack:
             s3_url=self._s3.url,
             postgres_dsn=self._postgres_dsn("postgres", secrets.postgres_password),
             redis_url=self._valkey.url,
+            stripe_simulator_url=f"http://127.0.0.1:{ports['stripe_simulator']}",
         )
+        self._simulates_stripe = StripeSettings().stripe_api_key is None
 
     def environment(self) -> dict[str, str]:
         """The settings that all parts share, as environment variables, with the secrets of the servers' owners."""
@@ -129,7 +135,15 @@ class Stack:
             "TENORA_CACHE_DIR": str(self.home / "cache"),
             "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",
+            **self._stripe(),
         }
+
+    def _stripe(self) -> dict[str, str]:
+        """Leads to the simulator unless the operator set a key of Stripe's; the simulator accepts any test key."""
+        if not self._simulates_stripe:
+            return {}
+        url = self.addresses.stripe_simulator_url
+        return {"TENORA_STRIPE_API_BASE": url, "TENORA_STRIPE_API_KEY": _SIMULATOR_KEY}
 
     def _secret_settings(self, program: str) -> dict[str, str]:
         """The settings that hold a secret, with the program's own role, user and key where it has one."""
@@ -183,7 +197,19 @@ class Stack:
                 stop_s=_GATEWAY_DRAIN_S + 30,  # after the drain it aborts, counts and settles the running requests
             ),
             self._replica(),
+            *([self._stripe_simulator()] if self._simulates_stripe else []),
         ]
+
+    def _stripe_simulator(self) -> Program:
+        url = self.addresses.stripe_simulator_url
+        port = str(self._ports["stripe_simulator"])
+        return Program(
+            name=STRIPE_SIMULATOR,
+            argv=self._command("tenora.stripe_simulator", "--port", port, "--home", str(self.home / "stripe")),
+            env={"PYTHONUNBUFFERED": "1"},
+            log=self.logs / f"{STRIPE_SIMULATOR}.log",
+            ready=lambda: answers(f"{url}/_simulator/status"),
+        )
 
     def _postgres(self) -> Program:
         """Postgres, prepared only when it is about to run: the first call creates the database cluster."""

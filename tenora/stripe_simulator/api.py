@@ -36,7 +36,7 @@ class ApiRequest:
 
 
 @dataclass
-class Answer:
+class StripeAnswer:
     status: int
     body: Object
     headers: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class StripeApi:
         self._operations = operations
         self._base_url = base_url
 
-    async def answer(self, request: ApiRequest) -> Answer:
+    async def answer(self, request: ApiRequest) -> StripeAnswer:
         """Never raises: what goes wrong is an answer with Stripe's error object."""
         try:
             self._authenticate(request.headers)
@@ -62,7 +62,7 @@ class StripeApi:
             if fault is not None and fault.kind == "timeout_after":
                 await asyncio.sleep(fault.seconds)
         except ApiError as error:
-            answer = Answer(error.status, error.body)
+            answer = StripeAnswer(error.status, error.body)
         answer.headers |= {"Request-Id": request.request_id, "Stripe-Version": API_VERSION}
         return answer
 
@@ -85,7 +85,7 @@ class StripeApi:
         if version != API_VERSION:
             raise ApiError(f"The Stripe simulator implements API version {API_VERSION} only; {version[:40]} was sent.")
 
-    def _execute(self, request: ApiRequest, fault: Fault | None) -> Answer:
+    def _execute(self, request: ApiRequest, fault: Fault | None) -> StripeAnswer:
         operation, ids = self._find(request)
         if fault is not None and fault.kind == "rate_limit":
             raise ApiError("Too many requests hit the API too quickly.", status=429, code="rate_limit")
@@ -98,10 +98,10 @@ class StripeApi:
         if key:
             kept = idempotency.kept_answer(self._store, key, print_, request.path, now)
             if kept is not None:
-                return Answer(*kept, {**headers, "Idempotent-Replayed": "true", "Stripe-Should-Retry": "false"})
+                return StripeAnswer(*kept, {**headers, "Idempotent-Replayed": "true", "Stripe-Should-Retry": "false"})
         values = operation.read(tree)
 
-        def keep(answer: Answer) -> Answer:
+        def keep(answer: StripeAnswer) -> StripeAnswer:
             if key:
                 idempotency.keep(self._store, key, print_, request.path, now, (answer.status, answer.body))
                 answer.headers |= headers
@@ -121,7 +121,9 @@ class StripeApi:
             status=404,
         )
 
-    def _run(self, work: Callable[[], Object], fault: Fault | None, keep: Callable[[Answer], Answer]) -> Answer:
+    def _run(
+        self, work: Callable[[], Object], fault: Fault | None, keep: Callable[[StripeAnswer], StripeAnswer]
+    ) -> StripeAnswer:
         """Execute in one transaction, which also keeps the answer. A refusal that leaves traces commits them."""
         kind = fault.kind if fault is not None else None
         if kind == "error_before":
@@ -129,19 +131,19 @@ class StripeApi:
         try:
             with self._store.transaction():
                 try:
-                    answer = Answer(200, work())
+                    answer = StripeAnswer(200, work())
                 except ApiError as error:
                     if not error.keeps_changes:
                         raise
-                    answer = Answer(error.status, error.body)
+                    answer = StripeAnswer(error.status, error.body)
                 return keep(_failure("simulated failure after execution") if kind == "error_after" else answer)
         except ApiError as error:
-            return keep(Answer(error.status, error.body))
+            return keep(StripeAnswer(error.status, error.body))
         except Exception:  # noqa: BLE001 - Stripe answers 500 and keeps it, so that is what has to be simulated
             _log.exception("operation failed")
             return keep(_failure("the simulator failed; its log says why"))
 
 
-def _failure(why: str) -> Answer:
+def _failure(why: str) -> StripeAnswer:
     error = ApiError(f"An unknown error occurred ({why}).", status=500, kind="api_error")
-    return Answer(error.status, error.body, {"Stripe-Should-Retry": "false"})
+    return StripeAnswer(error.status, error.body, {"Stripe-Should-Retry": "false"})

@@ -11,7 +11,7 @@ from litestar import Litestar, Request, Response, Router, route
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
-from tenora.stripe_simulator import control, pages, test_clocks
+from tenora.stripe_simulator import control, pages, test_clocks, webhooks
 from tenora.stripe_simulator.api import ApiRequest, StripeApi
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.operations import operations
@@ -50,9 +50,12 @@ def _http_refused(_: Request[Any, Any, Any], error: HTTPException) -> Response[d
     return Response(body, status_code=error.status_code, headers=_LABELLED)
 
 
-def build_app(home: Path, base_url: str) -> Litestar:
-    """The server over one folder of state. Raises AlreadyRunning."""
+def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = None) -> Litestar:
+    """The server over one folder of state; ``listener`` is a URL for events and its secret. Raises AlreadyRunning."""
     store = SimulatorStore(home)
+    if listener is not None:
+        with store.transaction():
+            webhooks.listen_at(Simulation(store, base_url), *listener)
     api = StripeApi(store, operations(), base_url)
 
     @contextlib.asynccontextmanager

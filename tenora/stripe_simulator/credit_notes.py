@@ -15,11 +15,9 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
             f"Credit notes can only be issued for open or paid invoices; this one is {invoice['status']}.",
             param="invoice",
         )
-    note_id = sim.new_id("cn")
     lines = _lines(sim, given)
     total = sum(line["amount"] for line in lines)
-    earlier = [each for each in sim.store.select("credit_note", invoice=invoice["id"]) if each["status"] == "issued"]
-    left = invoice["total"] - sum(each["total"] for each in earlier)
+    left = _left(sim, invoice)
     if not 0 < total <= left:
         raise ApiError(
             f"The credit note amount ({total}) must be positive and not greater than what is left to credit on the"
@@ -29,6 +27,30 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
     before = min(total, invoice["amount_remaining"]) if invoice["status"] == "open" else 0
     after = total - before
     _check_destinations(given, after)
+    note = _store(sim, given, invoice, lines, before=before, after=after)
+    if given.get("credit_amount"):
+        entry = customers.change_balance(
+            sim, invoice["customer"], -given["credit_amount"], "credit_note",
+            currency=invoice["currency"], credit_note=note["id"], invoice=invoice["id"],
+        )  # fmt: skip
+        note["customer_balance_transaction"] = entry["id"]
+        sim.save(note)
+    _apply(sim, invoice, before, after)
+    sim.emit("credit_note.created", note)
+    return note
+
+
+def _left(sim: Simulation, invoice: Object) -> int:
+    """What is not yet credited."""
+    earlier = sim.store.select("credit_note", invoice=invoice["id"], status="issued")
+    total: int = invoice["total"] - sum(each["total"] for each in earlier)
+    return total
+
+
+def _store(
+    sim: Simulation, given: dict[str, Any], invoice: Object, lines: list[Object], *, before: int, after: int
+) -> Object:
+    note_id, total = sim.new_id("cn"), before + after
     refunds = _refunds(sim, given, invoice)
     kinds = {(True, False): "pre_payment", (False, True): "post_payment", (True, True): "mixed"}
     fields = {
@@ -59,17 +81,7 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
         "total_taxes": [],
         "type": kinds[before > 0, after > 0],
     }
-    note = sim.create("credit_note", "cn", fields, customer=invoice["customer"])
-    if given.get("credit_amount"):
-        entry = customers.change_balance(
-            sim, invoice["customer"], -given["credit_amount"], "credit_note",
-            currency=invoice["currency"], credit_note=note_id, invoice=invoice["id"],
-        )  # fmt: skip
-        note["customer_balance_transaction"] = entry["id"]
-        sim.save(note)
-    _apply(sim, invoice, before, after)
-    sim.emit("credit_note.created", note)
-    return note
+    return sim.create("credit_note", "cn", fields, customer=invoice["customer"])
 
 
 def _lines(sim: Simulation, given: dict[str, Any]) -> list[Object]:
@@ -147,7 +159,7 @@ def _apply(sim: Simulation, invoice: Object, before: int, after: int) -> None:
 
 
 def void(sim: Simulation, given: dict[str, Any], note_id: str) -> Object:
-    """Take back a note on an open invoice; Stripe allows no more than that."""
+    """Take back a note on an open invoice. Stripe allows it there alone."""
     note = sim.get("credit_note", note_id)
     invoice = sim.get("invoice", note["invoice"])
     if note["status"] == "void" or invoice["status"] != "open":

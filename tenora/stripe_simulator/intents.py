@@ -29,7 +29,7 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
     if given["amount"] < MINIMUM_CENTS:
         raise ApiError(f"Amount must be at least $0.50 {given['currency']}", code="amount_too_small", param="amount")
     if given["amount"] > AMOUNT_MAX:
-        raise ApiError("Amount must be no more than $999,999.99", code="amount_too_large", param="amount")
+        raise ApiError("Amount must be at most $999,999.99", code="amount_too_large", param="amount")
     if given.get("off_session") not in (None, True, False, "true", "false"):
         raise not_simulated(f"off_session={given['off_session']}", "off_session")
     intent = start(sim, given, given.get("customer"), given["amount"], given["currency"])

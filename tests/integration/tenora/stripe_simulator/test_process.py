@@ -9,6 +9,7 @@ import stripe
 
 from tenora.stack.program import free_port
 from tenora.stripe_simulator.invoice_items import LINES_MAX
+from tests.conftest import wait_until
 from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
 
 HEADERS = {"Authorization": f"Bearer {TEST_KEY}"}
@@ -33,6 +34,18 @@ def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
     second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert second.returncode == 1
     assert "another Stripe simulator runs" in second.stderr
+
+
+def test_a_listener_is_registered_at_start_with_the_secret_that_it_knows(tmp_path, receiver, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_WEBHOOK_SECRET", "whsec_of_both_sides")
+    for _ in range(2):  # the second start replaces the endpoint
+        receiver.posts.clear()
+        with running_simulator(tmp_path / "home", listener=receiver.url) as simulator:
+            api = simulator.sdk().v1
+            assert [each.url for each in api.webhook_endpoints.list().data] == [receiver.url]
+            api.customers.create({"name": "Ada"})
+            wait_until(lambda: receiver.posts)
+        assert receiver.types("whsec_of_both_sides") == ["customer.created"]
 
 
 def test_every_answer_is_labelled(simulator):
