@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from litestar import Litestar, Request, Response, Router, route
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -21,6 +22,7 @@ from tenora.stripe_simulator.webhooks import EventDelivery
 
 BODY_BYTES_MAX: Final = 1_000_000
 _TICK_S: Final = 1
+_log = structlog.get_logger()
 _LABELLED: Final = {"Tenora-Stripe-Simulator": "1"}
 
 
@@ -92,6 +94,9 @@ def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = N
 async def _tick(store: SimulatorStore, base_url: str) -> None:
     """Let things become due as real time passes."""
     while True:
-        with store.transaction():
-            test_clocks.make_due(Simulation(store, base_url))
+        try:
+            with store.transaction():
+                test_clocks.make_due(Simulation(store, base_url))
+        except Exception:  # noqa: BLE001 - one object that fails must not stop time for all others
+            _log.exception("what is due could not be done")
         await asyncio.sleep(_TICK_S)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from tenora.stripe_simulator import intents, payment_methods
 from tenora.stripe_simulator.charges import Declined
-from tenora.stripe_simulator.errors import ApiError, not_simulated
+from tenora.stripe_simulator.errors import ApiError, not_simulated, require
 from tenora.stripe_simulator.resources import complete
 from tenora.stripe_simulator.simulation import Object, Simulation
 
@@ -16,8 +16,7 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
     mode = given.get("mode")
     if mode not in ("payment", "setup"):
         raise not_simulated(f"Checkout in mode {mode}", "mode")
-    if "success_url" not in given:
-        raise ApiError("Missing required param: success_url.", code="parameter_missing", param="success_url")
+    require(given, "success_url")
     customer = given.get("customer")
     if customer is not None:
         sim.get("customer", customer, "customer")
@@ -61,8 +60,7 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
 
 def _items(given: dict[str, Any], mode: str) -> list[Object]:
     if mode == "setup":
-        if "currency" not in given:
-            raise ApiError("Missing required param: currency.", code="parameter_missing", param="currency")
+        require(given, "currency")
         if "line_items" in given:
             raise ApiError("You can not pass `line_items` in `setup` mode.", param="line_items")
         return []
@@ -172,8 +170,7 @@ def items_of(sim: Simulation, given: dict[str, Any], session_id: str) -> Object:
 
 
 def open_portal(sim: Simulation, given: dict[str, Any]) -> Object:
-    if "customer" not in given:
-        raise ApiError("Missing required param: customer.", code="parameter_missing", param="customer")
+    require(given, "customer")
     customer = sim.get("customer", given["customer"], "customer")["id"]
     fields = {"configuration": "bpc_simulated", "customer": customer, "return_url": given.get("return_url"), "url": ""}
     session = sim.create("billing_portal.session", "bps", fields, customer=customer)

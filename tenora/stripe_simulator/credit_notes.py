@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tenora.stripe_simulator import charges, customers, invoices
+from tenora.stripe_simulator import charges, customers, intents, invoices
 from tenora.stripe_simulator.errors import ApiError, not_simulated
 from tenora.stripe_simulator.resources import complete
 from tenora.stripe_simulator.simulation import Object, Simulation
@@ -155,6 +155,7 @@ def _apply(sim: Simulation, invoice: Object, before: int, after: int) -> None:
         sim.save(intent)
         sim.save(payment)
         if invoice["amount_remaining"] == 0:
+            intents.end(sim, intent, "void_invoice")
             invoices.mark_paid(sim, invoice, 0)
 
 

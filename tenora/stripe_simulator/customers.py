@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from tenora.stripe_simulator import payment_methods
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.simulation import Object, Simulation
+from tenora.stripe_simulator.simulation import Object, Simulation, merged
 
-_EDITABLE: Final = ("name", "email", "description", "phone", "address", "tax_exempt", "metadata", "balance")
+_EDITABLE: Final = ("name", "email", "description", "phone", "address", "tax_exempt", "metadata")
 
 
 def create(sim: Simulation, given: dict[str, Any]) -> Object:
@@ -15,7 +15,7 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
         clock_time = sim.get("test_helpers.test_clock", clock, "test_clock")["frozen_time"]
     fields = {name: given.get(name) or None for name in _EDITABLE}
     fields |= {
-        "balance": given.get("balance", 0),
+        "balance": 0,
         "currency": None,
         "delinquent": False,
         "invoice_prefix": sim.new_id("x")[2:10].upper(),
@@ -34,7 +34,14 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
     _set_default(sim, customer, given)
     sim.save(customer)
     sim.emit("customer.created", customer)
-    return customer
+    return _set_balance(sim, customer, given)
+
+
+def _set_balance(sim: Simulation, customer: Object, given: dict[str, Any]) -> Object:
+    change = given.get("balance", customer["balance"]) - customer["balance"]
+    if change:
+        change_balance(sim, customer["id"], change, "adjustment", currency=customer["currency"] or "usd")
+    return sim.get("customer", customer["id"])
 
 
 def _set_default(sim: Simulation, customer: Object, given: dict[str, Any]) -> None:
@@ -60,28 +67,26 @@ def update(sim: Simulation, given: dict[str, Any], customer: str) -> Object:
     before: dict[str, Any] = {name: found[name] for name in _EDITABLE if name in given}
     for name in before:
         found[name] = merged(found[name], given[name]) if name == "metadata" else given[name] or None
-    found["balance"] = given.get("balance", found["balance"])
     _set_default(sim, found, given)
     sim.save(found)
     sim.emit("customer.updated", found, before)
-    return found
-
-
-def merged(old: dict[str, str] | None, new: dict[str, str] | str) -> dict[str, str]:
-    """Metadata after an update: given keys replace, an empty value removes, an empty string removes all."""
-    if not isinstance(new, dict):
-        return {}
-    return {key: value for key, value in {**(old or {}), **new}.items() if value != ""}
+    return _set_balance(sim, found, given)
 
 
 def delete(sim: Simulation, given: dict[str, Any], customer: str) -> Object:
-    """Leave a stone with the id, which no other call accepts."""
     found = sim.get("customer", customer)
     if found.get("deleted"):
         raise ApiError(f"No such customer: '{customer}'", status=404, code="resource_missing", param="id")
-    stone = {"id": customer, "object": "customer", "deleted": True}
+    return erase(sim, found)
+
+
+def erase(sim: Simulation, customer: Object) -> Object:
+    """Leave a stone with the id, which no other call accepts, and take its cards away."""
+    for method in sim.store.select("payment_method", customer=customer["id"]):
+        payment_methods.detach(sim, {}, method["id"])
+    stone = {"id": customer["id"], "object": "customer", "deleted": True}
     sim.save(stone)
-    sim.emit("customer.deleted", found)
+    sim.emit("customer.deleted", customer)
     return stone
 
 

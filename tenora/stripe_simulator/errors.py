@@ -1,5 +1,6 @@
 """Refusals of the simulator in the form of Stripe's error object: status, type, code, parameter and message."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 _Type = Literal["api_error", "card_error", "idempotency_error", "invalid_request_error"]
@@ -36,6 +37,13 @@ def missing(kind: str, object_id: str, param: str | None) -> ApiError:
     return ApiError(
         f"No such {name}: '{object_id}'", status=400 if param else 404, code="resource_missing", param=param or "id"
     )
+
+
+def require(given: Mapping[str, Any], *names: str) -> None:
+    """Refuse a request that lacks a parameter which the SDK's types leave open."""
+    for name in names:
+        if name not in given:
+            raise ApiError(f"Missing required param: {name}.", code="parameter_missing", param=name)
 
 
 def not_simulated(what: str, param: str | None = None) -> ApiError:

@@ -3,18 +3,16 @@
 from typing import Any, Final
 
 from tenora.stripe_simulator import intents
-from tenora.stripe_simulator.customers import merged
-from tenora.stripe_simulator.errors import ApiError, not_simulated
+from tenora.stripe_simulator.errors import ApiError, not_simulated, require
 from tenora.stripe_simulator.resources import complete
-from tenora.stripe_simulator.simulation import Object, Simulation
+from tenora.stripe_simulator.simulation import Object, Simulation, merged
 
 LINES_MAX: Final = 250
 LINES_EMBEDDED: Final = 10
 
 
 def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    if "customer" not in given:
-        raise ApiError("Missing required param: customer.", code="parameter_missing", param="customer")
+    require(given, "customer")
     if "amount" not in given:
         raise not_simulated("invoice items without an amount", "amount")
     customer = sim.get("customer", given["customer"], "customer")

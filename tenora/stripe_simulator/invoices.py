@@ -8,16 +8,15 @@ from typing import Any, Final
 
 from tenora.stripe_simulator import customers, intents, invoice_items, payment_methods
 from tenora.stripe_simulator.charges import Declined
-from tenora.stripe_simulator.errors import ApiError, not_simulated
-from tenora.stripe_simulator.simulation import Object, Simulation
+from tenora.stripe_simulator.errors import ApiError, not_simulated, require
+from tenora.stripe_simulator.simulation import Object, Simulation, merged
 
 _DRAFT_S: Final = 3_600  # how long Stripe leaves a draft with auto_advance alone
 _DAY_S: Final = 86_400
 
 
 def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    if "customer" not in given:
-        raise ApiError("Missing required param: customer.", code="parameter_missing", param="customer")
+    require(given, "customer")
     customer = sim.get("customer", given["customer"], "customer")
     method = given.get("collection_method", "charge_automatically")
     now = sim.now(customer["id"])
@@ -82,7 +81,7 @@ def update(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
     if fixed and invoice["status"] != "draft":
         raise ApiError("Finalized invoices can't be updated in this way", code="invoice_not_editable", param=min(fixed))
     if "metadata" in given:
-        invoice["metadata"] = customers.merged(invoice["metadata"], given["metadata"])
+        invoice["metadata"] = merged(invoice["metadata"], given["metadata"])
     invoice |= {name: value for name, value in given.items() if name not in ("metadata", "expand")}
     sim.save(invoice)
     sim.emit("invoice.updated", invoice)
@@ -302,12 +301,12 @@ def advance_draft(sim: Simulation, invoice: Object) -> None:
     """Finalize a draft with ``auto_advance`` after its hour, and try once to collect it."""
     if not invoice["auto_advance"] or sim.now(invoice["customer"]) < invoice["created"] + _DRAFT_S:
         return
-    finalized = finalize(sim, {}, invoice["id"])
-    if finalized["status"] == "open" and finalized["collection_method"] == "charge_automatically":
-        try:
+    try:
+        finalized = finalize(sim, {}, invoice["id"])
+        if finalized["status"] == "open" and finalized["collection_method"] == "charge_automatically":
             pay(sim, {}, invoice["id"])
-        except ApiError:  # the failed attempt is recorded; Smart Retries are not simulated
-            return
+    except ApiError:  # its customer is gone, or the failed attempt is recorded; Smart Retries are not simulated
+        return
 
 
 def note_overdue(sim: Simulation, invoice: Object) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tenora.stripe_simulator.cards import CARDS, TestCard, advice, card_name
-from tenora.stripe_simulator.errors import ApiError, not_simulated
+from tenora.stripe_simulator.errors import ApiError, not_simulated, require
 from tenora.stripe_simulator.simulation import Object, Simulation
 
 
@@ -58,6 +58,7 @@ def behaviour(sim: Simulation, method: Object) -> tuple[TestCard, bool]:
 
 
 def attach(sim: Simulation, given: dict[str, Any], method: str) -> Object:
+    require(given, "customer")
     found = resolve(sim, method, "payment_method")
     sim.get("customer", given["customer"], "customer")
     card, _ = behaviour(sim, found)

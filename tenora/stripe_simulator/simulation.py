@@ -125,3 +125,10 @@ def _in_range(created: int | None, wanted: Any) -> bool:
         and created < wanted.get("lt", 1 << 62)
         and created <= wanted.get("lte", 1 << 62)
     )
+
+
+def merged(old: dict[str, str] | None, new: dict[str, str] | str) -> dict[str, str]:
+    """Metadata after an update: given keys replace, an empty value removes, an empty string removes all."""
+    if not isinstance(new, dict):
+        return {}
+    return {key: value for key, value in {**(old or {}), **new}.items() if value != ""}

@@ -5,7 +5,7 @@ The simulator's own clock (real time and an offset) makes the same things due fo
 
 from typing import Any, Final
 
-from tenora.stripe_simulator import checkout, invoices
+from tenora.stripe_simulator import checkout, customers, invoices
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.simulation import Object, Simulation
 
@@ -46,7 +46,7 @@ def delete(sim: Simulation, given: dict[str, Any], clock_id: str) -> Object:
     """Remove the clock and, like Stripe, all its customers."""
     clock = sim.get("test_helpers.test_clock", clock_id)
     for customer in sim.store.select("customer", test_clock=clock_id):
-        sim.save({"id": customer["id"], "object": "customer", "deleted": True})
+        customers.erase(sim, customer)
     sim.store.remove(clock_id)
     sim.emit("test_helpers.test_clock.deleted", clock)
     return {"id": clock_id, "object": "test_helpers.test_clock", "deleted": True}

@@ -16,7 +16,7 @@ import httpx
 import structlog
 
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Object, Simulation
+from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Object, Simulation, merged
 from tenora.stripe_simulator.store import SimulatorStore
 
 ENDPOINTS_MAX: Final = 16
@@ -69,9 +69,11 @@ def update(sim: Simulation, given: dict[str, Any], endpoint_id: str) -> Object:
     endpoint = sim.get("webhook_endpoint", endpoint_id)
     if "url" in given:
         _check_url(given["url"])
+    if "metadata" in given:
+        endpoint["metadata"] = merged(endpoint["metadata"], given["metadata"])
     if "disabled" in given:
         endpoint["status"] = "disabled" if given["disabled"] else "enabled"
-    endpoint |= {name: given[name] for name in ("url", "enabled_events", "description", "metadata") if name in given}
+    endpoint |= {name: given[name] for name in ("url", "enabled_events", "description") if name in given}
     return sim.save(endpoint)
 
 
