@@ -61,6 +61,7 @@ _REDIS_USERS = {
     "gateway": redis_acl.GATEWAY,
     "replica": redis_acl.REPLICA,
 }
+_STRIPE_CALLERS = ("web", "billing")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -115,12 +116,13 @@ class Stack:
 
     def environment(self) -> dict[str, str]:
         """The settings that all parts share, as environment variables, with the secrets of the servers' owners."""
-        return self._shared() | self._secret_settings("")
+        return self._shared() | self._stripe() | self._secret_settings("")
 
     def _environment_of(self, program: str) -> dict[str, str]:
         """The settings of one program, with only the secrets that it needs."""
         known = _KNOWN_TO[program]
-        return self._shared() | {name: value for name, value in self._secret_settings(program).items() if name in known}
+        secrets = {name: value for name, value in self._secret_settings(program).items() if name in known}
+        return self._shared() | (self._stripe() if program in _STRIPE_CALLERS else {}) | secrets
 
     def _shared(self) -> dict[str, str]:
         return {
@@ -135,7 +137,6 @@ class Stack:
             "TENORA_CACHE_DIR": str(self.home / "cache"),
             "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",
-            **self._stripe(),
         }
 
     def _stripe(self) -> dict[str, str]:

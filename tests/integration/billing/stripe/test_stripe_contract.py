@@ -13,6 +13,7 @@ from billing.stripe_errors import (
     StripeObjectNotFound,
     StripeRefused,
 )
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -277,10 +278,14 @@ def test_pages_for_the_owner_have_addresses(stage):
 def test_events_are_listed_by_type_and_time(stage):
     started = stage.just_now()
     paid = stage.paid_invoice(700)
-    events = stage.account.events_since(started["since"], types=["invoice.paid", "invoice.finalized"])
-    ours = [event.type for event in events if event.object_id == paid.id]
-    assert ours == ["invoice.finalized", "invoice.paid"]
-    (last,) = [event for event in events if event.object_id == paid.id and event.type == "invoice.paid"]
+
+    def both():
+        listed = stage.account.events_since(started["since"], types=["invoice.paid", "invoice.finalized"])
+        ours = [event for event in listed if event.object_id == paid.id]
+        return ours if len(ours) == 2 else None
+
+    first, last = wait_until(both, what="both events in the list")
+    assert (first.type, last.type) == ("invoice.finalized", "invoice.paid")
     assert (last.object_kind, last.customer, last.api_version) == ("invoice", paid.customer, stripe.api_version)
 
 
