@@ -1,13 +1,15 @@
 """The values that billing shows to other packages: frozen, with units in their names. Tables stay inside."""
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
 from core.contracts.grants import Prices
 
-LineKind = Literal["input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+LineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+LineUnit = Literal["token", "page_second"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -77,16 +79,20 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantity`` counts tokens, or page-milliseconds for ``kv_page_seconds``; ``unit_price_nanos`` is per token, or
-    per page-second. ``adapter_id`` None is the base model itself. ``request_count`` counts requests with any of it.
+    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar
+    in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
+    itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     """
 
     id: str
     kind: LineKind
     base_model: str
     adapter_id: str | None
+    adapter_name: str | None
     price_version_id: str
-    quantity: int
+    late_for: datetime | None
+    unit: LineUnit
+    quantity: Decimal
     unit_price_nanos: int
     amount_nanos: int
     amount_cents: int

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing import prices as price_book
+from billing.prices import price_book
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans.models import Plan, PlanVersion

@@ -7,8 +7,8 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing import prices as price_book
-from billing.usage_queries import charged_before_month
+from billing.prices import price_book
+from billing.usage.queries import charged_before_month
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans

@@ -8,9 +8,10 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing import invoice_queries, invoicing, reconciliation
-from billing import prices as price_book
+from billing.invoices import closing, queries
 from billing.metering import Meter
+from billing.prices import price_book
+from billing.reconciliation import audit
 from billing.settings import BillingSettings
 from billing.stream import ReclaimedPage, UsageStream
 from billing.worker import connect_redis
@@ -87,16 +88,17 @@ class Stage:
         self.drain()
 
     def close(self, until: datetime | None = None):
-        with unit_of_work(self.engine) as session:
-            return invoicing.close_period(session, until)
+        made, failed = closing.close_all(self.engine, until)
+        assert failed == []
+        return made
 
     def invoice(self, invoice_id: str, tenant_id: str | None = None):
         with unit_of_work(self.engine) as session:
-            return invoice_queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+            return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
 
     def reconcile(self):
         with unit_of_work(self.engine) as session:
-            return reconciliation.reconcile(session, self.redis)
+            return audit.reconcile(session, self.redis)
 
     def now(self) -> datetime:
         return self.value("SELECT clock_timestamp()")

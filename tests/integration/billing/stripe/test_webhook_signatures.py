@@ -42,7 +42,8 @@ def signed(*secrets: str, body: str = BODY, age_s: int = 0) -> str:
     return signature_header(body, list(secrets), int(time.time()) - age_s)
 
 
-@pytest.mark.scenario(150, 151)
+@pytest.mark.scenario(150)
+@pytest.mark.scenario(151)
 @pytest.mark.parametrize(
     ("secrets", "age_s"),
     [((SECRET,), 0), ((OLD,), 0), ((WRONG, SECRET), 0), ((SECRET,), 290)],
