@@ -1,10 +1,13 @@
 """One machine has a Stripe simulator unless its operator has a key of Stripe's."""
 
+import json
+
 import pytest
 
 from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
 from tenora.settings import StackSettings
+from tenora.stack import daemon, status
 from tenora.stack.definition import STRIPE_SIMULATOR, Stack
 from tenora.stack.secrets_file import choose_ports, load_secrets
 from tests.conftest import running
@@ -48,3 +51,16 @@ def test_a_live_key_with_a_simulators_address_stops_the_start(define, monkeypatc
     monkeypatch.setenv("TENORA_STRIPE_API_BASE", "http://127.0.0.1:8090")
     with pytest.raises(ValueError, match="TENORA_STRIPE_API_BASE names a simulator"):
         define()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_status_shows_the_address_of_a_simulator_that_runs(tmp_path, monkeypatch, runs):
+    settings = StackSettings(home=tmp_path)
+    monkeypatch.setattr(status, "is_up", lambda _: True)
+    load_secrets(settings.root)
+    ports = choose_ports(daemon.run_folder(settings))
+    programs = {STRIPE_SIMULATOR: {"state": "ready"}} if runs else {"web": {"state": "ready"}}
+    (daemon.run_folder(settings) / "state.json").write_text(json.dumps({"programs": programs}))
+    shown = status.read_status(settings)
+    assert shown.get("stripe_simulator_url") == (f"http://127.0.0.1:{ports['stripe_simulator']}" if runs else None)
+    assert shown["gateway_url"]
