@@ -16,7 +16,7 @@ from tenora.stripe_simulator import control, pages, test_clocks, webhooks
 from tenora.stripe_simulator.api import ApiRequest, StripeApi
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.operations import operations
-from tenora.stripe_simulator.simulation import Simulation
+from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Simulation
 from tenora.stripe_simulator.store import SimulatorStore
 from tenora.stripe_simulator.webhooks import EventDelivery
 
@@ -55,6 +55,7 @@ def _http_refused(_: Request[Any, Any, Any], error: HTTPException) -> Response[d
 def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = None) -> Litestar:
     """The server over one folder of state; ``listener`` is a URL for events and its secret. Raises AlreadyRunning."""
     store = SimulatorStore(home)
+    store.forget_events(before=Simulation(store, base_url).now() - EVENTS_KEPT_S)
     if listener is not None:
         with store.transaction():
             webhooks.listen_at(Simulation(store, base_url), *listener)

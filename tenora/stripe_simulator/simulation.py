@@ -5,7 +5,9 @@ Ids look like Stripe's; an object of a customer with a test clock is created at 
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from tenora.stripe_simulator.annotations import API_VERSION
@@ -72,19 +74,18 @@ class Simulation:
         if not 1 <= limit <= _LIMIT_MAX:
             raise ApiError(f"Invalid limit: must be between 1 and {_LIMIT_MAX}", param="limit")
         skipped = {"limit", "starting_after", "ending_before", "created", "expand", "types"}
-        rows = list(self.store.select(kind) if found is None else found)
         fields = {name: value for name, value in given.items() if name not in skipped}
-        rows = [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
-        rows = [row for row in rows if _in_range(row.get("created", row.get("date")), given.get("created"))]
-        places = {row["id"]: place for place, row in enumerate(rows)}
-        for name in ("starting_after", "ending_before"):
-            if name in given and given[name] not in places:
-                raise missing(kind, given[name], name)
+        indexed = {name: fields[name] for name in ("customer", "invoice", "status") if name in fields}
+        rows = iter(self.store.iterate(kind, **indexed) if found is None else found)
+        rows = (row for row in rows if all(row.get(name) == value for name, value in fields.items()))
+        rows = (row for row in rows if _in_range(row.get("created", row.get("date")), given.get("created")))
         if "ending_before" in given:
-            before = rows[: places[given["ending_before"]]]
+            before = list(_until(rows, kind, given["ending_before"], "ending_before"))
             data, more = before[-limit:], len(before) > limit
         else:
-            after = rows[places[given["starting_after"]] + 1 :] if "starting_after" in given else rows
+            if "starting_after" in given:
+                deque(_until(rows, kind, given["starting_after"], "starting_after"), maxlen=0)
+            after = list(islice(rows, limit + 1))
             data, more = after[:limit], len(after) > limit
         return {"object": "list", "data": data, "has_more": more, "url": url}
 
@@ -108,6 +109,15 @@ class Simulation:
                 self.store.sql.execute(
                     "INSERT INTO deliveries (event, endpoint, due) VALUES (?, ?, ?)", (event["id"], endpoint["id"], due)
                 )
+
+
+def _until(rows: Iterator[Object], kind: str, object_id: str, param: str) -> Iterator[Object]:
+    """The rows before the one with this id, which is consumed. Raises ApiError if there is none."""
+    for row in rows:
+        if row["id"] == object_id:
+            return
+        yield row
+    raise missing(kind, object_id, param)
 
 
 def _listens(endpoint: Object, kind: str) -> bool:

@@ -98,12 +98,19 @@ class SimulatorStore:
 
     def select(self, kind: str, **equal: Any) -> list[dict[str, Any]]:
         """Objects of a kind whose fields have these values, the newest first. ``__`` in a name leads into an object."""
+        return list(self.iterate(kind, **equal))
+
+    def iterate(self, kind: str, **equal: Any) -> Iterator[dict[str, Any]]:
+        """The same one by one, for a reader that may stop early and changes nothing meanwhile."""
         where = "".join(f" AND json_extract(body, '$.{name.replace('__', '.')}') = ?" for name in equal)
         rows = self.sql.execute(
             f"SELECT body FROM objects WHERE kind = ?{where} ORDER BY number DESC",  # noqa: S608 - names are ours
             (kind, *equal.values()),
         )
-        return [json.loads(row[0]) for row in rows]
+        return (json.loads(row[0]) for row in rows)
+
+    def forget_events(self, before: int) -> None:
+        self.sql.execute("DELETE FROM objects WHERE kind = 'event' AND json_extract(body, '$.created') < ?", (before,))
 
     # The simulator's own settings.
 

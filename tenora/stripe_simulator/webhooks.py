@@ -111,9 +111,9 @@ def list_events(sim: Simulation, given: dict[str, Any]) -> Object:
     if "type" in given and "types" in given:
         raise ApiError("You may only specify one of these parameters: type, types.", param="types")
     oldest = sim.now() - EVENTS_KEPT_S
-    found = [each for each in sim.store.select("event") if each["created"] >= oldest]
+    found = (each for each in sim.store.iterate("event") if each["created"] >= oldest)
     if "types" in given:
-        found = [each for each in found if each["type"] in given["types"]]
+        found = (each for each in found if each["type"] in given["types"])
     return sim.page("event", "/v1/events", given, found=found)
 
 

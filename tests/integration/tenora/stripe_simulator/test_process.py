@@ -27,6 +27,11 @@ def test_state_and_kept_answers_survive_a_restart(tmp_path):
         assert api.customers.create({"name": "Ada"}, {"idempotency_key": "k"}).id == made.id
         assert len(api.customers.list().data) == 1
         assert simulator.control("GET", "status")["clock"] >= before
+        (event,) = api.events.list().data
+        simulator.control("POST", "clock", {"advance_s": 31 * 86_400})
+        assert api.events.list().data == []
+        with pytest.raises(stripe.InvalidRequestError, match="No such event"):
+            api.events.retrieve(event.id)
 
 
 def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
@@ -129,3 +134,24 @@ def test_expansion_replaces_ids_by_objects(api):
     for path in ("colour", "latest_charge.payment_method", "currency"):  # the second is an id, but not expandable
         with pytest.raises(stripe.InvalidRequestError, match="cannot be expanded"):
             api.payment_intents.retrieve(intent.id, {"expand": [path]})
+
+
+def test_pages_lead_forwards_and_backwards(api):
+    owner = api.customers.create({}).id
+    made = [api.invoices.create({"customer": owner}).id for _ in range(5)][::-1]
+
+    def page(**given) -> tuple[list[str], bool]:
+        listed = api.invoices.list({"customer": owner, "limit": 2, **given})
+        return [each.id for each in listed.data], listed.has_more
+
+    assert page() == (made[:2], True)
+    assert page(starting_after=made[1]) == (made[2:4], True)
+    assert page(starting_after=made[3]) == (made[4:], False)
+    assert page(ending_before=made[4]) == (made[2:4], True)
+    assert page(ending_before=made[1]) == (made[:1], False)
+    assert page(created={"lt": 1}) == ([], False)
+    for cursor in ("starting_after", "ending_before"):
+        with pytest.raises(stripe.InvalidRequestError, match="No such invoice"):
+            page(**{cursor: "in_that_never_was"})
+    with pytest.raises(stripe.InvalidRequestError, match="Invalid limit"):
+        page(limit=101)

@@ -60,7 +60,7 @@ def test_a_refused_event_is_posted_again(api, endpoint, receiver):
     api.customers.create({"name": "Ada"})
     wait_until(lambda: receiver.posts)
     receiver.status = 200
-    wait_until(lambda: len(receiver.posts) == 2)
+    wait_until(lambda: len(receiver.posts) >= 2)
     assert receiver.posts[0][0] == receiver.posts[1][0]
 
 
