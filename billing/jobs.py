@@ -17,7 +17,7 @@ class Job(NamedTuple):
     """What to repeat, and the pause between two runs."""
 
     name: str
-    every_s: int
+    every_ms: int
     run_once: Callable[[], None]
 
 
@@ -34,7 +34,7 @@ class JobThreads:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: int) -> None:
         """Ask every job to end after its current run, and wait for them together for at most ``timeout_s``."""
         self._stop.set()
         for thread in self._threads:
@@ -47,5 +47,5 @@ class JobThreads:
             except (AppError, *OUTAGES) as error:
                 metrics.JOBS_FAILED.labels(job.name).inc()
                 _log.warning("a billing job failed; trying again", job=job.name, error=str(error)[:500])
-            if self._stop.wait(job.every_s):
+            if self._stop.wait(job.every_ms / 1000):
                 return

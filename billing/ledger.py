@@ -17,6 +17,7 @@ from core.db import database_now
 from core.ids import new_id
 
 AccountKind = Literal["usage_unbilled", "receivable", "revenue", "rounding"]
+TransferKind = Literal["usage", "adjustment", "invoice"]
 
 
 class AccountRef(msgspec.Struct, frozen=True):
@@ -34,9 +35,10 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to post: of the usage records that name it, or of an invoice."""
+    """A transfer to post: of the usage records that name it, of an adjustment, or of an invoice."""
 
     transfer_id: str
+    kind: TransferKind
     legs: tuple[Leg, ...]
     invoice_id: str | None = None
 
@@ -46,13 +48,27 @@ def usage_posting(*, transfer_id: str, amounts_nanos: Mapping[str, int]) -> Post
     belongs to the records of one transaction, which name it.
     """
     owed = (Leg(AccountRef("usage_unbilled", tenant), nanos) for tenant, nanos in sorted(amounts_nanos.items()))
-    return Posting(transfer_id=transfer_id, legs=(*owed, Leg(AccountRef("revenue"), -sum(amounts_nanos.values()))))
+    return Posting(
+        transfer_id=transfer_id,
+        kind="usage",
+        legs=(*owed, Leg(AccountRef("revenue"), -sum(amounts_nanos.values()))),
+    )
+
+
+def adjustment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -> Posting:
+    """Usage turns out to cost more, or less, than its records say."""
+    return Posting(
+        transfer_id=transfer_id,
+        kind="adjustment",
+        legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
+    )
 
 
 def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, billed_nanos: int) -> Posting:
     """An invoice turns unbilled usage into a receivable of whole cents. The rounding has its own account."""
     return Posting(
         transfer_id=new_id("tr"),
+        kind="invoice",
         invoice_id=invoice_id,
         legs=(
             Leg(AccountRef("usage_unbilled", tenant_id), -amount_nanos),
@@ -83,7 +99,7 @@ def post(session: Session, posting: Posting) -> None:
     session.exec(
         sa.insert(LedgerTransfer).values(
             id=posting.transfer_id,
-            kind="usage" if posting.invoice_id is None else "invoice",
+            kind=posting.kind,
             invoice_id=posting.invoice_id,
             created_at=database_now(session),
         )

@@ -7,7 +7,7 @@ acknowledged; the caller (``billing.worker``) tries the same batch again.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -29,6 +29,24 @@ OUTAGES: Final = (redis_client.RedisError, DBAPIError, PoolTimeout)
 _log = structlog.get_logger()
 
 
+class ActiveTenants:
+    """Tenants whose usage arrived since another thread last took them."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, tenant_ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids.update(tenant_ids)
+
+    def take(self) -> set[str]:
+        """The tenants since the last call."""
+        with self._lock:
+            taken, self._ids = self._ids, set()
+        return taken
+
+
 class Meter:
     """Writes batches of stream entries to the ledger."""
 
@@ -41,14 +59,13 @@ class Meter:
             late_max=timedelta(days=settings.billing_late_days_max),
             price_age_max=timedelta(seconds=settings.billing_price_age_s_max),
         )
-        self._active: set[str] = set()
-        self._active_lock = threading.Lock()
+        self._watchers: list[ActiveTenants] = []
 
-    def take_active(self) -> set[str]:
-        """Tenants whose usage arrived since the last call. Another thread may call it."""
-        with self._active_lock:
-            taken, self._active = self._active, set()
-        return taken
+    def watch(self) -> ActiveTenants:
+        """A set that this meter fills with the tenants whose usage arrives, for one thread to take."""
+        watcher = ActiveTenants()
+        self._watchers.append(watcher)
+        return watcher
 
     def process(self, entries: Sequence[StreamEntry]) -> None:
         """Record and acknowledge the entries. Entries that cannot be recorded stay pending or go to the dead letters.
@@ -69,8 +86,8 @@ class Meter:
         self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
         metrics.RECORDS.inc(len(recording.recorded))
         metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
-        with self._active_lock:
-            self._active.update(arrival.event.tenant_id for arrival in arrivals)
+        for watcher in self._watchers:
+            watcher.add(arrival.event.tenant_id for arrival in arrivals)
         metrics.DUPLICATES.inc(len(recording.duplicates))
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)

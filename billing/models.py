@@ -28,11 +28,13 @@ class LedgerAccount(SQLModel, table=True):
 
 
 class LedgerTransfer(SQLModel, table=True):
-    """One movement of value: of the usage records that one transaction recorded, or of one invoice."""
+    """One movement of value: of the usage records that one transaction recorded, of an adjustment of what usage of a
+    period costs, or of one invoice.
+    """
 
     __tablename__ = "transfers"
     __table_args__ = (
-        sa.CheckConstraint("kind IN ('usage', 'invoice')", name="kind_known"),
+        sa.CheckConstraint("kind IN ('usage', 'adjustment', 'invoice')", name="kind_known"),
         sa.CheckConstraint("(kind = 'invoice') = (invoice_id IS NOT NULL)", name="cause_fits_kind"),
     )
 

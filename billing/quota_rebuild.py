@@ -270,7 +270,9 @@ def _add_unrecorded(
 
 def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
     price = book.of(event, age_max=price_age_max)
-    return 0 if price is None else rate(event, price.version.prices).amount_nanos
+    if price is None:
+        return 0
+    return rate(event, price.version.card.held(event.base_model, event.rank_class)).amount_nanos
 
 
 def _add(
@@ -284,7 +286,7 @@ def _add(
     nanos: int,
 ) -> None:
     tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
-    for owner in (key_id, ""):
+    for owner in {key_id, ""}:  # an adjustment belongs to no key
         truth[tenant.tenant_id, owner].update(
             {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
         )

@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from billing import metrics
+from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
 from billing.metering import OUTAGES, Meter
@@ -33,7 +34,7 @@ from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 2
-_TABLES_EVERY_S: Final = 3_600
+_TABLES_EVERY_MS: Final = 3_600_000
 
 _log = structlog.get_logger()
 
@@ -187,9 +188,11 @@ def _jobs(
     drift: QuotaDrift,
     settings: BillingSettings,
 ) -> list[Job]:
+    active = meter.watch()
+
     def compare_quotas() -> None:
         quotas.run_once()
-        drift.record_active(meter.take_active())
+        drift.record_active(active.take())
         if not quotas.wanted:
             drift.run_once(read_backlog(redis))
 
@@ -199,10 +202,13 @@ def _jobs(
         add_partitions(engine)
         counts.forget_ended()
 
+    price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
+    adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
     grace = timedelta(seconds=settings.billing_grace_s)
     return [
-        Job("quotas", 1, compare_quotas),
-        Job("engine_counts", 1, counts.run_once),
-        Job("periods", settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
-        Job("tables", _TABLES_EVERY_S, maintain_tables),
+        Job("quotas", 1_000, compare_quotas),
+        Job("adjustments", 500, adjustments.run_once),
+        Job("engine_counts", 1_000, counts.run_once),
+        Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
+        Job("tables", _TABLES_EVERY_MS, maintain_tables),
     ]

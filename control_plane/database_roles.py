@@ -53,6 +53,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "usage_hours": _SUMS,
     "usage_months": _SUMS,
     "engine_counts": _SUMS,
+    "usage_adjustments": _LEDGER,
 }
 """By table and role. A table that is not here is the owner's alone."""
 

@@ -14,8 +14,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, select
 
 from billing import ledger, metrics
-from billing.invoices import totals
-from billing.invoices.lines import DraftInvoiceLine, lines_of
+from billing.charges.adjustments import adjust
+from billing.charges.lines import DraftInvoiceLine, with_cents
+from billing.charges.totals import first_usage
 from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.queries import invoice_view
 from billing.locks import serialize_decision
@@ -74,11 +75,12 @@ def close_tenant(
     """
     with unit_of_work(engine) as session:
         billed_until = lock_billed_until(session, tenant_id)
-        start = totals.first_usage(session, tenant_id) if billed_until is None else billed_until
+        start = first_usage(session, tenant_id) if billed_until is None else billed_until
         if start is None or start >= until:
             return None
         period = Period(start, until)
-        lines = lines_of(totals.read_totals(session, tenant_id, period))
+        charged, _ = adjust(session, tenant_id, period)
+        lines = with_cents(charged)
         if lines or close_empty:
             advance_billed_until(session, tenant_id, until)
         return _invoice(session, tenant_id, period, lines) if lines else None

@@ -51,13 +51,14 @@ class InvoiceLine(SQLModel, table=True):
             " 'kv_page_seconds')",
             name="kind_known",
         ),
-        sa.CheckConstraint("unit IN ('token', 'page_second', 'page_millisecond')", name="unit_known"),
+        sa.CheckConstraint("unit IN ('token', 'page_second', 'page_millisecond', 'package')", name="unit_known"),
         sa.CheckConstraint(
             "quantity > 0 AND request_count >= 0 AND unit_price_nanos >= 0 AND amount_nanos >= 0",
             name="counts_something",
         ),
         sa.CheckConstraint(
-            "unit <> 'token' OR amount_nanos = quantity * unit_price_nanos", name="amount_is_quantity_times_price"
+            "unit IN ('page_second', 'page_millisecond') OR amount_nanos = quantity * unit_price_nanos",
+            name="amount_is_quantity_times_price",
         ),
         # Each record truncates its own share of the page time below one nanodollar.
         sa.CheckConstraint(
@@ -73,7 +74,8 @@ class InvoiceLine(SQLModel, table=True):
     invoice_id: str
     position: int
     kind: str
-    base_model: str
+    base_model: str | None = None
+    rank_class: int | None = None
     adapter_id: str | None = None
     adapter_name: str | None = None
     price_version_id: str = Field(foreign_key="price_versions.id")
@@ -83,4 +85,6 @@ class InvoiceLine(SQLModel, table=True):
     unit_price_nanos: int = Field(sa_type=sa.BigInteger)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     amount_cents: int = Field(sa_type=sa.BigInteger)
-    request_count: int = Field(sa_type=sa.BigInteger)
+    request_count: int | None = Field(default=None, sa_type=sa.BigInteger)
+    tier: int | None = None
+    used_units: Decimal | None = Field(default=None, sa_type=sa.Numeric(38, 3))

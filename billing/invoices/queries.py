@@ -66,6 +66,7 @@ def _line_view(line: InvoiceLine) -> InvoiceLineView:
         id=line.id,
         kind=cast("LineKind", "uncached_input_tokens" if line.kind == "input_tokens" else line.kind),
         base_model=line.base_model,
+        rank_class=line.rank_class,
         adapter_id=line.adapter_id,
         adapter_name=line.adapter_name,
         price_version_id=line.price_version_id,
@@ -76,6 +77,8 @@ def _line_view(line: InvoiceLine) -> InvoiceLineView:
         amount_nanos=line.amount_nanos,
         amount_cents=line.amount_cents,
         request_count=line.request_count,
+        tier=line.tier,
+        used_units=None if line.used_units is None else plain(line.used_units),
     )
 
 

@@ -11,8 +11,8 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from billing import metrics
+from billing.charges.totals import first_usage
 from billing.invoices.closing import close_tenant
-from billing.invoices.totals import first_usage
 from billing.subscriptions.billed_until import read_billed_until
 from billing.subscriptions.calendar import BillingCalendar
 from core.db import database_now, unit_of_work

@@ -3,31 +3,26 @@ trigger refuses those that would begin in the past.
 """
 
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
 from billing.models import Instant
 
 
 class PriceVersion(SQLModel, table=True):
-    """What one plan charges from an instant on, until a later version of the same plan takes over."""
+    """What one plan charges from an instant on, until a later version of the same plan takes over. ``card`` is a
+    ``billing.prices.card.PriceCard``.
+    """
 
     __tablename__ = "price_versions"
-    __table_args__ = (
-        sa.UniqueConstraint("plan_id", "effective_from"),
-        sa.CheckConstraint(
-            "input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0 AND kv_page_second_nanos >= 0",
-            name="prices_not_negative",
-        ),
-    )
+    __table_args__ = (sa.UniqueConstraint("plan_id", "effective_from"),)
 
     id: str = Field(primary_key=True)
     plan_id: str
-    input_nanos: int = Field(sa_type=sa.BigInteger)
-    cached_input_nanos: int = Field(sa_type=sa.BigInteger)
-    output_nanos: int = Field(sa_type=sa.BigInteger)
-    kv_page_second_nanos: int = Field(sa_type=sa.BigInteger)
+    card: dict[str, Any] = Field(sa_type=JSONB)
     effective_from: datetime = Field(sa_type=Instant)
     created_at: datetime = Field(sa_type=Instant)
 

@@ -4,7 +4,7 @@ append-only and only for the future, so rating a record again gives the same amo
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
 from billing.periods import EPOCH, aware
+from billing.prices import card as price_card
+from billing.prices.card import PriceCard
 from billing.prices.models import PlanAssignment, PriceVersion
-from billing.settings import PRICE_NANOS_MAX
 from billing.views import PriceView
 from core import clock
-from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest
@@ -53,6 +53,11 @@ class PriceBook:
             return EventPrice(named)
         price = self.in_force(event.tenant_id, admitted)
         return None if price is None else EventPrice(price, stale=event.price_version_id is not None)
+
+    def has_tiers(self, tenant_id: str) -> bool:
+        """Whether any version of a plan that the tenant has or had charges by tiers."""
+        plans = {each.plan_id for each in self._assignments.get(tenant_id, ())}
+        return any(version.card.tiers for plan_id in plans for version in self._versions.get(plan_id, ()))
 
     def _was_in_force(self, tenant_id: str, version: PriceView, since: datetime, until: datetime) -> bool:
         """Whether the tenant had this version at an instant from ``since`` to ``until``, both inclusive."""
@@ -99,15 +104,21 @@ def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
     return PriceBook(assignments, versions)
 
 
-def add_version(session: Session, *, plan_id: str, prices: Prices, effective_from: datetime | None = None) -> PriceView:
+def versions_by_id(session: Session, version_ids: Collection[str]) -> dict[str, PriceView]:
+    """The price versions with these ids."""
+    found = session.exec(select(PriceVersion).where(col(PriceVersion.id).in_(version_ids)))
+    return {version.id: _view(version) for version in found}
+
+
+def add_version(
+    session: Session, *, plan_id: str, card: PriceCard, effective_from: datetime | None = None
+) -> PriceView:
     """Add a version. Without an instant it starts now, or at the epoch when it is the plan's first: the plan has rated
     nothing before, and a gateway's clock that lags a little must not leave a request without a price.
 
-    Raises InvalidRequest for a price out of range or an instant in the past, Conflict for an instant that is taken.
+    Raises InvalidRequest for an incomplete card or an instant in the past, Conflict for an instant that is taken.
     """
-    for field, nanos in msgspec.structs.asdict(prices).items():
-        if not 0 <= nanos <= PRICE_NANOS_MAX:
-            raise InvalidRequest(f"{field} is {nanos}; a price lies between 0 and {PRICE_NANOS_MAX}.", param=field)
+    price_card.check(card)
     serialize_decision(session, f"prices of plan {plan_id}")
     now = database_now(session)
     if effective_from is not None:
@@ -126,7 +137,7 @@ def add_version(session: Session, *, plan_id: str, prices: Prices, effective_fro
             param="effective_from",
         )
     version = PriceVersion(
-        id=new_id("pv"), plan_id=plan_id, effective_from=begins, created_at=now, **msgspec.structs.asdict(prices)
+        id=new_id("pv"), plan_id=plan_id, effective_from=begins, created_at=now, card=msgspec.to_builtins(card)
     )
     session.add(version)
     session.flush()
@@ -167,12 +178,7 @@ def _view(version: PriceVersion) -> PriceView:
     return PriceView(
         id=version.id,
         plan_id=version.plan_id,
-        prices=Prices(
-            input_nanos=version.input_nanos,
-            cached_input_nanos=version.cached_input_nanos,
-            output_nanos=version.output_nanos,
-            kv_page_second_nanos=version.kv_page_second_nanos,
-        ),
+        card=msgspec.convert(version.card, PriceCard),
         effective_from=version.effective_from,
         created_at=version.created_at,
     )

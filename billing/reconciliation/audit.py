@@ -28,8 +28,11 @@ WITH recorded AS (
            sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos,
            sum(estimated_requests) AS estimated_requests
     FROM usage_hours GROUP BY tenant_id
+), adjusted AS (
+    SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
 ), lined AS (
-    SELECT i.tenant_id, sum(l.quantity) FILTER (WHERE l.unit = 'token') AS invoiced_tokens
+    SELECT i.tenant_id,
+           sum(coalesce(l.used_units, l.quantity)) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
     FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
     SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
@@ -44,7 +47,7 @@ WITH recorded AS (
            coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
            coalesce(cached_tokens, 0)::bigint AS cached_tokens,
            coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
-           coalesce(ledger_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
+           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
            coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
            coalesce(estimated_requests, 0)::bigint AS estimated_requests,
            coalesce(unbilled, 0) AS unbilled,
@@ -52,6 +55,7 @@ WITH recorded AS (
            coalesce(cents, 0) * :nanos_per_cent AS billed_nanos
     FROM balances
     FULL JOIN recorded USING (tenant_id)
+    FULL JOIN adjusted USING (tenant_id)
     FULL JOIN lined USING (tenant_id)
     FULL JOIN invoiced USING (tenant_id)
 )

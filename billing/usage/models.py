@@ -62,6 +62,7 @@ class UsageRecord(SQLModel, table=True):
     base_model: str
     adapter_id: str | None = None
     revision_id: str | None = None
+    rank_class: int | None = None
     replica_id: str
     outcome: str
     started_at: datetime = Field(sa_type=Instant)
@@ -88,8 +89,8 @@ class UsageRecord(SQLModel, table=True):
 
 
 class UsageHour(SQLModel, table=True):
-    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price and lateness. "" stands
-    for no adapter and no revision, and ``-infinity`` for usage that is not late, because keys hold no NULL.
+    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price and lateness. "" and 0
+    stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
 
     ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
     """
@@ -103,6 +104,7 @@ class UsageHour(SQLModel, table=True):
     base_model: str = Field(primary_key=True)
     adapter_id: str = Field(primary_key=True)
     revision_id: str = Field(primary_key=True)
+    rank_class: int = Field(primary_key=True)
     price_version_id: str = Field(primary_key=True)
     requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)

@@ -23,7 +23,8 @@ NOT_LATE: Final = EPOCH
 """``late_from`` of a sum of usage that is not late: keys hold no NULL."""
 
 HOUR_KEY: Final = (
-    "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "price_version_id",
+    "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "rank_class",
+    "price_version_id",
 )  # fmt: skip
 HOUR_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
@@ -54,6 +55,13 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
 
 
+def add_adjustment(session: Session, tenant_id: str, at: datetime, amount_nanos: int) -> None:
+    """Add an adjustment to the tenant's spending of the month ``at`` lies in. It belongs to no key."""
+    month = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    added = {(tenant_id, month, ""): Counter({"amount_nanos": amount_nanos})}
+    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, added)
+
+
 def _hour_key(row: Row) -> tuple[Any, ...]:
     return (
         row["tenant_id"],
@@ -63,6 +71,7 @@ def _hour_key(row: Row) -> tuple[Any, ...]:
         row["base_model"],
         row["adapter_id"] or "",
         row["revision_id"] or "",
+        row["rank_class"] or 0,
         row["price_version_id"],
     )
 

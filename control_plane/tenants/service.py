@@ -177,11 +177,13 @@ def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
     """``charged_nanos`` is the amount charged before this month. It is used only where spending has a limit."""
     limits = _limits(tenant, plan)
     spend = limits.spend_nanos_per_month
+    prices, model_prices = plan.prices.grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
         status=cast("Status", tenant.status),
         limits=limits,
-        prices=plan.prices,
+        prices=prices,
+        model_prices=model_prices,
         price_version_id=plan.price_version_id,
         spend_ceiling_nanos=None if spend is None else charged_nanos + spend,
         charged_nanos=charged_nanos,

@@ -53,6 +53,7 @@ CREATE TABLE usage_records (
     base_model varchar NOT NULL,
     adapter_id varchar,
     revision_id varchar,
+    rank_class integer,
     replica_id varchar NOT NULL,
     outcome varchar NOT NULL,
     started_at timestamptz NOT NULL,
@@ -276,7 +277,7 @@ LEFT JOIN subscriptions s ON s.tenant_id = u.tenant_id
 SUMS = """
 INSERT INTO usage_hours
 SELECT tenant_id, date_trunc('hour', settled_at, 'UTC'), coalesce(late_from, to_timestamp(0)), key_id, base_model,
-    coalesce(adapter_id, ''), coalesce(revision_id, ''), price_version_id,
+    coalesce(adapter_id, ''), coalesce(revision_id, ''), 0, price_version_id,
     count(*) FILTER (WHERE NOT rest), count(*) FILTER (WHERE estimated),
     sum(input_tokens), sum(cached_tokens),
     coalesce(sum(cached_tokens) FILTER (WHERE NOT estimated AND aborted_prefill_tokens = 0), 0),
@@ -287,7 +288,7 @@ SELECT tenant_id, date_trunc('hour', settled_at, 'UTC'), coalesce(late_from, to_
     count(DISTINCT request) FILTER (WHERE kv_page_ms > 0),
     sum(input_nanos), sum(cached_input_nanos), sum(output_nanos), sum(kv_nanos)
 FROM (SELECT *, split_part(request_id, ':', 1) AS request, split_part(request_id, ':', 2) = 'rest' AS rest FROM usage_records) u
-GROUP BY 1, 2, 3, 4, 5, 6, 7, 8;
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9;
 INSERT INTO usage_months
 SELECT tenant_id, date_trunc('month', settled_at, 'UTC'), key_id,
     sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(amount_nanos)
@@ -433,11 +434,13 @@ def _create_sums() -> None:
         sa.Column("late_from", sa.DateTime(timezone=True), nullable=False),
         *(
             sa.Column(name, sa.String(), nullable=False)
-            for name in ("key_id", "base_model", "adapter_id", "revision_id", "price_version_id")
+            for name in ("key_id", "base_model", "adapter_id", "revision_id")
         ),
+        sa.Column("rank_class", sa.Integer(), nullable=False),
+        sa.Column("price_version_id", sa.String(), nullable=False),
         *(sa.Column(name, sa.BigInteger(), nullable=False, server_default=sa.text("0")) for name in _COUNTS),
         sa.PrimaryKeyConstraint(
-            "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "price_version_id",
+            "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "rank_class", "price_version_id",
             name="pk_usage_hours",
         ),
     )  # fmt: skip

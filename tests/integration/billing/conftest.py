@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from billing.invoices import closing, queries
 from billing.metering import Meter
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from billing.reconciliation import audit
 from billing.settings import BillingSettings
 from billing.stream import ReclaimedPage, UsageStream
@@ -34,11 +35,11 @@ class Stage:
         self.stream.ensure_group()
         self.meter = Meter(engine, self.stream, settings)
 
-    def tenant(self, prices: Prices = PRICES) -> str:
+    def tenant(self, prices: Prices = PRICES, *, card: PriceCard | None = None) -> str:
         """A tenant with its own plan."""
         tenant_id, plan_id = new_id("tn"), new_id("pl")
         with unit_of_work(self.engine) as session:
-            price_book.add_version(session, plan_id=plan_id, prices=prices)
+            price_book.add_version(session, plan_id=plan_id, card=card or PriceCard.of_all_models(prices))
             price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
         return tenant_id
 

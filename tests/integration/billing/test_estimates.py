@@ -168,7 +168,7 @@ async def test_an_estimates_cached_tokens_stay_cached_and_quotas_count_them_like
             stage.drain()
         ending = Settlement(
             request_id=wanted.request_id, tenant_id=tenant, replica_id="rep_one", used=used_by(exact, grant),
-            cached_saves=saved_by_cache(grant), event=exact,
+            cached_saves=saved_by_cache(exact, grant), event=exact,
         )  # fmt: skip
         assert await quota.settle(ending)
     assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from billing.invoices import queries as invoice_queries
 from billing.periods import EPOCH
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from billing.reconciliation import audit
 from billing.usage import queries as usage_queries
 from billing.views import Service
@@ -24,6 +25,9 @@ from tests.fixtures.examples import examples
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
+
+
+CARD = PriceCard.of_all_models(PRICES)
 
 
 def ms(instant: datetime) -> int:
@@ -246,31 +250,35 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
 
 def test_prices_change_only_for_the_future(stage):
     with unit_of_work(stage.engine) as session:
-        first = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
+        first = price_book.add_version(session, plan_id="pl_1", card=CARD)
         assert first.effective_from == EPOCH
-        second = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
+        second = price_book.add_version(session, plan_id="pl_1", card=CARD)
         assert second.effective_from > first.created_at
         later = stage.now() + timedelta(days=1)
-        third = price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+        third = price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=later)
         assert [version.id for version in price_book.list_versions(session, plan_id="pl_1")] == [
             third.id,
             second.id,
             first.id,
         ]
         with pytest.raises(Conflict, match="already has prices"):
-            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+            price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=later)
         with pytest.raises(InvalidRequest, match="past"):
-            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=NOON - timedelta(days=9))
+            price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=NOON - timedelta(days=9))
         with pytest.raises(InvalidRequest, match="output_nanos") as refusal:
-            price_book.add_version(session, plan_id="pl_1", prices=msgspec.structs.replace(PRICES, output_nanos=-1))
-        assert refusal.value.param == "output_nanos"
+            price_book.add_version(session, plan_id="pl_1", card=msgspec.structs.replace(CARD, output_nanos=-1))
+        assert refusal.value.param == "prices.output_nanos"
 
 
 def test_usage_is_priced_by_the_plan_the_tenant_had_at_its_admission(stage):
     tenant = stage.tenant()
     cheap = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=5))
     with unit_of_work(stage.engine) as session:
-        price_book.add_version(session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999))
+        price_book.add_version(
+            session,
+            plan_id="pl_dear",
+            card=msgspec.structs.replace(CARD, output_nanos=9_999),
+        )
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
     admitted_ms = ms(stage.now()) + 1

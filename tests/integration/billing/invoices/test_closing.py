@@ -12,6 +12,7 @@ from billing import ledger
 from billing.invoices import closing, queries
 from billing.ledger import AccountRef
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
 from core import clock
 from core.contracts.grants import Prices
@@ -115,7 +116,7 @@ def test_a_price_change_within_the_period_gives_one_line_per_price(stage):
     stage.bill(before)
     with unit_of_work(stage.engine) as session:
         changed = price_book.add_version(
-            session, plan_id=stage.plan_of(tenant), prices=Prices(**{**_fields(DEAR), "output_nanos": 1})
+            session, plan_id=stage.plan_of(tenant), card=PriceCard(**{**_fields(DEAR), "output_nanos": 1})
         )
     admitted_ms = int(changed.effective_from.timestamp() * 1000) + 1
     after = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)

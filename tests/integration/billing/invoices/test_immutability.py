@@ -16,7 +16,7 @@ import sqlalchemy as sa
         "UPDATE transfers SET kind = 'usage'",
         "DELETE FROM transfers",
         "UPDATE accounts SET tenant_id = 'tn_other' WHERE tenant_id IS NOT NULL",
-        "UPDATE price_versions SET output_nanos = 0",
+        "UPDATE price_versions SET card = '{}'",
         "DELETE FROM plan_assignments",
         "UPDATE usage_records SET output_tokens = 0, output_nanos = 0",
         "UPDATE usage_records SET late_from = settled_at + interval '1 day'",
@@ -98,7 +98,10 @@ def test_prices_and_plans_cannot_begin_in_the_past(stage, table):
     tenant = stage.tenant()
     plan = stage.plan_of(tenant)
     statements = {
-        "price_versions": "INSERT INTO price_versions VALUES ('pv_x', :plan, 0, 0, 0, 0, now() - interval '1s', now())",
+        "price_versions": (
+            "INSERT INTO price_versions (id, plan_id, card, effective_from, created_at)"
+            " VALUES ('pv_x', :plan, '{}', now() - interval '1s', now())"
+        ),
         "plan_assignments": "INSERT INTO plan_assignments VALUES (:tenant, now() - interval '1 s', :plan, now())",
     }
     with pytest.raises(sa.exc.IntegrityError, match="in the past"):

@@ -101,7 +101,6 @@ def test_what_a_page_shows_is_escaped(api):
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
-@pytest.mark.scenario(141)
 def test_an_invoice_waits_for_3d_secure_and_is_paid_once(api, simulator):
     owner = customer(api)
     card = api.payment_methods.attach("pm_card_authenticationRequired", {"customer": owner})

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.periods import EPOCH
+from billing.prices.card import PriceCard
 from billing.prices.models import PlanAssignment
 from billing.prices.price_book import PriceBook
 from billing.views import PriceView
@@ -24,7 +25,13 @@ def at(hours: int):
 
 
 def version(plan_id: str, hours: int) -> PriceView:
-    return PriceView(id=f"{plan_id}@{hours}", plan_id=plan_id, prices=FREE, effective_from=at(hours), created_at=EPOCH)
+    return PriceView(
+        id=f"{plan_id}@{hours}",
+        plan_id=plan_id,
+        card=PriceCard.of_all_models(FREE),
+        effective_from=at(hours),
+        created_at=EPOCH,
+    )
 
 
 def assignment(plan_id: str, hours: int) -> PlanAssignment:

@@ -5,33 +5,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import ledger
-from billing.invoices.lines import UsageTotal, lines_of
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, with_cents
+from billing.charges.period_charge import charge
+from billing.periods import EPOCH
+from billing.prices.card import PriceCard
+from billing.views import PriceView
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
 from core.rating import rate
 
 
-def total_of(events: list[UsageEvent], prices: Prices) -> UsageTotal:
-    charges = [rate(event, prices) for event in events]
+def lines_of(totals: list[UsageTotal]) -> list[DraftInvoiceLine]:
+    versions = {
+        total.price_version_id: PriceView(
+            id=total.price_version_id, plan_id="pl", card=PriceCard.of_all_models(total.prices),
+            effective_from=EPOCH, created_at=EPOCH,
+        )
+        for total in totals
+    }  # fmt: skip
+    return with_cents(charge(totals, versions))
+
+
+def total_of(events: list[UsageEvent], prices: Prices, version: str = "pv_1") -> UsageTotal:
+    costs = [rate(event, prices) for event in events]
     return UsageTotal(
         base_model="base",
         adapter_id="ad_1",
         adapter_name="support-bot",
-        price_version_id="pv_1",
+        price_version_id=version,
+        rank_class=None,
         late_for=None,
         prices=prices,
         uncached_input_tokens=sum(event.input_tokens - event.cached_tokens for event in events),
-        input_nanos=sum(charge.input_nanos for charge in charges),
+        input_nanos=sum(cost.input_nanos for cost in costs),
         uncached_requests=sum(event.input_tokens > event.cached_tokens for event in events),
         cached_tokens=sum(event.cached_tokens for event in events),
-        cached_input_nanos=sum(charge.cached_input_nanos for charge in charges),
+        cached_input_nanos=sum(cost.cached_input_nanos for cost in costs),
         cached_requests=sum(event.cached_tokens > 0 for event in events),
         output_tokens=sum(event.output_tokens for event in events),
-        output_nanos=sum(charge.output_nanos for charge in charges),
+        output_nanos=sum(cost.output_nanos for cost in costs),
         output_requests=sum(event.output_tokens > 0 for event in events),
         kv_page_ms=sum(event.kv_page_ms for event in events),
-        kv_nanos=sum(charge.kv_nanos for charge in charges),
+        kv_nanos=sum(cost.kv_nanos for cost in costs),
         kv_requests=sum(event.kv_page_ms > 0 for event in events),
     )
 
@@ -63,11 +79,10 @@ prices = st.builds(Prices, input_nanos=price, cached_input_nanos=price, output_n
 
 @given(st.lists(st.tuples(events, prices), max_size=4))
 def test_lines_lose_no_token_and_no_nanodollar(groups):
-    totals = [total_of(some, at) for some, at in groups]
-    lines = lines_of(totals)
+    lines = lines_of([total_of(some, at, f"pv_{number}") for number, (some, at) in enumerate(groups)])
     every = [one for some, _ in groups for one in some]
-    charges = [rate(one, at) for some, at in groups for one in some]
-    assert sum(line.amount_nanos for line in lines) == sum(charge.amount_nanos for charge in charges)
+    costs = [rate(one, at) for some, at in groups for one in some]
+    assert sum(line.amount_nanos for line in lines) == sum(cost.amount_nanos for cost in costs)
     tokens = sum(line.quantity for line in lines if line.kind != "kv_page_seconds")
     assert tokens == sum(one.input_tokens + one.output_tokens for one in every)
     assert sum(line.amount_cents for line in lines) == round_to_cents(sum(line.amount_nanos for line in lines))
@@ -103,6 +118,7 @@ def test_every_posting_sums_to_zero_and_uses_an_account_once(amount_nanos, bille
 def test_a_posting_that_does_not_sum_to_zero_is_refused_before_the_database_sees_it():
     crooked = ledger.Posting(
         transfer_id="tr",
+        kind="usage",
         legs=(
             ledger.Leg(ledger.AccountRef("usage_unbilled", "tn"), 2),
             ledger.Leg(ledger.AccountRef("revenue"), -1),

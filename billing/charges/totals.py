@@ -5,22 +5,21 @@ are read from the records, so a close costs the number of hours and adapters, no
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
-from billing.invoices.lines import UsageTotal
+from billing.charges.lines import UsageTotal
 from billing.periods import Period
-from billing.prices.models import PriceVersion
+from billing.prices import price_book
 from billing.usage.models import UsageRecord
 from billing.usage.sums import NOT_LATE, hour_of
-from core.contracts.grants import Prices
+from billing.views import PriceView
 
 _HOUR: Final = timedelta(hours=1)
 
 _TOTALS: Final = sa.text("""
 WITH used AS (
-    SELECT base_model, adapter_id, price_version_id,
+    SELECT base_model, rank_class, adapter_id, price_version_id,
         CASE WHEN late_from <> :not_late THEN date_trunc('month', hour, 'UTC') END AS late_for,
         input_tokens - cached_tokens AS uncached_input_tokens, cached_tokens, output_tokens, kv_page_ms,
         uncached_requests, cached_requests, output_requests, kv_requests,
@@ -30,7 +29,7 @@ WITH used AS (
         AND (late_from = :not_late AND hour >= :whole_from AND hour < :whole_until
              OR late_from >= :start AND late_from < :end)
   UNION ALL
-    SELECT base_model, coalesce(adapter_id, ''), price_version_id, NULL,
+    SELECT base_model, coalesce(rank_class, 0), coalesce(adapter_id, ''), price_version_id, NULL,
         sum(input_tokens - cached_tokens), sum(cached_tokens), sum(output_tokens), sum(kv_page_ms),
         count(DISTINCT request) FILTER (WHERE input_tokens > cached_tokens),
         count(DISTINCT request) FILTER (WHERE cached_tokens > 0),
@@ -42,9 +41,10 @@ WITH used AS (
         WHERE tenant_id = :tenant_id AND late_from IS NULL
             AND (settled_at >= :start AND settled_at < :head_until OR settled_at >= :tail_from AND settled_at < :end)
     ) boundary
-    GROUP BY 1, 2, 3
+    GROUP BY 1, 2, 3, 4
 )
-SELECT base_model, nullif(used.adapter_id, '') AS adapter_id, adapter_names.name AS adapter_name, price_version_id,
+SELECT base_model, nullif(rank_class, 0) AS rank_class, nullif(used.adapter_id, '') AS adapter_id,
+    adapter_names.name AS adapter_name, price_version_id,
     late_for,
     sum(uncached_input_tokens)::bigint AS uncached_input_tokens, sum(cached_tokens)::bigint AS cached_tokens,
     sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms,
@@ -53,8 +53,8 @@ SELECT base_model, nullif(used.adapter_id, '') AS adapter_id, adapter_names.name
     sum(input_nanos)::bigint AS input_nanos, sum(cached_input_nanos)::bigint AS cached_input_nanos,
     sum(output_nanos)::bigint AS output_nanos, sum(kv_nanos)::bigint AS kv_nanos
 FROM used LEFT JOIN adapter_names ON adapter_names.adapter_id = used.adapter_id AND adapter_names.tenant_id = :tenant_id
-GROUP BY base_model, used.adapter_id, adapter_names.name, price_version_id, late_for
-ORDER BY late_for NULLS FIRST, base_model, used.adapter_id, price_version_id
+GROUP BY base_model, rank_class, used.adapter_id, adapter_names.name, price_version_id, late_for
+ORDER BY late_for NULLS FIRST, base_model, used.adapter_id, rank_class, price_version_id
 """)
 
 
@@ -83,7 +83,8 @@ def read_totals(session: Session, tenant_id: str, period: Period) -> list[UsageT
         .mappings()
         .all()
     )
-    return [UsageTotal(**row, prices=prices) for row, prices in _priced(session, [dict(row) for row in rows])]
+    versions = price_book.versions_by_id(session, {row["price_version_id"] for row in rows})
+    return [_total(dict(row), versions[row["price_version_id"]]) for row in rows]
 
 
 def first_usage(session: Session, tenant_id: str) -> datetime | None:
@@ -95,9 +96,5 @@ def _since_epoch(instant: datetime) -> timedelta:
     return instant - NOT_LATE
 
 
-def _priced(session: Session, rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Prices]]:  # any column
-    versions = session.exec(
-        select(PriceVersion).where(col(PriceVersion.id).in_({row["price_version_id"] for row in rows}))
-    )
-    prices = {version.id: msgspec.convert(version, Prices, from_attributes=True) for version in versions}
-    return [(row, prices[row["price_version_id"]]) for row in rows]
+def _total(row: dict[str, Any], version: PriceView) -> UsageTotal:  # any column
+    return UsageTotal(**row, prices=version.card.listed(row["base_model"], row["rank_class"]))
