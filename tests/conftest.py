@@ -1,6 +1,7 @@
 """Fixtures for every test: real Postgres, Valkey and S3, started once for the session from the embedded servers."""
 
 import gc
+import os
 import secrets
 import ssl
 import subprocess
@@ -37,6 +38,7 @@ LEFT_OUT = {
     "functional": "{} functional tests deselected: `make test` runs them",
     "gpu": "{} GPU tests deselected: this machine has no CUDA device",
     "clients": "{} client tests deselected: `make test-clients` installs them",
+    "stripe_live": "{} tests at Stripe deselected: `pytest -m stripe_live`, TENORA_STRIPE_LIVE_TEST_KEY set",
 }
 _left_out = pytest.StashKey[dict[str, int]]()
 
@@ -94,6 +96,11 @@ def _is_property(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("hypothesis")) or is_hypothesis_test(getattr(item, "obj", None))
 
 
+def _asks_for_stripe(config: pytest.Config) -> bool:
+    """Only on demand and with a key: those tests leave the machine and create objects in somebody's account."""
+    return "stripe_live" in config.option.markexpr and bool(os.environ.get("TENORA_STRIPE_LIVE_TEST_KEY"))
+
+
 def _turn(item: pytest.Item) -> int:
     """The order in which workers take files: the longest first, so that none is left over at the end."""
     prefixes = (*ONE_SCOPE, "tests/chaos/", "tests/integration/")
@@ -106,6 +113,8 @@ def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
     client = item.get_closest_marker("clients")
     if client is not None and not (CLIENTS / client.args[0]).exists():
         return "clients"
+    if item.get_closest_marker("stripe_live") and not _asks_for_stripe(item.config):
+        return "stripe_live"
     if suite == "functional" and _is_soak(item):
         return "soak"
     if suite == "soak" and not (_is_soak(item) or _is_property(item) or item.get_closest_marker("timed")):

@@ -53,6 +53,14 @@ SELECT tenant_id, date_trunc('month', settled_at, 'UTC'), key_id, sum(input_toke
 FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3
 """
 
+_TENANTS: Final = "FROM generate_series(0, CAST(:last AS int)) n"
+_SUBSCRIBE: Final = (
+    "INSERT INTO accounts SELECT 'acc_revenue', 'revenue', NULL ON CONFLICT DO NOTHING",
+    f"INSERT INTO accounts SELECT 'acc_' || :prefix || n, 'usage_unbilled', :prefix || n {_TENANTS}",
+    f"INSERT INTO plan_assignments SELECT :prefix || n, to_timestamp(0), :plan_id, now() {_TENANTS}",
+    f"INSERT INTO subscriptions SELECT :prefix || n, NULL, now() {_TENANTS}",
+)
+
 
 def seed(engine: sa.Engine, *, prefix: str, tenants: int, records: int, first: int) -> None:
     """Write ``records`` over ``tenants`` whose ids begin with ``prefix``. ``first`` keeps the ids of calls apart."""
@@ -82,14 +90,8 @@ def _subscribe(engine: sa.Engine, prefix: str, tenants: int) -> str:
     plan_id = new_id("pl")
     with unit_of_work(engine) as session:
         version = price_book.add_version(session, plan_id=plan_id, card=PriceCard.of_all_models(PRICES))
-        connection = session.connection()
-        for statement in (
-            "INSERT INTO accounts SELECT 'acc_revenue', 'revenue', NULL ON CONFLICT DO NOTHING",
-            f"INSERT INTO accounts SELECT 'acc_{prefix}' || n, 'usage_unbilled', '{prefix}' || n"
-            f" FROM generate_series(0, {tenants - 1}) n",
-            f"INSERT INTO plan_assignments SELECT '{prefix}' || n, to_timestamp(0), '{plan_id}', now()"
-            f" FROM generate_series(0, {tenants - 1}) n",
-            f"INSERT INTO subscriptions SELECT '{prefix}' || n, NULL, now() FROM generate_series(0, {tenants - 1}) n",
-        ):
-            connection.exec_driver_sql(statement)
+        values = {"prefix": prefix, "last": tenants - 1, "plan_id": plan_id}
+        for statement in _SUBSCRIBE:
+            names = {name: values[name] for name in values if f":{name}" in statement}
+            session.connection().execute(sa.text(statement), names)
     return version.id

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from adapters.settings import CacheSettings, StoreSettings
 from billing.settings import BillingSettings
+from billing.stripe_settings import StripeSettings
 from control_plane.settings import ControlSettings
 from core.settings import Fragment, PostgresSettings, RedisSettings, S3Settings, TelemetrySettings
 from data_plane.engine.settings import ReplicaSettings
@@ -43,7 +44,7 @@ PROCESSES: Final = (
     Process(
         "Billing worker",
         "python -m billing worker",
-        (BillingSettings, PostgresSettings, RedisSettings, TelemetrySettings),
+        (BillingSettings, StripeSettings, PostgresSettings, RedisSettings, TelemetrySettings),
     ),
     Process("Replica", "python -m data_plane replica", (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)),
     Process("One machine", "tenora up", (StackSettings,)),

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import redis
 
+from billing.stripe_settings import StripeSettings
 from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings
@@ -25,6 +26,8 @@ from tenora.stack.secrets_file import Secrets
 
 BUCKET = "tenora"
 REPLICA_ID = "rep_local"
+STRIPE_SIMULATOR = "stripe-simulator"
+_SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
@@ -58,6 +61,7 @@ _REDIS_USERS = {
     "gateway": redis_acl.GATEWAY,
     "replica": redis_acl.REPLICA,
 }
+_STRIPE_CALLERS = ("web", "billing")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -70,6 +74,7 @@ class Addresses:
     s3_url: str
     postgres_dsn: str
     redis_url: str
+    stripe_simulator_url: str
 
 
 class Stack:
@@ -105,16 +110,19 @@ class Stack:
             s3_url=self._s3.url,
             postgres_dsn=self._postgres_dsn("postgres", secrets.postgres_password),
             redis_url=self._valkey.url,
+            stripe_simulator_url=f"http://127.0.0.1:{ports['stripe_simulator']}",
         )
+        self._simulates_stripe = StripeSettings().stripe_api_key is None
 
     def environment(self) -> dict[str, str]:
         """The settings that all parts share, as environment variables, with the secrets of the servers' owners."""
-        return self._shared() | self._secret_settings("")
+        return self._shared() | self._stripe() | self._secret_settings("")
 
     def _environment_of(self, program: str) -> dict[str, str]:
         """The settings of one program, with only the secrets that it needs."""
         known = _KNOWN_TO[program]
-        return self._shared() | {name: value for name, value in self._secret_settings(program).items() if name in known}
+        secrets = {name: value for name, value in self._secret_settings(program).items() if name in known}
+        return self._shared() | (self._stripe() if program in _STRIPE_CALLERS else {}) | secrets
 
     def _shared(self) -> dict[str, str]:
         return {
@@ -130,6 +138,13 @@ class Stack:
             "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",
         }
+
+    def _stripe(self) -> dict[str, str]:
+        """Leads to the simulator unless the operator set a key of Stripe's; the simulator accepts any test key."""
+        if not self._simulates_stripe:
+            return {}
+        url = self.addresses.stripe_simulator_url
+        return {"TENORA_STRIPE_API_BASE": url, "TENORA_STRIPE_API_KEY": _SIMULATOR_KEY}
 
     def _secret_settings(self, program: str) -> dict[str, str]:
         """The settings that hold a secret, with the program's own role, user and key where it has one."""
@@ -183,7 +198,19 @@ class Stack:
                 stop_s=_GATEWAY_DRAIN_S + 30,  # after the drain it aborts, counts and settles the running requests
             ),
             self._replica(),
+            *([self._stripe_simulator()] if self._simulates_stripe else []),
         ]
+
+    def _stripe_simulator(self) -> Program:
+        url = self.addresses.stripe_simulator_url
+        port = str(self._ports["stripe_simulator"])
+        return Program(
+            name=STRIPE_SIMULATOR,
+            argv=self._command("tenora.stripe_simulator", "--port", port, "--home", str(self.home / "stripe")),
+            env={"PYTHONUNBUFFERED": "1"},
+            log=self.logs / f"{STRIPE_SIMULATOR}.log",
+            ready=lambda: answers(f"{url}/_simulator/status"),
+        )
 
     def _postgres(self) -> Program:
         """Postgres, prepared only when it is about to run: the first call creates the database cluster."""

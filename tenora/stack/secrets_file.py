@@ -22,6 +22,7 @@ _PORTS: Final = (
     "billing_metrics",
     "gateway_metrics",
     "replica_metrics",
+    "stripe_simulator",
 )
 
 

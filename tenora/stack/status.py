@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from tenora.settings import StackSettings
 from tenora.stack.daemon import is_up, run_folder
-from tenora.stack.definition import Stack
+from tenora.stack.definition import STRIPE_SIMULATOR, Stack
 from tenora.stack.secrets_file import load_ports, load_secrets
 
 
@@ -33,6 +33,8 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     ]
     key_file = stack.admin_key_file
     addresses = asdict(stack.addresses)
+    if STRIPE_SIMULATOR not in programs:
+        del addresses["stripe_simulator_url"]
     if not secrets:
         addresses = {name: _without_credentials(url) for name, url in addresses.items()}
     return {

@@ -1,0 +1,398 @@
+"""The connection to Stripe: the only module that imports its SDK. Each method is one call, with billing's idempotency
+key for each POST and without the SDK's retries. Order, retries and what follows from an answer belong to the callers.
+
+Fails closed: each error of the SDK becomes one of ``billing.stripe_errors``; an unknown outcome is never a success.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeVar
+
+import stripe
+from stripe.params import (
+    CreditNoteCreateParams,
+    CustomerCreateParams,
+    CustomerUpdateParams,
+    InvoiceCreateParams,
+    InvoiceItemCreateParams,
+    InvoicePayParams,
+    PaymentIntentCreateParams,
+    RefundCreateParams,
+)
+from stripe.params import checkout as checkout_params
+
+from billing.stripe_errors import StripeLookupInconclusive, failure_of
+from billing.stripe_objects import (
+    OUR_ID,
+    StripeCard,
+    StripeCreditNote,
+    StripeCustomer,
+    StripeEvent,
+    StripeInvoice,
+    StripeInvoiceLine,
+    StripePage,
+    StripePayment,
+    StripeRefund,
+    our_id_of,
+    reference,
+)
+from billing.stripe_settings import StripeSettings
+from core.errors import InvalidRequest
+
+INVOICE_LINES_MAX: Final = 250  # https://docs.stripe.com/invoicing: items of one invoice
+MINIMUM_CHARGE_CENTS: Final = 50  # https://docs.stripe.com/currencies, for usd
+_PAGE: Final = 100
+_Given = TypeVar("_Given")
+_Value = TypeVar("_Value")
+_CLOCK_SLACK: Final = timedelta(minutes=10)  # between our clock and Stripe's, when a lost object is searched by time
+stripe.enable_telemetry = False  # the SDK would write a file in the home folder and report latencies
+
+
+class StripeAccount:
+    """The platform's account at Stripe. Thread-safe. ``key`` is always an idempotency key, frozen by the caller."""
+
+    def __init__(self, settings: StripeSettings) -> None:
+        if settings.stripe_api_key is None:
+            raise ValueError("TENORA_STRIPE_API_KEY is not set: there is no Stripe account to call")
+        self._settings = settings
+        http = stripe.RequestsClient(timeout=(settings.stripe_connect_timeout_s, settings.stripe_read_timeout_s))
+        base = settings.stripe_api_base
+        self._client = stripe.StripeClient(
+            settings.stripe_api_key.get_secret_value(),
+            base_addresses={"api": base, "files": base, "connect": base, "meter_events": base} if base else None,
+            max_network_retries=0,
+            http_client=http,
+        )
+        self._api = self._client.v1
+
+    # Customers and their cards.
+
+    def create_customer(self, *, our_id: str, name: str, email: str | None, key: str) -> StripeCustomer:
+        with _mapped_errors():
+            params: CustomerCreateParams = {"name": name, "metadata": {OUR_ID: our_id}}
+            if email is not None:
+                params["email"] = email
+            return StripeCustomer.read(self._api.customers.create(params, {"idempotency_key": key}))
+
+    def customer(self, customer_id: str) -> StripeCustomer:
+        with _mapped_errors():
+            return StripeCustomer.read(self._api.customers.retrieve(customer_id))
+
+    def find_customer(self, *, our_id: str, since: datetime, until: datetime) -> StripeCustomer | None:
+        with _mapped_errors():
+            page = self._api.customers.list({"created": _between(since, until), "limit": _PAGE})
+            return self._with_our_id(page.auto_paging_iter(), our_id, StripeCustomer.read)
+
+    def update_customer(
+        self, customer_id: str, *, key: str, email: str | None = None, default_payment_method: str | None = None
+    ) -> StripeCustomer:
+        """Change what is given; None leaves a field as it is."""
+        params: CustomerUpdateParams = {}
+        if email is not None:
+            params["email"] = email
+        if default_payment_method is not None:
+            params["invoice_settings"] = {"default_payment_method": default_payment_method}
+        with _mapped_errors():
+            return StripeCustomer.read(self._api.customers.update(customer_id, params, {"idempotency_key": key}))
+
+    def cards(self, customer_id: str) -> list[StripeCard]:
+        """The customer's saved cards, the newest first."""
+        with _mapped_errors():
+            page = self._api.customers.payment_methods.list(customer_id, {"type": "card", "limit": _PAGE})
+            return [StripeCard.read(each) for each in page.data]
+
+    # Pages on which the owner acts.
+
+    def open_setup_page(
+        self, customer_id: str, *, our_id: str, currency: str, success_url: str, cancel_url: str, key: str
+    ) -> StripePage:
+        """A Checkout page that saves a card for later payments."""
+        params: checkout_params.SessionCreateParams = {
+            "mode": "setup", "customer": customer_id, "currency": currency, "allowed_payment_method_types": ["card"],
+            "success_url": success_url, "cancel_url": cancel_url,
+            "metadata": {OUR_ID: our_id}, "setup_intent_data": {"metadata": {OUR_ID: our_id}},
+        }  # fmt: skip
+        with _mapped_errors():
+            return StripePage.read(self._api.checkout.sessions.create(params, {"idempotency_key": key}))
+
+    def open_payment_page(
+        self,
+        customer_id: str,
+        *,
+        our_id: str,
+        amount_cents: int,
+        currency: str,
+        description: str,
+        urls: tuple[str, str],
+        key: str,
+    ) -> StripePage:
+        """A Checkout page for one payment, such as a top-up; ``urls`` lead back after success and after cancelling."""
+        price: checkout_params.SessionCreateParamsLineItemPriceData = {
+            "currency": currency, "unit_amount": amount_cents, "product_data": {"name": description},
+        }  # fmt: skip
+        params: checkout_params.SessionCreateParams = {
+            "mode": "payment", "customer": customer_id, "allowed_payment_method_types": ["card"],
+            "line_items": [{"quantity": 1, "price_data": price}], "success_url": urls[0], "cancel_url": urls[1],
+            "metadata": {OUR_ID: our_id},
+            "payment_intent_data": {"metadata": {OUR_ID: our_id}, "description": description},
+        }  # fmt: skip
+        with _mapped_errors():
+            return StripePage.read(self._api.checkout.sessions.create(params, {"idempotency_key": key}))
+
+    def page(self, session_id: str) -> StripePage:
+        with _mapped_errors():
+            return StripePage.read(self._api.checkout.sessions.retrieve(session_id))
+
+    def find_page(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripePage | None:
+        with _mapped_errors():
+            listed = self._api.checkout.sessions.list(
+                {"customer": customer_id, "created": _between(since, until), "limit": _PAGE}
+            )
+            return self._with_our_id(listed.auto_paging_iter(), our_id, StripePage.read)
+
+    def portal_url(self, customer_id: str, *, return_url: str, key: str) -> str:
+        """A page on which the owner manages cards; the URL works once and for minutes."""
+        with _mapped_errors():
+            return self._api.billing_portal.sessions.create(
+                {"customer": customer_id, "return_url": return_url}, {"idempotency_key": key}
+            ).url
+
+    # Payments without the owner.
+
+    def charge_saved_card(
+        self,
+        customer_id: str,
+        payment_method: str,
+        *,
+        our_id: str,
+        amount_cents: int,
+        currency: str,
+        description: str,
+        key: str,
+    ) -> StripePayment:
+        """Charge a saved card now. Raises StripeCardDeclined, also if the owner would have to confirm it."""
+        params: PaymentIntentCreateParams = {
+            "amount": amount_cents, "currency": currency, "customer": customer_id, "payment_method": payment_method,
+            "allowed_payment_method_types": ["card"], "off_session": True, "confirm": True,
+            "description": description, "metadata": {OUR_ID: our_id},
+        }  # fmt: skip
+        with _mapped_errors():
+            return StripePayment.read(self._api.payment_intents.create(params, {"idempotency_key": key}))
+
+    def payment(self, payment_intent: str) -> StripePayment:
+        with _mapped_errors():
+            return StripePayment.read(self._api.payment_intents.retrieve(payment_intent))
+
+    def find_payment(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripePayment | None:
+        with _mapped_errors():
+            page = self._api.payment_intents.list(
+                {"customer": customer_id, "created": _between(since, until), "limit": _PAGE}
+            )
+            return self._with_our_id(page.auto_paging_iter(), our_id, StripePayment.read)
+
+    # Invoices.
+
+    def create_invoice(
+        self, customer_id: str, *, our_id: str, currency: str, description: str, key: str
+    ) -> StripeInvoice:
+        """An empty draft. ``auto_advance`` is off: Stripe neither finalizes it nor retries its payment."""
+        params: InvoiceCreateParams = {
+            "customer": customer_id, "currency": currency, "description": description, "metadata": {OUR_ID: our_id},
+            "auto_advance": False, "collection_method": "charge_automatically",
+            "pending_invoice_items_behavior": "exclude",
+        }  # fmt: skip
+        with _mapped_errors():
+            return StripeInvoice.read(self._api.invoices.create(params, {"idempotency_key": key}))
+
+    def add_line(
+        self, invoice: StripeInvoice, *, our_id: str, amount_cents: int, description: str, key: str
+    ) -> StripeInvoiceLine:
+        """Add a line to a draft. The amount may be negative. At most ``INVOICE_LINES_MAX`` lines."""
+        params: InvoiceItemCreateParams = {
+            "customer": invoice.customer or "",
+            "invoice": invoice.id,
+            "amount": amount_cents,
+            "currency": invoice.currency,
+            "description": description,
+            "metadata": {OUR_ID: our_id},
+        }
+        with _mapped_errors():
+            return StripeInvoiceLine.read(self._api.invoice_items.create(params, {"idempotency_key": key}))
+
+    def lines(self, invoice_id: str) -> list[StripeInvoiceLine]:
+        """All lines of an invoice that billing added, by the ids of their items."""
+        with _mapped_errors():
+            items = self._api.invoice_items.list({"invoice": invoice_id, "limit": _PAGE}).auto_paging_iter()
+            return [StripeInvoiceLine.read(each) for each in self._at_most(items)]
+
+    def invoice(self, invoice_id: str) -> StripeInvoice:
+        with _mapped_errors():
+            return StripeInvoice.read(self._api.invoices.retrieve(invoice_id))
+
+    def find_invoice(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripeInvoice | None:
+        with _mapped_errors():
+            page = self._api.invoices.list({"customer": customer_id, "created": _between(since, until), "limit": _PAGE})
+            return self._with_our_id(page.auto_paging_iter(), our_id, StripeInvoice.read)
+
+    def finalize_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
+        """Make a draft immutable and payable. Under the minimum charge Stripe marks it paid at once."""
+        with _mapped_errors():
+            return StripeInvoice.read(
+                self._api.invoices.finalize_invoice(invoice_id, {"auto_advance": False}, {"idempotency_key": key})
+            )
+
+    def pay_invoice(
+        self, invoice_id: str, *, key: str, payment_method: str | None = None, out_of_band: bool = False
+    ) -> StripeInvoice:
+        """Charge an open invoice to a saved card, or mark it paid elsewhere. Raises StripeCardDeclined."""
+        params: InvoicePayParams = {"paid_out_of_band": True} if out_of_band else {"off_session": True}
+        if payment_method is not None:
+            params["payment_method"] = payment_method
+        with _mapped_errors():
+            return StripeInvoice.read(self._api.invoices.pay(invoice_id, params, {"idempotency_key": key}))
+
+    def void_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
+        with _mapped_errors():
+            return StripeInvoice.read(self._api.invoices.void_invoice(invoice_id, {}, {"idempotency_key": key}))
+
+    def mark_uncollectible(self, invoice_id: str, *, key: str) -> StripeInvoice:
+        with _mapped_errors():
+            return StripeInvoice.read(self._api.invoices.mark_uncollectible(invoice_id, {}, {"idempotency_key": key}))
+
+    def invoice_payments(self, invoice_id: str) -> list[str]:
+        """The payment intents that paid an invoice; a refund names one of them."""
+        with _mapped_errors():
+            page = self._api.invoice_payments.list({"invoice": invoice_id, "status": "paid", "limit": _PAGE})
+            intents = [
+                reference(each.payment.payment_intent) for each in page.data if each.payment.type == "payment_intent"
+            ]
+            return [intent for intent in intents if intent is not None]
+
+    # Money back.
+
+    def refund(self, payment_intent: str, *, our_id: str, amount_cents: int, key: str) -> StripeRefund:
+        with _mapped_errors():
+            params: RefundCreateParams = {"payment_intent": payment_intent, "amount": amount_cents}
+            params |= {"reason": "requested_by_customer", "metadata": {OUR_ID: our_id}}
+            return StripeRefund.read(self._api.refunds.create(params, {"idempotency_key": key}))
+
+    def find_refund(self, payment_intent: str, *, our_id: str) -> StripeRefund | None:
+        with _mapped_errors():
+            page = self._api.refunds.list({"payment_intent": payment_intent, "limit": _PAGE})
+            return self._with_our_id(page.auto_paging_iter(), our_id, StripeRefund.read)
+
+    def create_credit_note(
+        self,
+        invoice_id: str,
+        *,
+        our_id: str,
+        amount_cents: int,
+        memo: str,
+        to: StripeRefund | Literal["amount_due", "balance", "outside"],
+        key: str,
+    ) -> StripeCreditNote:
+        """Credit part of a finalized invoice as one line. An open one becomes cheaper (``amount_due``); the money of a
+        paid one was refunded, goes to the customer's balance, or is returned outside Stripe.
+        """
+        params: CreditNoteCreateParams = {
+            "invoice": invoice_id,
+            "lines": [{"type": "custom_line_item", "quantity": 1, "unit_amount": amount_cents, "description": memo}],
+            "memo": memo,
+            "metadata": {OUR_ID: our_id},
+        }
+        if isinstance(to, StripeRefund):
+            params["refunds"] = [{"refund": to.id, "amount_refunded": amount_cents, "type": "refund"}]
+        elif to == "balance":
+            params["credit_amount"] = amount_cents
+        elif to == "outside":
+            params["out_of_band_amount"] = amount_cents
+        with _mapped_errors():
+            return StripeCreditNote.read(self._api.credit_notes.create(params, {"idempotency_key": key}))
+
+    def find_credit_note(self, invoice_id: str, *, our_id: str) -> StripeCreditNote | None:
+        with _mapped_errors():
+            page = self._api.credit_notes.list({"invoice": invoice_id, "limit": _PAGE})
+            return self._with_our_id(page.auto_paging_iter(), our_id, StripeCreditNote.read)
+
+    # Events.
+
+    def events_since(self, since: datetime, *, types: Sequence[str]) -> list[StripeEvent]:
+        """Events of the last 30 days at most, the oldest first. Repeats what webhooks may already have brought."""
+        with _mapped_errors():
+            start = int(since.timestamp())
+            page = self._api.events.list({"created": {"gte": start}, "types": list(types), "limit": _PAGE})
+            return [StripeEvent.read(each) for each in self._at_most(page.auto_paging_iter())][::-1]
+
+    def event_from_webhook(self, body: bytes, signature: str | None) -> StripeEvent:
+        """The event of a webhook whose signature over the raw body is right. Raises InvalidRequest."""
+        settings = self._settings
+        if not settings.webhook_secrets:
+            raise InvalidRequest(
+                "no signing secret for webhooks is known; set TENORA_STRIPE_WEBHOOK_SECRET",
+                code="stripe_webhook_secret_missing",
+            )
+        reasons: list[str] = []
+        for secret in settings.webhook_secrets:
+            try:
+                event = self._client.construct_event(body, signature, secret, settings.stripe_webhook_age_s_max)
+                livemode, read = event.livemode, StripeEvent.read(event)
+            except stripe.SignatureVerificationError as error:
+                reasons.append(str(error.user_message))
+                continue
+            except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
+                raise InvalidRequest(
+                    f"the webhook's body is no event: {error}", code="stripe_event_malformed"
+                ) from error
+            if livemode != settings.livemode:
+                raise InvalidRequest(
+                    f"{read.id} has livemode {livemode}, which TENORA_STRIPE_API_KEY has not",
+                    code="stripe_mode_mismatch",
+                    param="livemode",
+                )
+            return read
+        why = next((reason for reason in reasons if "tolerance" in reason), reasons[0])  # too old: the secret is right
+        raise InvalidRequest(
+            f"Stripe-Signature: {why}. Check that TENORA_STRIPE_WEBHOOK_SECRET is this endpoint's secret.",
+            code="stripe_signature_invalid",
+            param="Stripe-Signature",
+        )
+
+    # Finding what a lost answer may have created.
+
+    def _with_our_id(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
+        """The one object that carries our id. Raises StripeLookupInconclusive."""
+        found = [each for each in self._at_most(listed) if our_id_of(each) == our_id]
+        if len(found) > 1:
+            ids = ", ".join(str(getattr(each, "id", "")) for each in found[:5])
+            raise StripeLookupInconclusive(f"{our_id} stands in the metadata of several objects at Stripe: {ids}")
+        return read(found[0]) if found else None
+
+    def _at_most(self, listed: Iterable[_Given]) -> Iterator[_Given]:
+        most = self._settings.stripe_lookup_objects_max
+        for number, each in enumerate(listed):
+            if number >= most:
+                raise StripeLookupInconclusive(
+                    f"more than {most} objects to read at Stripe; raise TENORA_STRIPE_LOOKUP_OBJECTS_MAX"
+                )
+            yield each
+
+
+def _between(since: datetime, until: datetime) -> Any:
+    """Creation times as Stripe's filter; each list has a type of its own for the same two fields."""
+    return {"gte": int((since - _CLOCK_SLACK).timestamp()), "lte": int((until + _CLOCK_SLACK).timestamp())}
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except stripe.StripeError as error:
+        body = error.json_body
+        details = body.get("error") if isinstance(body, dict) else None
+        raise failure_of(
+            str(error.user_message or error),
+            status=error.http_status,
+            error=details if isinstance(details, dict) else {},
+            headers={name.lower(): value for name, value in (error.headers or {}).items()},
+        ) from error

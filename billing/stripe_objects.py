@@ -1,0 +1,213 @@
+"""What billing reads of Stripe's objects, as plain frozen values, so that no other module depends on the SDK.
+
+Amounts are integer cents of ``currency``. ``our_id`` is the id that billing wrote into the object's metadata. Each is
+read from the SDK's object of the same kind, which is ``Any`` here; the contract tests read every one of them.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import msgspec
+
+OUR_ID: Final = "tenora_id"
+"""Key in the metadata of every object that billing creates at Stripe."""
+
+
+class _Object(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    our_id: str | None = None
+
+
+class StripeCustomer(_Object, frozen=True, kw_only=True):
+    email: str | None
+    deleted: bool
+    balance_cents: int  # positive: the customer owes, negative: credit
+    default_payment_method: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        deleted = getattr(given, "deleted", None) is True  # such an answer holds nothing but its id
+        settings = None if deleted else given.invoice_settings
+        return cls(
+            id=given.id,
+            our_id=None if deleted else our_id_of(given),
+            email=None if deleted else given.email,
+            deleted=deleted,
+            balance_cents=0 if deleted else given.balance,
+            default_payment_method=reference(settings.default_payment_method) if settings is not None else None,
+        )
+
+
+class StripeCard(_Object, frozen=True, kw_only=True):
+    """A saved payment method."""
+
+    brand: str
+    last4: str
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(id=given.id, our_id=our_id_of(given), brand=given.card.brand, last4=given.card.last4)
+
+
+class StripePage(_Object, frozen=True, kw_only=True):
+    """A Checkout session: a page of Stripe's on which the owner pays or saves a card."""
+
+    url: str | None  # None once the session is complete or expired
+    status: str  # open, complete or expired
+    payment_status: str  # paid, unpaid or no_payment_required
+    amount_cents: int | None
+    payment_intent: str | None
+    setup_intent: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            url=given.url,
+            status=given.status,
+            payment_status=given.payment_status,
+            amount_cents=given.amount_total,
+            payment_intent=reference(given.payment_intent),
+            setup_intent=reference(given.setup_intent),
+        )
+
+
+class StripePayment(_Object, frozen=True, kw_only=True):
+    """A payment intent. ``status`` is ``succeeded`` only once the money is certain."""
+
+    status: str
+    amount_cents: int
+    received_cents: int
+    currency: str
+    customer: str | None
+    payment_method: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            status=given.status,
+            amount_cents=given.amount,
+            received_cents=given.amount_received,
+            currency=given.currency,
+            customer=reference(given.customer),
+            payment_method=reference(given.payment_method),
+        )
+
+
+class StripeInvoice(_Object, frozen=True, kw_only=True):
+    status: str  # draft, open, paid, uncollectible or void
+    currency: str
+    customer: str | None
+    total_cents: int
+    due_cents: int
+    paid_cents: int
+    remaining_cents: int
+    number: str | None
+    hosted_url: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            status=given.status,
+            currency=given.currency,
+            customer=reference(given.customer),
+            total_cents=given.total,
+            due_cents=given.amount_due,
+            paid_cents=given.amount_paid,
+            remaining_cents=given.amount_remaining,
+            number=given.number,
+            hosted_url=getattr(given, "hosted_invoice_url", None),
+        )
+
+
+class StripeInvoiceLine(_Object, frozen=True, kw_only=True):
+    amount_cents: int
+    currency: str
+    invoice: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            amount_cents=given.amount,
+            currency=given.currency,
+            invoice=reference(given.invoice),
+        )
+
+
+class StripeRefund(_Object, frozen=True, kw_only=True):
+    status: str | None  # pending, requires_action, succeeded, failed or canceled
+    amount_cents: int
+    currency: str
+    payment_intent: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            status=given.status,
+            amount_cents=given.amount,
+            currency=given.currency,
+            payment_intent=reference(given.payment_intent),
+        )
+
+
+class StripeCreditNote(_Object, frozen=True, kw_only=True):
+    status: str  # issued or void
+    total_cents: int
+    currency: str
+    invoice: str
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            status=given.status,
+            total_cents=given.total,
+            currency=given.currency,
+            invoice=reference(given.invoice) or "",
+        )
+
+
+class StripeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A webhook's or a listed event's name and subject. The subject is fetched again before anything is done."""
+
+    id: str
+    type: str
+    created: datetime
+    api_version: str | None
+    object_id: str | None
+    object_kind: str
+    customer: str | None
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        subject = given.data.object
+        return cls(
+            id=given.id,
+            type=given.type,
+            created=datetime.fromtimestamp(given.created, UTC),
+            api_version=given.api_version,
+            object_id=getattr(subject, "id", None),
+            object_kind=subject.object,
+            customer=subject.id if subject.object == "customer" else reference(getattr(subject, "customer", None)),
+        )
+
+
+def our_id_of(given: Any) -> str | None:
+    """The id of ours in an object's metadata, if it has one."""
+    metadata = getattr(given, "metadata", None)
+    return None if metadata is None else getattr(metadata, OUR_ID, None)
+
+
+def reference(given: Any) -> str | None:
+    """The id of an object that another one names: Stripe writes the id, or the whole object if it was expanded."""
+    return given if given is None or isinstance(given, str) else str(given.id)

@@ -1,0 +1,122 @@
+"""The simulator's state in one SQLite file: objects, events, kept answers, deliveries and its own settings.
+
+One process writes; a second one on the folder is refused. A request's changes are committed together or not at all.
+"""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS objects (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, body TEXT NOT NULL,
+    hidden TEXT NOT NULL DEFAULT '{}');
+CREATE INDEX IF NOT EXISTS objects_by_kind ON objects (kind, number);
+CREATE INDEX IF NOT EXISTS objects_by_customer ON objects (kind, json_extract(body, '$.customer'));
+CREATE INDEX IF NOT EXISTS objects_by_invoice ON objects (kind, json_extract(body, '$.invoice'));
+CREATE INDEX IF NOT EXISTS objects_by_status ON objects (kind, json_extract(body, '$.status'));
+CREATE TABLE IF NOT EXISTS answers (
+    key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, path TEXT NOT NULL, status INTEGER NOT NULL, body TEXT NOT NULL,
+    begun INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS deliveries (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, endpoint TEXT NOT NULL, due REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS faults (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, method TEXT NOT NULL, path TEXT NOT NULL,
+    times INTEGER NOT NULL, seconds REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class AlreadyRunning(Exception):
+    """Another simulator uses this folder."""
+
+
+class SimulatorStore:
+    """All state of one simulator. Used from one thread."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._lock = (home / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise AlreadyRunning(
+                f"another Stripe simulator runs on {home}; stop it or choose another --home"
+            ) from error
+        self.sql = sqlite3.connect(home / "state.sqlite3", isolation_level=None, check_same_thread=False)
+        self.sql.execute("PRAGMA journal_mode = WAL")
+        self.sql.execute("PRAGMA synchronous = NORMAL")  # survives a killed process; a power cut may cost seconds
+        self.sql.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self.sql.close()
+        self._lock.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit what happens inside, or nothing of it."""
+        self.sql.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.sql.execute("ROLLBACK")
+            raise
+        self.sql.execute("COMMIT")
+
+    # Objects. ``hidden`` holds what Stripe knows and does not show, such as what a card will do.
+
+    def add(self, body: Mapping[str, Any], hidden: Mapping[str, Any]) -> None:
+        self.sql.execute(
+            "INSERT INTO objects (id, kind, body, hidden) VALUES (?, ?, ?, ?)",
+            (body["id"], body["object"], json.dumps(body), json.dumps(hidden)),
+        )
+
+    def save(self, body: Mapping[str, Any]) -> None:
+        self.sql.execute("UPDATE objects SET body = ? WHERE id = ?", (json.dumps(body), body["id"]))
+
+    def load(self, object_id: str) -> dict[str, Any] | None:
+        row = self.sql.execute("SELECT body FROM objects WHERE id = ?", (object_id,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def remove(self, object_id: str) -> None:
+        self.sql.execute("DELETE FROM objects WHERE id = ?", (object_id,))
+
+    def hidden(self, object_id: str) -> dict[str, Any]:
+        row = self.sql.execute("SELECT hidden FROM objects WHERE id = ?", (object_id,)).fetchone()
+        found: dict[str, Any] = {} if row is None else json.loads(row[0])
+        return found
+
+    def hide(self, object_id: str, **values: Any) -> None:
+        changed = {**self.hidden(object_id), **values}
+        self.sql.execute("UPDATE objects SET hidden = ? WHERE id = ?", (json.dumps(changed), object_id))
+
+    def select(self, kind: str, **equal: Any) -> list[dict[str, Any]]:
+        """Objects of a kind whose fields have these values, the newest first. ``__`` in a name leads into an object."""
+        return list(self.iterate(kind, **equal))
+
+    def iterate(self, kind: str, **equal: Any) -> Iterator[dict[str, Any]]:
+        """The same one by one, for a reader that may stop early and changes nothing meanwhile."""
+        where = "".join(f" AND json_extract(body, '$.{name.replace('__', '.')}') = ?" for name in equal)
+        rows = self.sql.execute(
+            f"SELECT body FROM objects WHERE kind = ?{where} ORDER BY number DESC",  # noqa: S608 - names are ours
+            (kind, *equal.values()),
+        )
+        return (json.loads(row[0]) for row in rows)
+
+    def forget_events(self, before: int) -> None:
+        self.sql.execute("DELETE FROM objects WHERE kind = 'event' AND json_extract(body, '$.created') < ?", (before,))
+
+    # The simulator's own settings.
+
+    def setting(self, name: str, default: Any) -> Any:
+        row = self.sql.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    def set(self, name: str, value: Any) -> None:
+        self.sql.execute("REPLACE INTO settings (name, value) VALUES (?, ?)", (name, json.dumps(value)))

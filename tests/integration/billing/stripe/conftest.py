@@ -1,0 +1,80 @@
+"""One suite of contract tests for two backends: the simulator in every run, and Stripe's test mode on demand."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import stripe
+from pydantic import SecretStr
+
+from billing.stripe_client import StripeAccount
+from billing.stripe_settings import StripeSettings
+from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, running_simulator, shapes_checked
+
+LIVE_KEY = "TENORA_STRIPE_LIVE_TEST_KEY"  # of Stripe's test mode
+
+
+@dataclass(frozen=True)
+class StripeStage:
+    """Our client and the official SDK on the same account."""
+
+    account: StripeAccount
+    sdk: stripe.StripeClient
+
+    def key(self) -> str:
+        return f"tenora-tests-{secrets.token_hex(12)}"
+
+    def our_id(self) -> str:
+        return f"test_{secrets.token_hex(8)}"
+
+    def customer(self, card: str | None = "pm_card_visa") -> str:
+        """A customer with a default card."""
+        made = self.account.create_customer(our_id=self.our_id(), name="Ada", email="ada@example.com", key=self.key())
+        if card is not None:
+            saved = self.sdk.v1.payment_methods.attach(card, {"customer": made.id})
+            self.account.update_customer(made.id, default_payment_method=saved.id, key=self.key())
+        return made.id
+
+    def open_invoice(self, customer: str, *amounts: int):
+        draft = self.account.create_invoice(
+            customer, our_id=self.our_id(), currency="usd", description="November", key=self.key()
+        )
+        for amount in amounts:
+            self.account.add_line(
+                draft, our_id=self.our_id(), amount_cents=amount, description="Output tokens", key=self.key()
+            )
+        return self.account.finalize_invoice(draft.id, key=self.key())
+
+    def paid_invoice(self, *amounts: int):
+        return self.account.pay_invoice(self.open_invoice(self.customer(), *amounts).id, key=self.key())
+
+    def just_now(self) -> dict[str, datetime]:
+        """The time of creation of what this test made."""
+        now = datetime.now(UTC)
+        return {"since": now - timedelta(minutes=10), "until": now}
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
+    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
+        yield simulator
+
+
+def settings_of(simulator: RunningSimulator, **changes) -> StripeSettings:
+    return StripeSettings(stripe_api_key=SecretStr(TEST_KEY), stripe_api_base=simulator.url, **changes)
+
+
+@pytest.fixture(params=["simulator", pytest.param("test mode", marks=pytest.mark.stripe_live)])
+def stage(request: pytest.FixtureRequest) -> Iterator[StripeStage]:
+    if request.param == "test mode":
+        key = os.environ[LIVE_KEY]
+        assert "_test_" in key[:8], f"{LIVE_KEY} must be a key of Stripe's test mode"
+        client = stripe.StripeClient(key, max_network_retries=0)
+        yield StripeStage(StripeAccount(StripeSettings(stripe_api_key=SecretStr(key), stripe_api_base=None)), client)
+        return
+    simulator = request.getfixturevalue("simulator")
+    with shapes_checked():
+        yield StripeStage(StripeAccount(settings_of(simulator)), simulator.sdk())

@@ -1,0 +1,66 @@
+"""One machine has a Stripe simulator unless its operator has a key of Stripe's."""
+
+import json
+
+import pytest
+
+from billing.stripe_client import StripeAccount
+from billing.stripe_settings import StripeSettings
+from tenora.settings import StackSettings
+from tenora.stack import daemon, status
+from tenora.stack.definition import STRIPE_SIMULATOR, Stack
+from tenora.stack.secrets_file import choose_ports, load_secrets
+from tests.conftest import running
+
+
+@pytest.fixture
+def define(tmp_path, monkeypatch):
+    """Defines a stack whose Postgres is not created."""
+    monkeypatch.setattr(Stack, "_postgres", lambda stack: stack._valkey.program)
+    settings = StackSettings(home=tmp_path)
+    return lambda: Stack(settings, load_secrets(settings.root), choose_ports(tmp_path))
+
+
+def names(stack: Stack) -> set[str]:
+    return {program.name for program in stack.programs()}
+
+
+def test_the_settings_of_the_stack_lead_our_client_to_a_simulator_that_keeps_its_state(define, monkeypatch, tmp_path):
+    stack = define()
+    (program,) = [each for each in stack.programs() if each.name == STRIPE_SIMULATOR]
+    environment = stack.environment()
+    assert environment["TENORA_STRIPE_API_BASE"] == stack.addresses.stripe_simulator_url
+    for name in ("TENORA_STRIPE_API_BASE", "TENORA_STRIPE_API_KEY"):
+        monkeypatch.setenv(name, environment[name])
+    with running(program):
+        made = StripeAccount(StripeSettings()).create_customer(our_id="tn_1", name="Ada", email=None, key="k")
+    with running(program):
+        assert StripeAccount(StripeSettings()).customer(made.id) == made
+    assert (tmp_path / "stripe" / "state.sqlite3").exists()
+
+
+def test_with_a_key_of_stripes_there_is_no_simulator(define, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_API_KEY", "sk_test_0123456789")
+    stack = define()
+    assert STRIPE_SIMULATOR not in names(stack)
+    assert not [name for name in stack.environment() if name.startswith("TENORA_STRIPE")]
+
+
+def test_a_live_key_with_a_simulators_address_stops_the_start(define, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_API_KEY", "sk_live_0123456789")
+    monkeypatch.setenv("TENORA_STRIPE_API_BASE", "http://127.0.0.1:8090")
+    with pytest.raises(ValueError, match="TENORA_STRIPE_API_BASE names a simulator"):
+        define()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_status_shows_the_address_of_a_simulator_that_runs(tmp_path, monkeypatch, runs):
+    settings = StackSettings(home=tmp_path)
+    monkeypatch.setattr(status, "is_up", lambda _: True)
+    load_secrets(settings.root)
+    ports = choose_ports(daemon.run_folder(settings))
+    programs = {STRIPE_SIMULATOR: {"state": "ready"}} if runs else {"web": {"state": "ready"}}
+    (daemon.run_folder(settings) / "state.json").write_text(json.dumps({"programs": programs}))
+    shown = status.read_status(settings)
+    assert shown.get("stripe_simulator_url") == (f"http://127.0.0.1:{ports['stripe_simulator']}" if runs else None)
+    assert shown["gateway_url"]

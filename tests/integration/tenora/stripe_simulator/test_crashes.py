@@ -1,0 +1,109 @@
+"""The simulator may be killed at any instant: a change, its events and the answer under its key are kept together."""
+
+import random
+import threading
+import time
+from functools import partial
+
+import pytest
+import stripe
+
+from tenora.stack.program import free_port
+from tests.conftest import running, wait_until
+from tests.fixtures.stripe_simulator import RunningSimulator, simulator_program
+
+KILLS = 3
+
+
+class Caller(threading.Thread):
+    """Creates customers one after the other, and repeats each under its own key until it is answered."""
+
+    def __init__(self, sdk: stripe.StripeClient) -> None:
+        super().__init__()
+        self.customers = sdk.v1.customers
+        self.stop = threading.Event()
+        self.answered: dict[str, str] = {}  # ids by key
+        self.failures = 0
+
+    def has_answers(self, count: int) -> bool:
+        return len(self.answered) >= count
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            key = f"key-{len(self.answered)}"
+            while key not in self.answered:
+                try:
+                    made = self.customers.create({"metadata": {"tenora_id": key}}, {"idempotency_key": key})
+                    self.answered[key] = made.id
+                except stripe.APIConnectionError:
+                    self.failures += 1
+                    time.sleep(0.02)
+
+
+@pytest.mark.scenario(133)
+def test_a_key_stands_for_one_object_and_one_event_however_often_the_process_is_killed(tmp_path):
+    port = free_port()
+    simulator = RunningSimulator(f"http://127.0.0.1:{port}", tmp_path / "home")
+    caller = Caller(simulator.sdk())
+    seed = random.randrange(1 << 32)
+    instants = random.Random(seed)
+    for turn in range(KILLS):
+        with running(simulator_program(simulator.home, port)) as process:
+            if turn == 0:
+                caller.start()
+            enough = len(caller.answered) + 5
+            wait_until(partial(caller.has_answers, enough), what=f"calls (seed {seed})")
+            time.sleep(instants.random() / 20)
+            process.kill()
+            process.wait()
+    with running(simulator_program(simulator.home, port)):
+        wait_until(partial(caller.has_answers, len(caller.answered) + 1))
+        caller.stop.set()
+        caller.join()
+        api = simulator.sdk().v1
+        stored = {each.id: each.metadata.tenora_id for each in api.customers.list({"limit": 100}).auto_paging_iter()}
+        events = [each.data.object.id for each in api.events.list({"limit": 100}).auto_paging_iter()]
+    assert caller.failures > 0
+    assert stored == {made: key for key, made in caller.answered.items()}, f"seed {seed}"
+    assert sorted(events) == sorted(stored)
+
+
+def test_webhooks_that_wait_survive_a_restart(tmp_path, receiver):
+    port = free_port()
+    simulator = RunningSimulator(f"http://127.0.0.1:{port}", tmp_path / "home")
+    with running(simulator_program(simulator.home, port)) as process:
+        api = simulator.sdk().v1
+        secret = api.webhook_endpoints.create({"url": receiver.url, "enabled_events": ["*"]}).secret
+        simulator.control("POST", "delivery", {"paused": True})
+        api.customers.create({"name": "Ada"})
+        process.kill()
+        process.wait()
+    assert receiver.posts == []
+    with running(simulator_program(simulator.home, port)):
+        simulator.control("POST", "delivery", {})
+        wait_until(lambda: receiver.posts)
+    assert receiver.types(secret) == ["customer.created"]
+
+
+def test_one_invoice_is_paid_once_by_twenty_callers(simulator):
+    api = simulator.sdk().v1
+    owner = api.customers.create({}).id
+    card = api.payment_methods.attach("pm_card_visa", {"customer": owner}).id
+    invoice = api.invoices.create({"customer": owner}).id
+    api.invoice_items.create({"customer": owner, "invoice": invoice, "amount": 900})
+    api.invoices.finalize_invoice(invoice)
+    outcomes = []
+
+    def pay() -> None:
+        try:
+            outcomes.append(simulator.sdk().v1.invoices.pay(invoice, {"payment_method": card}).status)
+        except stripe.InvalidRequestError as refused:
+            outcomes.append(refused.user_message)
+
+    callers = [threading.Thread(target=pay) for _ in range(20)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(outcomes) == ["Invoice is already paid"] * 19 + ["paid"]
+    assert [charge.amount for charge in api.charges.list({"customer": owner}).data] == [900]

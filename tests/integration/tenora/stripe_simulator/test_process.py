@@ -1,0 +1,157 @@
+"""The simulator's process: labelled, on loopback, its state on disk, and closed to live keys and to a second writer."""
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+import stripe
+
+from tenora.stack.program import free_port
+from tenora.stripe_simulator.invoice_items import LINES_MAX
+from tests.conftest import wait_until
+from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
+
+HEADERS = {"Authorization": f"Bearer {TEST_KEY}"}
+
+
+def test_state_and_kept_answers_survive_a_restart(tmp_path):
+    home = tmp_path / "home"
+    with running_simulator(home) as simulator:
+        made = simulator.sdk().v1.customers.create({"name": "Ada"}, {"idempotency_key": "k"})
+        simulator.control("POST", "clock", {"advance_s": 1_000})
+        before = simulator.control("GET", "status")["clock"]
+    with running_simulator(home) as simulator:
+        api = simulator.sdk().v1
+        assert api.customers.retrieve(made.id).name == "Ada"
+        assert api.customers.create({"name": "Ada"}, {"idempotency_key": "k"}).id == made.id
+        assert len(api.customers.list().data) == 1
+        assert simulator.control("GET", "status")["clock"] >= before
+        (event,) = api.events.list().data
+        simulator.control("POST", "clock", {"advance_s": 31 * 86_400})
+        assert api.events.list().data == []
+        with pytest.raises(stripe.InvalidRequestError, match="No such event"):
+            api.events.retrieve(event.id)
+
+
+def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
+    command = (sys.executable, "-m", "tenora.stripe_simulator", "--port", str(free_port()), "--home", simulator.home)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == 1
+    assert "another Stripe simulator runs" in second.stderr
+
+
+def test_a_listener_is_registered_at_start_with_the_secret_that_it_knows(tmp_path, receiver, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_WEBHOOK_SECRET", "whsec_of_both_sides")
+    for _ in range(2):  # the second start replaces the endpoint
+        receiver.posts.clear()
+        with running_simulator(tmp_path / "home", listener=receiver.url) as simulator:
+            api = simulator.sdk().v1
+            assert [each.url for each in api.webhook_endpoints.list().data] == [receiver.url]
+            api.customers.create({"name": "Ada"})
+            wait_until(lambda: receiver.posts)
+        assert receiver.types("whsec_of_both_sides") == ["customer.created"]
+
+
+def test_every_answer_is_labelled(simulator):
+    for path in ("/v1/customers", "/v1/nothing", "/_simulator/status", "/_simulator/nothing", "/checkout/nothing"):
+        answer = httpx.get(simulator.url + path, headers=HEADERS)
+        assert answer.headers["Tenora-Stripe-Simulator"] == "1", path
+    assert httpx.get(f"{simulator.url}/_simulator/status").json()["simulator"] is True
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("sk_live_0123456789", "no real money"), ("pk_test_0123456789", "Invalid API Key"), ("x", "Invalid")],
+)
+def test_only_test_keys_are_accepted(simulator, key, says):
+    with pytest.raises(stripe.AuthenticationError, match=says):
+        simulator.sdk(key).v1.customers.list()
+
+
+def test_without_a_key_nothing_is_answered(simulator):
+    assert httpx.get(f"{simulator.url}/v1/customers").status_code == 401
+
+
+def test_another_api_version_is_refused(simulator):
+    answer = httpx.get(f"{simulator.url}/v1/customers", headers={**HEADERS, "Stripe-Version": "2020-08-27"})
+    assert answer.status_code == 400
+    assert stripe.api_version in answer.json()["error"]["message"]
+
+
+def test_what_is_not_simulated_is_refused_in_stripes_form(simulator, api):
+    with pytest.raises(stripe.InvalidRequestError, match="Unrecognized request URL"):
+        api.subscriptions.list()
+    with pytest.raises(stripe.InvalidRequestError) as refused:
+        api.customers.create({"next_invoice_sequence": 7})
+    assert (refused.value.code, refused.value.param) == ("not_simulated", "next_invoice_sequence")
+
+
+def test_a_body_over_the_limit_is_refused(simulator):
+    answer = httpx.post(f"{simulator.url}/v1/customers", headers=HEADERS, content="name=" + "x" * 1_100_000)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("clock", {"advance_s": -1}),
+        ("clock", {"advance_s": "x"}),
+        ("faults", {"kind": "explode"}),
+        ("faults", {"kind": "rate_limit", "times": 0}),
+        ("faults", {"kind": "rate_limit", "path": "/x"}),
+        ("delivery", {"copies": 11}),
+        ("delivery", {"colour": "red"}),
+    ],
+)
+def test_a_wrong_control_is_refused(simulator, path, body):
+    assert httpx.post(f"{simulator.url}/_simulator/{path}", json=body).status_code == 400
+
+
+def test_an_invoice_has_at_most_250_items_and_shows_ten(api):
+    owner = api.customers.create({}).id
+    invoice = api.invoices.create({"customer": owner})
+    for _ in range(LINES_MAX):
+        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
+    with pytest.raises(stripe.InvalidRequestError, match="at most 250"):
+        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
+    found = api.invoices.retrieve(invoice.id)
+    assert (found.total, len(found.lines.data), found.lines.has_more) == (250, 10, True)
+    assert len(list(found.lines.auto_paging_iter())) == LINES_MAX
+
+
+def test_expansion_replaces_ids_by_objects(api):
+    owner = api.customers.create({"name": "Ada"}).id
+    intent = api.payment_intents.create(
+        {"amount": 500, "currency": "usd", "customer": owner, "payment_method": "pm_card_visa", "confirm": True,
+         "expand": ["customer", "latest_charge.customer"]}
+    )  # fmt: skip
+    assert intent.customer.name == "Ada"
+    assert intent.latest_charge.customer.name == "Ada"
+    listed = api.payment_intents.list({"customer": owner, "expand": ["data.latest_charge.refunds"]})
+    assert listed.data[0].latest_charge.refunds.data == []
+    for path in ("colour", "latest_charge.payment_method", "currency"):  # the second is an id, but not expandable
+        with pytest.raises(stripe.InvalidRequestError, match="cannot be expanded"):
+            api.payment_intents.retrieve(intent.id, {"expand": [path]})
+
+
+def test_pages_lead_forwards_and_backwards(api):
+    owner = api.customers.create({}).id
+    made = [api.invoices.create({"customer": owner}).id for _ in range(5)][::-1]
+
+    def page(**given) -> tuple[list[str], bool]:
+        listed = api.invoices.list({"customer": owner, "limit": 2, **given})
+        return [each.id for each in listed.data], listed.has_more
+
+    assert page() == (made[:2], True)
+    assert page(starting_after=made[1]) == (made[2:4], True)
+    assert page(starting_after=made[3]) == (made[4:], False)
+    assert page(ending_before=made[4]) == (made[2:4], True)
+    assert page(ending_before=made[1]) == (made[:1], False)
+    assert page(created={"lt": 1}) == ([], False)
+    for cursor in ("starting_after", "ending_before"):
+        with pytest.raises(stripe.InvalidRequestError, match="No such invoice"):
+            page(**{cursor: "in_that_never_was"})
+    with pytest.raises(stripe.InvalidRequestError, match="Invalid limit"):
+        page(limit=101)
