@@ -23,6 +23,7 @@ _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
+_QUEUE: Final = "SELECT, INSERT, UPDATE"
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "tenants": _MASTER,
@@ -48,6 +49,9 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "invoices": {WEB: _ADD, WORKER: _READ},
     "invoice_lines": {WEB: _ADD, WORKER: _READ},
     "usage_records": {WEB: "SELECT, UPDATE (invoice_id)", WORKER: _READ, BILLING: _ADD},
+    "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
+    "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
+    "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
 }
 """By table and role. A table that is not here is the owner's alone."""
 

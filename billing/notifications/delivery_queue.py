@@ -1,0 +1,238 @@
+"""The queue of deliveries in Postgres: claims what is due, and records how an attempt ended. Each is one transaction,
+and nothing is sent within it.
+
+A claim is a lease with a fence. If a worker dies while it sends, the delivery becomes due when the lease ends, so a
+message may arrive twice, with the same id; it is never lost. Rows are locked in the order endpoint, delivery.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from random import SystemRandom
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+from sqlalchemy import Engine
+from sqlmodel import Session, col, select
+
+from billing.notifications import metrics
+from billing.notifications.event_types import ENDPOINT_DISABLED
+from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
+from billing.notifications.outbox import notify
+from billing.notifications.retries import PERMILLE, next_attempt
+from billing.notifications.settings import DeliverySettings
+from billing.notifications.webhook_sender import Attempt
+from core.db import database_now, unit_of_work
+
+UNDELIVERABLE: Final = ("disabled", "deleted")
+_ERROR_LENGTH_MAX: Final = 500
+_log = structlog.get_logger()
+_chance = SystemRandom()
+
+# Endpoints with something due and a free connection, the longest waiting first.
+_DUE: Final = sa.text(
+    """
+    SELECT endpoint_id, min(next_attempt_at) AS oldest FROM notification_deliveries AS due
+    WHERE state = 'pending' AND next_attempt_at <= :now AND (
+        SELECT count(*) FROM notification_deliveries AS running
+        WHERE running.endpoint_id = due.endpoint_id AND running.leased_until > :now
+    ) < :connections_max
+    GROUP BY endpoint_id ORDER BY oldest LIMIT :endpoints_max
+    """
+)
+
+
+class ClaimedDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery that this worker may attempt until its lease ends. ``attempts`` counts this attempt, over all
+    replays; ``tries`` only since the last one. Secrets are still encrypted.
+    """
+
+    id: str
+    attempts: int
+    tries: int
+    tenant_id: str
+    endpoint_id: str
+    kind: str
+    address: str
+    sealed_secrets: tuple[bytes, ...]
+    notification_id: str
+    event_type: str
+    data: dict[str, Any]  # JSON
+    created_at: datetime
+
+
+class DeliveryQueue:
+    """The queue as one worker sees it. ``clock`` is Postgres's, except in tests that move time."""
+
+    def __init__(
+        self, engine: Engine, settings: DeliverySettings, clock: Callable[[Session], datetime] = database_now
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+
+    def claim(self, limit: int) -> list[ClaimedDelivery]:
+        """Lease at most ``limit`` due deliveries, with no more for an endpoint than it may have connections."""
+        claimed: list[ClaimedDelivery] = []
+        with unit_of_work(self._engine) as session:
+            now = self._clock(session)
+            connections_max = self._settings.notifications_endpoint_connections_max
+            due = session.execute(_DUE, {"now": now, "connections_max": connections_max, "endpoints_max": limit}).all()
+            metrics.OLDEST_DUE_SECONDS.set(max((now - due[0].oldest).total_seconds(), 0) if due else 0)
+            for endpoint in _locked(session, [row.endpoint_id for row in due], skip_locked=True):
+                if endpoint.status in UNDELIVERABLE:  # queued while it was disabled
+                    fail_pending(session, endpoint.id, f"the endpoint is {endpoint.status}")
+                    continue
+                room = min(connections_max - self._running(session, endpoint.id, now), limit - len(claimed))
+                if room > 0:
+                    claimed += self._lease(session, endpoint, room, now)
+        return claimed
+
+    def record(self, delivery: ClaimedDelivery, attempt: Attempt) -> None:
+        """Write down how an attempt ended. A result that comes after another worker's attempt began is dropped."""
+        with unit_of_work(self._engine) as session:
+            now = self._clock(session)
+            endpoint = _locked(session, [delivery.endpoint_id], skip_locked=False)[0]
+            row = session.exec(
+                select(NotificationDelivery)
+                .where(NotificationDelivery.id == delivery.id, NotificationDelivery.attempts == delivery.attempts)
+                .with_for_update()
+            ).first()
+            if row is None:
+                metrics.LATE_RESULTS.inc()
+                return
+            if attempt.error is None:
+                self._delivered(row, endpoint, now)
+            elif row.state == "pending":
+                self._failed(session, row, endpoint, delivery, attempt, now)
+
+    def _delivered(self, row: NotificationDelivery, endpoint: NotificationEndpoint, now: datetime) -> None:
+        """Also if the endpoint was disabled meanwhile: the message has arrived."""
+        row.state, row.delivered_at, row.leased_until, row.last_error = "delivered", now, None, None
+        endpoint.last_success_at, endpoint.failing_since = now, None
+        metrics.DELIVERIES.labels(endpoint.kind, "delivered").inc()
+
+    def _failed(
+        self,
+        session: Session,
+        row: NotificationDelivery,
+        endpoint: NotificationEndpoint,
+        delivery: ClaimedDelivery,
+        attempt: Attempt,
+        now: datetime,
+    ) -> None:
+        row.leased_until, row.last_error = None, (attempt.error or "")[:_ERROR_LENGTH_MAX]
+        endpoint.failing_since = endpoint.failing_since or now
+        again = next_attempt(
+            delivery.tries,
+            now=now,
+            queued_at=row.queued_at,
+            retry_after_s=attempt.retry_after_s,
+            chance_permille=_chance.randint(0, PERMILLE),
+            settings=self._settings,
+        )
+        if again is not None and not attempt.gone:
+            row.next_attempt_at = again
+            metrics.DELIVERIES.labels(endpoint.kind, "retried").inc()
+            return
+        row.state = "failed"
+        metrics.DELIVERIES.labels(endpoint.kind, "failed").inc()
+        silent = endpoint.last_success_at is None or endpoint.last_success_at < row.queued_at
+        if endpoint.status == "active" and (attempt.gone or silent):
+            reason = (
+                "it asked not to be called again (410)"
+                if attempt.gone
+                else f"it accepted no message for {self._settings.notifications_retry_s // 3600} hours; "
+                f"the last error was: {row.last_error}"
+            )
+            session.flush()
+            disable(session, endpoint, reason, now)
+
+    def _lease(
+        self, session: Session, endpoint: NotificationEndpoint, room: int, now: datetime
+    ) -> list[ClaimedDelivery]:
+        rows = session.exec(
+            select(NotificationDelivery, Notification)
+            .join(Notification, col(Notification.id) == NotificationDelivery.notification_id)
+            .where(
+                NotificationDelivery.endpoint_id == endpoint.id,
+                NotificationDelivery.state == "pending",
+                col(NotificationDelivery.next_attempt_at) <= now,
+            )
+            .order_by(col(NotificationDelivery.next_attempt_at), col(NotificationDelivery.id))
+            .limit(room)
+            .with_for_update(of=NotificationDelivery, skip_locked=True)
+        ).all()
+        until = now + timedelta(seconds=self._settings.notifications_lease_s)
+        claimed = []
+        for row, notification in rows:
+            row.attempts += 1
+            row.leased_until = row.next_attempt_at = until
+            claimed.append(
+                ClaimedDelivery(
+                    id=row.id,
+                    attempts=row.attempts,
+                    tries=row.attempts - row.attempts_before,
+                    tenant_id=row.tenant_id,
+                    endpoint_id=endpoint.id,
+                    kind=endpoint.kind,
+                    address=endpoint.address,
+                    sealed_secrets=_sealed_secrets(endpoint, now),
+                    notification_id=notification.id,
+                    event_type=notification.event_type,
+                    data=notification.data,
+                    created_at=notification.created_at,
+                )
+            )
+        return claimed
+
+    def _running(self, session: Session, endpoint_id: str, now: datetime) -> int:
+        running = select(sa.func.count()).where(
+            col(NotificationDelivery.endpoint_id) == endpoint_id, col(NotificationDelivery.leased_until) > now
+        )
+        return session.exec(running).one()
+
+
+def disable(session: Session, endpoint: NotificationEndpoint, reason: str, now: datetime) -> None:
+    """Stop deliveries to a locked endpoint, and inform the tenant by its other endpoints and every e-mail address."""
+    endpoint.status, endpoint.disabled_reason, endpoint.updated_at = "disabled", reason, now
+    session.flush()
+    fail_pending(session, endpoint.id, "the endpoint is disabled")
+    metrics.DISABLED.labels(endpoint.kind).inc()
+    _log.warning("notification endpoint disabled", endpoint=endpoint.id, tenant=endpoint.tenant_id, reason=reason)
+    notify(
+        session,
+        tenant_id=endpoint.tenant_id,
+        event_type=ENDPOINT_DISABLED,
+        data={"endpoint_id": endpoint.id, "address": endpoint.address, "reason": reason},
+        dedupe_key=f"endpoint.disabled:{endpoint.id}:{now.isoformat()}",
+    )
+
+
+def fail_pending(session: Session, endpoint_id: str, reason: str) -> None:
+    """End every pending delivery of a locked endpoint. Each can be replayed."""
+    session.execute(
+        sa.update(NotificationDelivery)
+        .where(col(NotificationDelivery.endpoint_id) == endpoint_id, col(NotificationDelivery.state) == "pending")
+        .values(state="failed", leased_until=None, last_error=reason)
+    )
+
+
+def _locked(session: Session, endpoint_ids: list[str], *, skip_locked: bool) -> list[NotificationEndpoint]:
+    """The endpoints, in this order, without those that another transaction holds if they are skipped. The lock leaves
+    ``notify`` free to add deliveries.
+    """
+    if not endpoint_ids:
+        return []
+    found = select(NotificationEndpoint).where(col(NotificationEndpoint.id).in_(endpoint_ids))
+    order = {endpoint_id: position for position, endpoint_id in enumerate(endpoint_ids)}
+    rows = session.exec(found.with_for_update(key_share=True, skip_locked=skip_locked)).all()
+    return sorted(rows, key=lambda row: order[row.id])
+
+
+def _sealed_secrets(endpoint: NotificationEndpoint, now: datetime) -> tuple[bytes, ...]:
+    """The current secret and, during a rotation, the one before it."""
+    previous_counts = endpoint.previous_secret_until is not None and endpoint.previous_secret_until > now
+    both = (endpoint.signing_secret, endpoint.previous_secret if previous_counts else None)
+    return tuple(each for each in both if each is not None)
