@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.metering import OUTAGES, Meter
+from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.settings import BillingSettings
@@ -166,5 +167,10 @@ def run() -> None:
             every_s=settings.billing_quota_drift_s,
             tenants_max=settings.billing_quota_drift_tenants_max,
         )
-        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
+        notifications = delivery.build_runner(PostgresSettings())
+        notifications.start()
+        try:
+            BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
+        finally:
+            notifications.stop()
     engine.dispose()

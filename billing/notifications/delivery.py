@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 import structlog
-from sqlalchemy import Engine
 
 from billing.notifications import metrics
 from billing.notifications.addresses import HostLookup
@@ -22,9 +21,12 @@ from billing.notifications.settings import DeliverySettings, NotificationSetting
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
 from billing.notifications.webhook_sender import Attempt, WebhookSender
 from billing.notifications.webhook_signatures import signed_headers
-from core import clock
+from core import clock, db
+from core.settings import PostgresSettings
 
+STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
 _PAUSE_AFTER_ERROR_S: Final = 2
+_CONNECTIONS: Final = 4
 _log = structlog.get_logger()
 
 
@@ -105,7 +107,7 @@ class DeliveryRunner:
         """Begin to deliver."""
         self._loop.start()
 
-    def stop(self, timeout_s: int) -> bool:
+    def stop(self, timeout_s: int = STOP_S) -> bool:
         """Claim nothing more and wait for running attempts. Returns whether all ended in time; what is left is
         attempted again when its lease ends.
         """
@@ -149,19 +151,18 @@ class DeliveryRunner:
             self._wake.set()
 
 
-def build_runner(
-    engine: Engine, shared: NotificationSettings, settings: DeliverySettings, smtp: SmtpSettings
-) -> DeliveryRunner:
-    """The runner of the billing worker."""
+def build_runner(postgres: PostgresSettings) -> DeliveryRunner:
+    """The runner of the billing worker, from the environment. It has a few database connections of its own."""
+    shared, settings = NotificationSettings(), DeliverySettings()
+    engine = db.connect(postgres.model_copy(update={"postgres_pool_max": _CONNECTIONS}))
     hosts = HostLookup(allow_loopback=shared.notifications_allow_loopback, timeout_ms=shared.notifications_resolve_ms)
     webhooks = WebhookSender(
         hosts,
         timeout_ms=settings.notifications_timeout_ms,
         response_bytes_max=settings.notifications_response_bytes_max,
     )
-    courier = Courier(
-        webhooks, EmailSender(smtp), SecretBox(shared.notification_keys), sender=shared.notifications_email_from
-    )
+    emails, box = EmailSender(SmtpSettings()), SecretBox(shared.notification_keys)
+    courier = Courier(webhooks, emails, box, sender=shared.notifications_email_from)
     return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings)
 
 

@@ -2,10 +2,11 @@
 does. It sends nothing: ``delivery`` does, after the commit.
 
 A second notification with the same ``dedupe_key`` is not written. A transaction that uses the key of another one waits
-until that has ended, at most for the session's lock timeout.
+until that has ended, at most for the session's lock timeout. So a transaction that notifies several tenants does so in
+the order of their ids; two that do it in different orders would wait for each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ from billing.notifications import metrics
 from billing.notifications.event_types import ENDPOINT_DISABLED, EVENT_TYPES
 from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
 from billing.notifications.settings import DATA_BYTES_MAX, PENDING_PER_ENDPOINT_MAX
+from billing.notifications.thresholds import Alert
 from core.db import database_now
 from core.ids import new_id
 
@@ -58,6 +60,15 @@ def notify(
     return written
 
 
+def raise_alerts(session: Session, tenant_id: str, alerts: Iterable[Alert]) -> int:
+    """Write the alerts of one tenant, in order. Returns how many of them are new."""
+    written = [
+        notify(session, tenant_id=tenant_id, event_type=each.event_type, data=each.data, dedupe_key=each.dedupe_key)
+        for each in alerts
+    ]
+    return len([each for each in written if each is not None])
+
+
 def queue_deliveries(session: Session, tenant_id: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Add a delivery for each pair of notification and endpoint that has none, in this order. Returns their ids.
 
@@ -94,9 +105,8 @@ def queue_deliveries(session: Session, tenant_id: str, pairs: Sequence[tuple[str
 
 def _recipients(session: Session, tenant_id: str, event_type: str) -> Sequence[str]:
     """Active endpoints that want the type. Every e-mail address hears of a disabled endpoint."""
-    wants = col(NotificationEndpoint.event_types).any(event_type) | (  # type: ignore[arg-type] # ARRAY's own any()
-        sa.func.cardinality(NotificationEndpoint.event_types) == 0
-    )
+    chosen = col(NotificationEndpoint.event_types)
+    wants = (sa.literal(event_type) == sa.any_(chosen)) | (sa.func.cardinality(chosen) == 0)
     if event_type == ENDPOINT_DISABLED:
         wants |= col(NotificationEndpoint.kind) == "email"
     found = select(NotificationEndpoint.id).where(

@@ -6,6 +6,7 @@ changes its address meanwhile (DNS rebinding) leads nowhere. SNI, certificate an
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -102,11 +103,12 @@ class WebhookSender:
 
     async def _drain(self, answer: aiohttp.ClientResponse) -> None:
         """Read the answer up to the limit, so that an ordinary one ends properly. Its content is neither used nor
-        shown.
+        shown, and the status has said already whether the message was accepted.
         """
         left = self._response_bytes_max
-        while left > 0 and (chunk := await answer.content.read(left)):
-            left -= len(chunk)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            while left > 0 and (chunk := await answer.content.read(left)):
+                left -= len(chunk)
         answer.close()
 
 
