@@ -18,6 +18,7 @@ from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
+from control_plane.notifications.service import NotificationRules
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
@@ -51,6 +52,7 @@ class Resources:
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
+    notification_rules: NotificationRules
 
 
 def open_redis(url: str) -> Redis:
@@ -89,6 +91,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "pepper": resources.pepper,
         "web": resources.web,
         "upload": resources.upload,
+        "notification_rules": resources.notification_rules,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

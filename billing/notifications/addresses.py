@@ -85,6 +85,11 @@ def parse_webhook(url: str, *, allow_loopback: bool) -> WebhookTarget:
     return WebhookTarget(parts.scheme, host, port, (parts.path or "/") + query)
 
 
+def shown_address(kind: str, address: str) -> str:
+    """An e-mail address, or a webhook's host: its path may hold a secret, and belongs in no message or log."""
+    return address if kind == "email" else f"{urlsplit(address).scheme}://{urlsplit(address).hostname}"
+
+
 def is_allowed(address: str, *, allow_loopback: bool) -> bool:
     """Whether a webhook may have this IP address: a public one, or a loopback one where that is allowed."""
     try:

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
 from billing.notifications import metrics
+from billing.notifications.addresses import shown_address
 from billing.notifications.event_types import ENDPOINT_DISABLED
 from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
 from billing.notifications.outbox import notify
@@ -205,7 +206,11 @@ def disable(session: Session, endpoint: NotificationEndpoint, reason: str, now: 
         session,
         tenant_id=endpoint.tenant_id,
         event_type=ENDPOINT_DISABLED,
-        data={"endpoint_id": endpoint.id, "address": endpoint.address, "reason": reason},
+        data={
+            "endpoint_id": endpoint.id,
+            "address": shown_address(endpoint.kind, endpoint.address),
+            "reason": reason,
+        },
         dedupe_key=f"endpoint.disabled:{endpoint.id}:{now.isoformat()}",
     )
 
