@@ -163,4 +163,6 @@ def _is_host(host: str) -> bool:
 
 
 def _unusable(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"address: {reason}.", code="invalid_webhook_address", param="address")
+    return InvalidRequest(
+        f"address: this is no URL of a webhook: {reason}.", code="invalid_webhook_address", param="address"
+    )

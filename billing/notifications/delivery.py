@@ -17,9 +17,10 @@ from billing.notifications.delivery_queue import ClaimedDelivery, DeliveryQueue
 from billing.notifications.email_sender import EmailSender
 from billing.notifications.email_text import compose
 from billing.notifications.event_types import ENDPOINT_CONFIRMATION
+from billing.notifications.retries import SendResult
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
-from billing.notifications.webhook_sender import Attempt, WebhookSender
+from billing.notifications.webhook_sender import WebhookSender
 from billing.notifications.webhook_signatures import signed_headers
 from core import clock, db
 from core.settings import PostgresSettings
@@ -39,16 +40,16 @@ class Courier:
         self._box = box
         self._sender = sender
 
-    def attempt(self, delivery: ClaimedDelivery) -> Attempt:
+    def attempt(self, delivery: ClaimedDelivery) -> SendResult:
         """Send once. Never raises for what the receiver or the network does."""
         try:
             with metrics.ATTEMPT_SECONDS.labels(delivery.kind).time():
                 return self._email(delivery) if delivery.kind == "email" else self._webhook(delivery)
         except SecretUnreadable as unreadable:
             _log.error("signing secret unreadable", endpoint=delivery.endpoint_id, reason=unreadable.message)
-            return Attempt(error="the signing secret cannot be read; the operator was informed")
+            return SendResult(error="the signing secret cannot be read; the operator was informed")
 
-    def _webhook(self, delivery: ClaimedDelivery) -> Attempt:
+    def _webhook(self, delivery: ClaimedDelivery) -> SendResult:
         body = webhook_body(delivery)
         headers = signed_headers(
             message_id=delivery.notification_id,
@@ -58,10 +59,10 @@ class Courier:
         )
         return self._webhooks.send(delivery.address, headers, body)
 
-    def _email(self, delivery: ClaimedDelivery) -> Attempt:
+    def _email(self, delivery: ClaimedDelivery) -> SendResult:
         if self._sender is None:
             _log.warning("no sender for e-mail; set TENORA_NOTIFICATIONS_EMAIL_FROM", delivery=delivery.id)
-            return Attempt(error="e-mail is not set up at this installation")
+            return SendResult(error="e-mail is not set up at this installation")
         data = delivery.data
         if delivery.event_type == ENDPOINT_CONFIRMATION:
             data = {**data, "code": self._box.confirmation_code(delivery.endpoint_id, delivery.address)}
@@ -92,7 +93,7 @@ class DeliveryRunner:
     """Claims due deliveries and hands each to a thread, until it is stopped. ``start`` and ``stop`` are called once."""
 
     def __init__(
-        self, queue: DeliveryQueue, attempt: Callable[[ClaimedDelivery], Attempt], settings: DeliverySettings
+        self, queue: DeliveryQueue, attempt: Callable[[ClaimedDelivery], SendResult], settings: DeliverySettings
     ) -> None:
         self._queue = queue
         self._attempt = attempt

@@ -21,9 +21,8 @@ from billing.notifications.addresses import shown_address
 from billing.notifications.event_types import ENDPOINT_DISABLED
 from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
 from billing.notifications.outbox import notify
-from billing.notifications.retries import PERMILLE, next_attempt
+from billing.notifications.retries import PERMILLE, SendResult, next_attempt
 from billing.notifications.settings import DeliverySettings
-from billing.notifications.webhook_sender import Attempt
 from core.db import database_now, unit_of_work
 
 UNDELIVERABLE: Final = ("disabled", "deleted")
@@ -74,7 +73,7 @@ class DeliveryQueue:
         self._clock = clock
 
     def claim(self, limit: int) -> list[ClaimedDelivery]:
-        """Lease at most ``limit`` due deliveries, with no more for an endpoint than it may have connections."""
+        """Lease at most ``limit`` due deliveries, and for each endpoint at most as many as it may have connections."""
         claimed: list[ClaimedDelivery] = []
         with unit_of_work(self._engine) as session:
             now = self._clock(session)
@@ -90,7 +89,7 @@ class DeliveryQueue:
                     claimed += self._lease(session, endpoint, room, now)
         return claimed
 
-    def record(self, delivery: ClaimedDelivery, attempt: Attempt) -> None:
+    def record(self, delivery: ClaimedDelivery, attempt: SendResult) -> None:
         """Write down how an attempt ended. A result that comes after another worker's attempt began is dropped."""
         with unit_of_work(self._engine) as session:
             now = self._clock(session)
@@ -120,7 +119,7 @@ class DeliveryQueue:
         row: NotificationDelivery,
         endpoint: NotificationEndpoint,
         delivery: ClaimedDelivery,
-        attempt: Attempt,
+        attempt: SendResult,
         now: datetime,
     ) -> None:
         row.leased_until, row.last_error = None, (attempt.error or "")[:_ERROR_LENGTH_MAX]

@@ -6,8 +6,8 @@ from email.message import EmailMessage
 
 import structlog
 
+from billing.notifications.retries import SendResult
 from billing.notifications.settings import SmtpSettings
-from billing.notifications.webhook_sender import Attempt
 
 _log = structlog.get_logger()
 
@@ -19,7 +19,7 @@ class EmailSender:
         self._settings = settings
         self._tls = tls or ssl.create_default_context()
 
-    def send(self, message: EmailMessage) -> Attempt:
+    def send(self, message: EmailMessage) -> SendResult:
         """Hand the message to the server once. Never raises for what the server or the network does. The tenant sees
         what the server says of the recipient; problems of the server itself are for the operator's log.
         """
@@ -32,13 +32,13 @@ class EmailSender:
                 accepted = True
         except smtplib.SMTPRecipientsRefused as refused:
             code = next(iter(refused.recipients.values()))[0]
-            return Attempt(error=f"the mail server refused this address with the code {code}")
+            return SendResult(error=f"the mail server refused this address with the code {code}")
         except (smtplib.SMTPException, OSError) as error:
             if accepted:  # only the farewell failed
-                return Attempt()
+                return SendResult()
             _log.warning("mail server failed", server=self._settings.smtp_host, cause=str(error)[:300])
-            return Attempt(error="the mail server did not accept the message")
-        return Attempt()
+            return SendResult(error="the mail server did not accept the message")
+        return SendResult()
 
     def _connect(self) -> smtplib.SMTP:
         settings, timeout_s = self._settings, self._settings.smtp_timeout_ms / 1000

@@ -1,12 +1,26 @@
-"""When a delivery is tried again, and when it has failed for good. Pure functions over instants and counts."""
+"""How an attempt to deliver ended, when it is repeated, and when it has failed for good. Pure functions over instants
+and counts.
+"""
 
 from datetime import datetime, timedelta
 from typing import Final
+
+import msgspec
 
 from billing.notifications.settings import DeliverySettings
 
 _DOUBLINGS_MAX: Final = 40  # far above what the longest pause allows; keeps the power small
 PERMILLE: Final = 1_000
+
+
+class SendResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How one attempt ended. ``error`` is None for success, and written for the tenant. ``gone`` asks never to send
+    again. ``retry_after_s`` is the pause that the receiver asked for.
+    """
+
+    error: str | None = None
+    gone: bool = False
+    retry_after_s: int | None = None
 
 
 def pause_ms(tries: int, *, first_ms: int, longest_ms: int, chance_permille: int) -> int:

@@ -57,7 +57,7 @@ def spend_alerts(
     """The alerts of a growing spend. ``scope_id`` names the limited thing and its kind of period, such as
     ``tn_…:month`` or ``key_…:day``; ``scope`` names it for people.
 
-    The key holds the limit too: after the limit is changed, its thresholds count anew. To alert on a limit that was
+    The key holds the limit too: after the limit is changed, its thresholds count again. To alert on a limit that was
     lowered below what is spent, pass 0 as ``before_nanos``: thresholds of which the tenant knows are not repeated.
     """
     return [

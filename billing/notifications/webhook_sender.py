@@ -15,27 +15,17 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 import aiohttp
-import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from billing.notifications.addresses import HostLookup, WebhookTarget, parse_webhook
+from billing.notifications.retries import SendResult
 from core.errors import AppError
 
 GONE: Final = 410
 _RETRY_AFTER_DIGITS_MAX: Final = 9
 _SUCCESS: Final = range(200, 300)
 _REDIRECTS: Final = range(300, 400)
-
-
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """How one attempt ended. ``error`` is None for success, and written for the tenant. ``gone`` asks never to send
-    again. ``retry_after_s`` is the pause that the receiver asked for.
-    """
-
-    error: str | None = None
-    gone: bool = False
-    retry_after_s: int | None = None
 
 
 class WebhookSender:
@@ -50,27 +40,27 @@ class WebhookSender:
         self._tls = tls or ssl.create_default_context()
         self._user_agent = f"Tenora-Webhooks/{version('tenora')}"
 
-    def send(self, url: str, headers: Mapping[str, str], body: str) -> Attempt:
+    def send(self, url: str, headers: Mapping[str, str], body: str) -> SendResult:
         """POST the body once. Never raises for what the receiver or the network does."""
         try:
             target = parse_webhook(url, allow_loopback=self._hosts.allow_loopback)
             addresses = self._hosts.addresses(target)
         except AppError as refused:
-            return Attempt(error=refused.message)
+            return SendResult(error=refused.message)
         try:
             return asyncio.run(self._post(target, addresses, headers, body))
         except TimeoutError:
-            return Attempt(error=f"no complete answer within {self._timeout_ms} ms")
+            return SendResult(error=f"no complete answer within {self._timeout_ms} ms")
         except aiohttp.ClientSSLError:
-            return Attempt(error="the TLS handshake failed; check the certificate of the host")
+            return SendResult(error="the TLS handshake failed; check the certificate of the host")
         except aiohttp.ClientConnectorError:
-            return Attempt(error="the host did not accept the connection")
+            return SendResult(error="the host did not accept the connection")
         except (aiohttp.ClientError, OSError, ValueError):
-            return Attempt(error="the host did not give a valid HTTP answer")
+            return SendResult(error="the host did not give a valid HTTP answer")
 
     async def _post(
         self, target: WebhookTarget, addresses: Sequence[str], headers: Mapping[str, str], body: str
-    ) -> Attempt:
+    ) -> SendResult:
         url = URL(f"{target.scheme}://{target.host_header}{target.path}", encoded=True)
         own = {
             "host": target.host_header,
@@ -145,13 +135,13 @@ class _PinnedAddresses(AbstractResolver):
         return socket.socket(family=family, type=kind, proto=protocol)
 
 
-def _judge(answer: aiohttp.ClientResponse) -> Attempt:
+def _judge(answer: aiohttp.ClientResponse) -> SendResult:
     status = answer.status
     if status in _SUCCESS:
-        return Attempt()
+        return SendResult()
     given = answer.headers.get("retry-after", "").strip()
     digits = given.isascii() and given.isdigit() and len(given) <= _RETRY_AFTER_DIGITS_MAX
     suffix = "; redirects are not followed" if status in _REDIRECTS else ""
-    return Attempt(
+    return SendResult(
         error=f"the host answered {status}{suffix}", gone=status == GONE, retry_after_s=int(given) if digits else None
     )

@@ -7,8 +7,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from billing.notifications.delivery import DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
+from billing.notifications.retries import SendResult
 from billing.notifications.settings import DeliverySettings
-from billing.notifications.webhook_sender import Attempt
 from core.db import unit_of_work
 from tests.conftest import wait_until
 from tests.fixtures.notifications.receivers import webhook_receiver
@@ -139,12 +139,12 @@ def test_a_delivery_whose_worker_died_is_attempted_again_when_its_lease_ends(ale
     alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
     assert alerts.deliver_due() == 1
     assert hook.ids == [notification]
-    alerts.queue.record(lost, Attempt(error="too late"))
+    alerts.queue.record(lost, SendResult(error="too late"))
     row = alerts.deliveries(endpoint)[0]
     assert (row["state"], row["attempts"], row["last_error"]) == ("delivered", 2, None)
 
 
-def test_two_workers_hold_no_more_connections_to_an_endpoint_than_allowed(alerts, hook):
+def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alerts, hook):
     alerts.endpoint("tn_1", hook.url)
     for number in range(12):
         alerts.notify("tn_1", f"spend:{number}")
@@ -193,7 +193,7 @@ def test_a_runner_survives_an_attempt_that_raises_and_a_database_that_fails(aler
     broken = threading.Event()
     courier = alerts.courier()
 
-    def attempt(delivery) -> Attempt:
+    def attempt(delivery) -> SendResult:
         if not broken.is_set():
             broken.set()
             raise RuntimeError("a defect")

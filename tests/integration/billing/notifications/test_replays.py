@@ -74,7 +74,7 @@ def test_a_replay_leaves_out_other_types_other_tenants_older_messages_and_test_m
         missed(alerts, endpoint, tenant="tn_2")
 
 
-def test_a_delivered_message_can_be_sent_again_with_its_id_and_retries_begin_anew(alerts, hook):
+def test_a_delivered_message_can_be_sent_again_with_its_id_and_new_retries(alerts, hook):
     endpoint, _ = alerts.endpoint("tn_1", hook.url)
     notification = alerts.notify("tn_1", "spend:50")
     alerts.deliver_due()

@@ -95,7 +95,7 @@ def test_a_floor_is_reported_once_for_each_top_up():
     assert {each.dedupe_key for each in fall("lot_1")}.isdisjoint(each.dedupe_key for each in fall("lot_2"))
 
 
-def test_a_new_period_and_a_new_limit_count_anew_and_another_scope_has_its_own_keys():
+def test_a_new_period_a_new_limit_and_another_scope_have_keys_of_their_own():
     december = Period(NOVEMBER.end, datetime(2027, 1, 1, tzinfo=UTC))
     base = {each.dedupe_key for each in spend(0, 100 * DOLLAR)}
     for other in (
