@@ -1,4 +1,4 @@
-"""The receiver in docs/how-to/receive-alerts.md, run as it stands there: it accepts what Tenora sends, and nothing else."""
+"""The receiver in docs/how-to/receive-alerts.md, run as it stands there: it accepts what Tenora sends."""
 
 import os
 import re

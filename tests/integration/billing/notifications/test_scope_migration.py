@@ -21,12 +21,13 @@ def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postg
         "key_admin": (None, ["admin"]),
     }
     with engine.begin() as connection:
-        for statement in (
-            "INSERT INTO plans (id, name) VALUES ('pl_1', 'p')",
-            "INSERT INTO tenants (id, name, plan_id, status, limit_overrides, created_at)"
-            " VALUES ('tn_1', 't', 'pl_1', 'active', '{}', now())",
-        ):
-            connection.execute(sa.text(statement))
+        connection.execute(sa.text("INSERT INTO plans (id, name, created_at) VALUES ('pl_1', 'p', now())"))
+        connection.execute(
+            sa.text(
+                "INSERT INTO tenants (id, name, plan_id, status, limit_overrides, created_at)"
+                " VALUES ('tn_1', 't', 'pl_1', 'active', '{}', now())"
+            )
+        )
         for key, (tenant, scopes) in rows.items():
             connection.execute(
                 sa.text(
