@@ -5,6 +5,7 @@ A claim is a lease with a fence. If a worker dies while it sends, the delivery b
 message may arrive twice, with the same id; it is never lost. Rows are locked in the order endpoint, delivery.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from random import SystemRandom
@@ -30,15 +31,20 @@ _ERROR_LENGTH_MAX: Final = 500
 _log = structlog.get_logger()
 _chance = SystemRandom()
 
-# Endpoints with something due and a free connection, the longest waiting first.
+# Endpoints with something due and a free connection, the longest waiting first. What is leased is few rows.
 _DUE: Final = sa.text(
     """
-    SELECT endpoint_id, min(next_attempt_at) AS oldest FROM notification_deliveries AS due
-    WHERE state = 'pending' AND next_attempt_at <= :now AND (
-        SELECT count(*) FROM notification_deliveries AS running
-        WHERE running.endpoint_id = due.endpoint_id AND running.leased_until > :now
-    ) < :connections_max
-    GROUP BY endpoint_id ORDER BY oldest LIMIT :endpoints_max
+    WITH running AS MATERIALIZED (
+        SELECT endpoint_id, tenant_id FROM notification_deliveries WHERE leased_until > :now
+    ), due AS (
+        SELECT endpoint_id, tenant_id, min(next_attempt_at) AS oldest FROM notification_deliveries
+        WHERE state = 'pending' AND next_attempt_at <= :now GROUP BY endpoint_id, tenant_id
+    ), counted AS (
+        SELECT due.*, (SELECT count(*) FROM running WHERE running.endpoint_id = due.endpoint_id) AS of_endpoint,
+            (SELECT count(*) FROM running WHERE running.tenant_id = due.tenant_id) AS of_tenant
+        FROM due
+    )
+    SELECT * FROM counted WHERE of_endpoint < :endpoint_max AND of_tenant < :tenant_max ORDER BY oldest LIMIT :endpoints
     """
 )
 
@@ -73,20 +79,31 @@ class DeliveryQueue:
         self._clock = clock
 
     def claim(self, limit: int) -> list[ClaimedDelivery]:
-        """Lease at most ``limit`` due deliveries, and for each endpoint at most as many as it may have connections."""
+        """Lease at most ``limit`` due deliveries, for each endpoint and each tenant at most as many as may run at the
+        same time. For a tenant this is exact within one worker only.
+        """
         claimed: list[ClaimedDelivery] = []
         with unit_of_work(self._engine) as session:
             now = self._clock(session)
-            connections_max = self._settings.notifications_endpoint_connections_max
-            due = session.execute(_DUE, {"now": now, "connections_max": connections_max, "endpoints_max": limit}).all()
+            endpoint_max = self._settings.notifications_endpoint_connections_max
+            tenant_max = self._settings.notifications_tenant_connections_max
+            bounds = {"endpoint_max": endpoint_max, "tenant_max": tenant_max, "endpoints": limit}
+            due = session.execute(_DUE, {"now": now} | bounds).all()
             metrics.OLDEST_DUE_SECONDS.set(max((now - due[0].oldest).total_seconds(), 0) if due else 0)
+            running = Counter({row.tenant_id: row.of_tenant for row in due})
             for endpoint in _locked(session, [row.endpoint_id for row in due], skip_locked=True):
                 if endpoint.status in UNDELIVERABLE:  # queued while it was disabled
                     fail_pending(session, endpoint.id, f"the endpoint is {endpoint.status}")
                     continue
-                room = min(connections_max - self._running(session, endpoint.id, now), limit - len(claimed))
+                room = min(
+                    endpoint_max - self._running(session, endpoint.id, now),
+                    tenant_max - running[endpoint.tenant_id],
+                    limit - len(claimed),
+                )
                 if room > 0:
-                    claimed += self._lease(session, endpoint, room, now)
+                    leased = self._lease(session, endpoint, room, now)
+                    running[endpoint.tenant_id] += len(leased)
+                    claimed += leased
         return claimed
 
     def record(self, delivery: ClaimedDelivery, attempt: SendResult) -> None:

@@ -94,7 +94,7 @@ class DeliverySettings(Fragment):
         default=500, ge=10, le=60_000, description="How often the billing worker looks for notifications to deliver."
     )
     notifications_threads: int = Field(
-        default=8, ge=1, le=64, description="Notifications that one billing worker delivers at the same time."
+        default=16, ge=1, le=64, description="Notifications that one billing worker delivers at the same time."
     )
     notifications_endpoint_connections_max: int = Field(
         default=1,
@@ -102,6 +102,13 @@ class DeliverySettings(Fragment):
         le=16,
         description="Deliveries to one endpoint at the same time, over all workers. With 1, messages arrive in order "
         "as long as none is refused.",
+    )
+    notifications_tenant_connections_max: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Deliveries for one tenant at the same time in one worker. Endpoints that hang leave the other "
+        "threads to other tenants.",
     )
     notifications_timeout_ms: int = Field(
         default=10_000,

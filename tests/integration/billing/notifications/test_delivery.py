@@ -5,6 +5,7 @@ import threading
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from billing.notifications import metrics
 from billing.notifications.delivery import DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
 from billing.notifications.retries import SendResult
@@ -144,6 +145,22 @@ def test_a_delivery_whose_worker_died_is_attempted_again_when_its_lease_ends(ale
     assert (row["state"], row["attempts"], row["last_error"]) == ("delivered", 2, None)
 
 
+@pytest.mark.parametrize("late", [SendResult(), SendResult(error="refused"), SendResult(error="gone", gone=True)])
+def test_a_result_after_the_lease_does_not_decide_over_the_attempt_of_another_worker(alerts, hook, late):
+    endpoint, _ = alerts.endpoint("tn_1", hook.url)
+    alerts.notify("tn_1", "spend:50")
+    (slow,) = alerts.queue.claim(1)
+    alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
+    (second,) = alerts.queue.claim(1)
+    before = (alerts.deliveries(endpoint), alerts.state(endpoint))
+    counted = metrics.LATE_RESULTS._value.get()
+    alerts.queue.record(slow, late)
+    assert (alerts.deliveries(endpoint), alerts.state(endpoint)) == before
+    assert metrics.LATE_RESULTS._value.get() == counted + 1
+    alerts.queue.record(second, SendResult())
+    assert alerts.deliveries(endpoint)[0]["state"] == "delivered"
+
+
 def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alerts, hook):
     alerts.endpoint("tn_1", hook.url)
     for number in range(12):
@@ -178,6 +195,26 @@ def test_an_endpoint_that_hangs_does_not_hold_up_another(alerts, hook):
         wait_until(lambda: len(hook.received) == 20, what="the messages of the slow one")
         wait_until(lambda: {each["state"] for each in alerts.deliveries(slow)} == {"delivered"}, what="the results")
         assert alerts.runner.stop(30)
+
+
+def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alerts, hook):
+    hook.hold.clear()
+    for number in range(40):
+        alerts.endpoint("tn_1", f"{hook.url}/{number}")
+    for number in range(3):
+        alerts.notify("tn_1", f"spend:{number}")
+    alerts.runner.start()
+    wait_until(lambda: hook.running == 4, what="the connections of one tenant")
+    with webhook_receiver() as quick:
+        for tenant in range(2, 6):
+            alerts.endpoint(f"tn_{tenant}", quick.url)
+            alerts.notify(f"tn_{tenant}", "spend:50")
+        wait_until(lambda: len(quick.received) == 4, what="the messages of the others")
+    assert (hook.running, hook.running_max) == (4, 4)
+    hook.hold.set()
+    wait_until(lambda: len(hook.received) == 120, what="the messages of the first")
+    assert alerts.runner.stop(30)
+    assert hook.running_max == 4
 
 
 def test_a_runner_survives_an_attempt_that_raises_and_a_database_that_fails(alerts, hook):
