@@ -6,7 +6,7 @@ message may arrive twice, with the same id; it is never lost. Rows are locked in
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import SystemRandom
 from typing import Any, Final
@@ -20,7 +20,7 @@ from sqlmodel import Session, col, select
 from billing.notifications import metrics
 from billing.notifications.addresses import shown_address
 from billing.notifications.event_types import ENDPOINT_DISABLED
-from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
+from billing.notifications.models import NotificationDelivery, NotificationEndpoint
 from billing.notifications.outbox import notify
 from billing.notifications.retries import PERMILLE, SendResult, next_attempt
 from billing.notifications.settings import DeliverySettings
@@ -45,6 +45,27 @@ _DUE: Final = sa.text(
         FROM due
     )
     SELECT * FROM counted WHERE of_endpoint < :endpoint_max AND of_tenant < :tenant_max ORDER BY oldest LIMIT :endpoints
+    """
+)
+
+
+# The oldest due deliveries of each endpoint, up to its free connections. The endpoint's lock guards its deliveries.
+_LEASE: Final = sa.text(
+    """
+    WITH chosen AS (
+        SELECT oldest.id FROM unnest(CAST(:endpoints AS text[]), CAST(:rooms AS int[])) AS wanted (endpoint_id, room),
+            LATERAL (
+                SELECT id FROM notification_deliveries AS waiting
+                WHERE waiting.endpoint_id = wanted.endpoint_id AND state = 'pending' AND next_attempt_at <= :now
+                ORDER BY next_attempt_at, id LIMIT wanted.room
+            ) AS oldest
+    )
+    UPDATE notification_deliveries AS delivery
+    SET attempts = delivery.attempts + 1, leased_until = :until, next_attempt_at = :until
+    FROM chosen, notifications AS said
+    WHERE delivery.id = chosen.id AND said.id = delivery.notification_id
+    RETURNING delivery.id, delivery.attempts, delivery.attempts_before, delivery.tenant_id, delivery.endpoint_id,
+        said.id AS notification_id, said.event_type, said.data, said.created_at
     """
 )
 
@@ -82,7 +103,6 @@ class DeliveryQueue:
         """Lease at most ``limit`` due deliveries, for each endpoint and each tenant at most as many as may run at the
         same time. For a tenant this is exact within one worker only.
         """
-        claimed: list[ClaimedDelivery] = []
         with unit_of_work(self._engine) as session:
             now = self._clock(session)
             endpoint_max = self._settings.notifications_endpoint_connections_max
@@ -90,21 +110,23 @@ class DeliveryQueue:
             bounds = {"endpoint_max": endpoint_max, "tenant_max": tenant_max, "endpoints": limit}
             due = session.execute(_DUE, {"now": now} | bounds).all()
             metrics.OLDEST_DUE_SECONDS.set(max((now - due[0].oldest).total_seconds(), 0) if due else 0)
-            running = Counter({row.tenant_id: row.of_tenant for row in due})
-            for endpoint in _locked(session, [row.endpoint_id for row in due], skip_locked=True):
+            of_tenant = Counter({row.tenant_id: row.of_tenant for row in due})
+            locked = _locked(session, [row.endpoint_id for row in due], skip_locked=True)
+            of_endpoint = self._running(session, locked, now)
+            rooms: dict[str, int] = {}
+            for endpoint in locked:
                 if endpoint.status in UNDELIVERABLE:  # queued while it was disabled
                     fail_pending(session, endpoint.id, f"the endpoint is {endpoint.status}")
                     continue
                 room = min(
-                    endpoint_max - self._running(session, endpoint.id, now),
-                    tenant_max - running[endpoint.tenant_id],
-                    limit - len(claimed),
+                    endpoint_max - of_endpoint[endpoint.id],
+                    tenant_max - of_tenant[endpoint.tenant_id],
+                    limit - sum(rooms.values()),
                 )
                 if room > 0:
-                    leased = self._lease(session, endpoint, room, now)
-                    running[endpoint.tenant_id] += len(leased)
-                    claimed += leased
-        return claimed
+                    rooms[endpoint.id] = room
+                    of_tenant[endpoint.tenant_id] += room
+            return self._lease(session, {each.id: each for each in locked}, rooms, now) if rooms else []
 
     def record(self, delivery: ClaimedDelivery, attempt: SendResult) -> None:
         """Write down how an attempt ended. A result that comes after another worker's attempt began is dropped."""
@@ -167,48 +189,39 @@ class DeliveryQueue:
             disable(session, endpoint, reason, now)
 
     def _lease(
-        self, session: Session, endpoint: NotificationEndpoint, room: int, now: datetime
+        self, session: Session, endpoints: Mapping[str, NotificationEndpoint], rooms: Mapping[str, int], now: datetime
     ) -> list[ClaimedDelivery]:
-        rows = session.exec(
-            select(NotificationDelivery, Notification)
-            .join(Notification, col(Notification.id) == NotificationDelivery.notification_id)
-            .where(
-                NotificationDelivery.endpoint_id == endpoint.id,
-                NotificationDelivery.state == "pending",
-                col(NotificationDelivery.next_attempt_at) <= now,
-            )
-            .order_by(col(NotificationDelivery.next_attempt_at), col(NotificationDelivery.id))
-            .limit(room)
-            .with_for_update(of=NotificationDelivery, skip_locked=True)
-        ).all()
         until = now + timedelta(seconds=self._settings.notifications_lease_s)
-        claimed = []
-        for row, notification in rows:
-            row.attempts += 1
-            row.leased_until = row.next_attempt_at = until
-            claimed.append(
-                ClaimedDelivery(
-                    id=row.id,
-                    attempts=row.attempts,
-                    tries=row.attempts - row.attempts_before,
-                    tenant_id=row.tenant_id,
-                    endpoint_id=endpoint.id,
-                    kind=endpoint.kind,
-                    address=endpoint.address,
-                    sealed_secrets=_sealed_secrets(endpoint, now),
-                    notification_id=notification.id,
-                    event_type=notification.event_type,
-                    data=notification.data,
-                    created_at=notification.created_at,
-                )
+        wanted = {"endpoints": list(rooms), "rooms": list(rooms.values()), "now": now, "until": until}
+        return [
+            ClaimedDelivery(
+                id=row.id,
+                attempts=row.attempts,
+                tries=row.attempts - row.attempts_before,
+                tenant_id=row.tenant_id,
+                endpoint_id=row.endpoint_id,
+                kind=endpoints[row.endpoint_id].kind,
+                address=endpoints[row.endpoint_id].address,
+                sealed_secrets=_sealed_secrets(endpoints[row.endpoint_id], now),
+                notification_id=row.notification_id,
+                event_type=row.event_type,
+                data=row.data,
+                created_at=row.created_at,
             )
-        return claimed
+            for row in session.execute(_LEASE, wanted)
+        ]
 
-    def _running(self, session: Session, endpoint_id: str, now: datetime) -> int:
-        running = select(sa.func.count()).where(
-            col(NotificationDelivery.endpoint_id) == endpoint_id, col(NotificationDelivery.leased_until) > now
+    def _running(self, session: Session, endpoints: Sequence[NotificationEndpoint], now: datetime) -> Counter[str]:
+        """Running attempts by endpoint, counted under the endpoints' locks."""
+        running = (
+            select(NotificationDelivery.endpoint_id, sa.func.count())
+            .where(
+                col(NotificationDelivery.endpoint_id).in_([each.id for each in endpoints]),
+                col(NotificationDelivery.leased_until) > now,
+            )
+            .group_by(col(NotificationDelivery.endpoint_id))
         )
-        return session.exec(running).one()
+        return Counter(dict(session.exec(running).all()))
 
 
 def disable(session: Session, endpoint: NotificationEndpoint, reason: str, now: datetime) -> None:

@@ -6,7 +6,9 @@ until that has ended, at most for the session's lock timeout. So a transaction t
 the order of their ids; two that do it in different orders would wait for each other.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +21,6 @@ from billing.notifications.event_types import ENDPOINT_DISABLED, EVENT_TYPES
 from billing.notifications.models import Notification, NotificationDelivery, NotificationEndpoint
 from billing.notifications.settings import DATA_BYTES_MAX, PENDING_PER_ENDPOINT_MAX
 from billing.notifications.thresholds import Alert
-from core.db import database_now
 from core.ids import new_id
 
 QUEUE_FULL: Final = "the endpoint has too many undelivered messages; repair it and replay this one"
@@ -38,8 +39,7 @@ def notify(
     or None if the tenant has one with this ``dedupe_key``. Raises ValueError for data that the type does not allow.
     """
     body = _checked(event_type, data)
-    now = database_now(session)
-    written: str | None = session.execute(
+    written = session.execute(
         insert(Notification)
         .values(
             id=new_id("ntf"),
@@ -47,17 +47,18 @@ def notify(
             event_type=event_type,
             data=body,
             dedupe_key=dedupe_key,
-            created_at=now,
+            created_at=sa.func.clock_timestamp(),
         )
         .on_conflict_do_nothing(index_elements=["tenant_id", "dedupe_key"])
-        .returning(col(Notification.id))
-    ).scalar()
+        .returning(col(Notification.id), col(Notification.created_at))
+    ).first()
     if written is None:
         return None
     metrics.NOTIFICATIONS.labels(event_type).inc()
-    endpoints = [endpoint_id] if endpoint_id else _recipients(session, tenant_id, event_type)
-    queue_deliveries(session, tenant_id, [(written, each) for each in endpoints])
-    return written
+    recipients = [endpoint_id] if endpoint_id else _recipients(session, tenant_id, event_type)
+    queue_deliveries(session, tenant_id, [(written.id, each) for each in recipients], now=written.created_at)
+    notification_id: str = written.id
+    return notification_id
 
 
 def raise_alerts(session: Session, tenant_id: str, alerts: Iterable[Alert]) -> int:
@@ -69,21 +70,20 @@ def raise_alerts(session: Session, tenant_id: str, alerts: Iterable[Alert]) -> i
     return len([each for each in written if each is not None])
 
 
-def queue_deliveries(session: Session, tenant_id: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Add a delivery for each pair of notification and endpoint that has none, in this order. Returns their ids.
+def queue_deliveries(session: Session, tenant_id: str, pairs: Sequence[tuple[str, str]], *, now: datetime) -> None:
+    """Add a delivery for each pair of notification and endpoint that has none. They are due in this order.
 
     A delivery above ``PENDING_PER_ENDPOINT_MAX`` is written as failed.
     """
     if not pairs:
-        return []
-    pending = {each: _pending(session, each) for each in {endpoint for _, endpoint in pairs}}
+        return
+    waiting = pending(session, {endpoint_id for _, endpoint_id in pairs})
     rows = []
-    for notification_id, endpoint_id in pairs:
-        now = database_now(session)
-        full = pending[endpoint_id] >= PENDING_PER_ENDPOINT_MAX
+    for position, (notification_id, endpoint_id) in enumerate(pairs):
+        full = waiting[endpoint_id] >= PENDING_PER_ENDPOINT_MAX
         if full:
             metrics.QUEUE_FULL.inc()
-        pending[endpoint_id] += 1
+        waiting[endpoint_id] += 1
         rows.append(
             {
                 "id": new_id("ndl"),
@@ -95,12 +95,11 @@ def queue_deliveries(session: Session, tenant_id: str, pairs: Sequence[tuple[str
                 "attempts": 0,
                 "attempts_before": 0,
                 "queued_at": now,
-                "next_attempt_at": now,
+                "next_attempt_at": now + timedelta(microseconds=position),
                 "created_at": now,
             }
         )
-    statement = insert(NotificationDelivery).values(rows).on_conflict_do_nothing()
-    return list(session.execute(statement.returning(col(NotificationDelivery.id))).scalars())
+    session.execute(insert(NotificationDelivery).values(rows).on_conflict_do_nothing())
 
 
 def _recipients(session: Session, tenant_id: str, event_type: str) -> Sequence[str]:
@@ -115,11 +114,14 @@ def _recipients(session: Session, tenant_id: str, event_type: str) -> Sequence[s
     return session.exec(found.order_by(col(NotificationEndpoint.id))).all()
 
 
-def _pending(session: Session, endpoint_id: str) -> int:
-    waiting = select(NotificationDelivery.id).where(
-        NotificationDelivery.endpoint_id == endpoint_id, NotificationDelivery.state == "pending"
+def pending(session: Session, endpoint_ids: set[str]) -> Counter[str]:
+    """What waits for each endpoint."""
+    waiting = (
+        select(NotificationDelivery.endpoint_id, sa.func.count())
+        .where(col(NotificationDelivery.endpoint_id).in_(sorted(endpoint_ids)), NotificationDelivery.state == "pending")
+        .group_by(col(NotificationDelivery.endpoint_id))
     )
-    return session.exec(select(sa.func.count()).select_from(waiting.limit(PENDING_PER_ENDPOINT_MAX).subquery())).one()
+    return Counter(dict(session.exec(waiting).all()))
 
 
 def _checked(event_type: str, data: Mapping[str, Any]) -> dict[str, Any]:

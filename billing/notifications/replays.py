@@ -4,7 +4,7 @@ A replayed message has the id and the body of the first attempt, so a receiver r
 """
 
 from datetime import datetime
-from typing import cast
+from typing import Final, cast
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -12,11 +12,22 @@ from sqlmodel import Session, col, select
 from billing.notifications.endpoints import find, require_active
 from billing.notifications.event_types import SUBSCRIBABLE
 from billing.notifications.models import Notification, NotificationDelivery
-from billing.notifications.outbox import queue_deliveries
-from billing.notifications.settings import REPLAY_MAX
+from billing.notifications.outbox import pending, queue_deliveries
+from billing.notifications.settings import PENDING_PER_ENDPOINT_MAX, REPLAY_MAX
 from billing.notifications.views import DeliveryState, DeliveryView, QueuedAgain
 from core.db import database_now
 from core.errors import NotFound
+
+# They are due in the order of their notifications.
+_QUEUE_AGAIN: Final = sa.text(
+    """
+    UPDATE notification_deliveries AS delivery
+    SET state = 'pending', queued_at = :now, attempts_before = attempts, last_error = NULL,
+        next_attempt_at = CAST(:now AS timestamptz) + wanted.position * interval '1 microsecond'
+    FROM unnest(CAST(:ids AS text[])) WITH ORDINALITY AS wanted (id, position)
+    WHERE delivery.notification_id = wanted.id AND endpoint_id = :endpoint_id AND state <> 'delivered'
+    """
+)
 
 
 def list_deliveries(
@@ -91,26 +102,15 @@ def replay_missed(session: Session, *, tenant_id: str, endpoint_id: str, since: 
             | (col(NotificationDelivery.id).is_(None) & col(Notification.event_type).in_(wanted)),
         )
         .order_by(col(Notification.created_at), col(Notification.id))
-        .limit(REPLAY_MAX + 1)
     )
-    found = session.exec(missed).all()
-    taken = found[:REPLAY_MAX]
-    again = [delivery_id for _, delivery_id in taken if delivery_id is not None]
+    room = min(REPLAY_MAX, PENDING_PER_ENDPOINT_MAX - pending(session, {endpoint_id})[endpoint_id])
+    found = session.exec(missed.limit(max(room, 0) + 1)).all()
+    taken = found[: max(room, 0)]
     now = database_now(session)
-    # Their order is that of their notifications: a delivery's id is as old as it.
-    session.execute(
-        sa.update(NotificationDelivery)
-        .where(col(NotificationDelivery.id).in_(again), col(NotificationDelivery.state) == "failed")
-        .values(
-            state="pending",
-            queued_at=now,
-            next_attempt_at=now,
-            attempts_before=NotificationDelivery.attempts,
-            last_error=None,
-        )
-    )
-    queue_deliveries(session, tenant_id, [(each, endpoint_id) for each, delivery_id in taken if delivery_id is None])
-    return QueuedAgain(queued=len(taken), more=len(found) > REPLAY_MAX)
+    unheard = [(each, endpoint_id) for each, delivery_id in taken if delivery_id is None]
+    queue_deliveries(session, tenant_id, unheard, now=now)
+    session.execute(_QUEUE_AGAIN, {"ids": [each for each, _ in taken], "endpoint_id": endpoint_id, "now": now})
+    return QueuedAgain(queued=len(taken), more=len(found) > len(taken))
 
 
 def _find(session: Session, *, tenant_id: str, delivery_id: str) -> tuple[NotificationDelivery, Notification]:

@@ -54,6 +54,35 @@ def test_a_replay_of_many_goes_in_pages(alerts, hook, monkeypatch):
     assert hook.ids == sent
 
 
+def test_a_replay_keeps_the_order_of_what_failed_and_what_was_never_queued(alerts, hook):
+    before = alerts.notify("tn_1", "spend:1")
+    endpoint, _ = alerts.endpoint("tn_1", hook.url)
+    hook.status = 400
+    refused = [alerts.notify("tn_1", f"spend:{number}") for number in range(2, 6)]
+    alerts.deliver_due()
+    with unit_of_work(alerts.engine) as session:
+        endpoints.change(session, tenant_id="tn_1", endpoint_id=endpoint, event_types=None, status="disabled")
+    after = alerts.notify("tn_1", "spend:6")
+    activate(alerts, endpoint)
+    hook.status = 200
+    hook.received.clear()
+    assert missed(alerts, endpoint).queued == 6
+    alerts.pass_time(seconds=1)
+    alerts.deliver_due()
+    assert hook.ids == [before, *refused, after]
+
+
+def test_a_replay_fills_a_queue_only_up_to_its_limit(alerts, hook, monkeypatch):
+    monkeypatch.setattr(replays, "PENDING_PER_ENDPOINT_MAX", 3)
+    for number in range(5):
+        alerts.notify("tn_1", f"spend:{number}")
+    endpoint, _ = alerts.endpoint("tn_1", hook.url)
+    found = [missed(alerts, endpoint) for _ in range(2)]
+    assert [(each.queued, each.more) for each in found] == [(3, True), (0, True)]
+    alerts.deliver_due()
+    assert (missed(alerts, endpoint).queued, len(alerts.deliveries(endpoint))) == (2, 5)
+
+
 def test_a_replay_leaves_out_other_types_other_tenants_older_messages_and_test_messages(alerts, hook):
     alerts.notify("tn_1", "spend:old")
     since = alerts.row("SELECT clock_timestamp() AS now")["now"]
