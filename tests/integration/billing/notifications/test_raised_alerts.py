@@ -111,3 +111,46 @@ def test_the_worker_refuses_to_start_with_loopback_in_production(postgres_settin
     )
     assert done.returncode != 0
     assert b"TENORA_NOTIFICATIONS_ALLOW_LOOPBACK is true, which production refuses" in done.stderr
+
+
+def test_a_worker_that_is_killed_while_it_sends_loses_nothing(
+    alerts, hook, postgres_settings, redis_settings, tmp_path
+):
+    environment = os.environ | {
+        "TENORA_POSTGRES_DSN": user_url(postgres_settings.postgres_dsn, database_roles.BILLING),
+        "TENORA_REDIS_URL": user_url(redis_settings.redis_url, redis_acl.BILLING),
+        "TENORA_DEPLOYMENT": "one-machine",
+        "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
+        "TENORA_NOTIFICATIONS_KEY": "key-of-the-tests",
+        "TENORA_NOTIFICATIONS_POLL_MS": "20",
+    }
+    endpoint, _ = alerts.endpoint("tn_1", hook.url)
+    hook.hold.clear()
+    raised(alerts, 40, 100)
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", "billing", "worker"]
+        killed = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: hook.running == 1, timeout_s=60, what="the attempt")
+        finally:
+            killed.kill()
+            killed.wait()
+        hook.hold.set()
+        with alerts.engine.begin() as connection:  # as if the lease had ended
+            connection.exec_driver_sql(
+                "UPDATE notification_deliveries SET next_attempt_at = queued_at, leased_until = queued_at"
+                " WHERE leased_until IS NOT NULL"
+            )
+        second = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            wait_until(
+                lambda: {each["state"] for each in alerts.deliveries(endpoint)} == {"delivered"},
+                timeout_s=60,
+                what="the deliveries",
+            )
+        finally:
+            second.terminate()
+            assert second.wait(30) == 0
+    first, again, *others = hook.ids
+    assert first == again, "the message of the killed worker came twice, with one id"
+    assert len({first, *others}) == 3
