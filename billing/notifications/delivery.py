@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.notifications import metrics
 from billing.notifications.addresses import HostLookup
@@ -27,6 +29,7 @@ from core.settings import PostgresSettings
 
 STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
 _PAUSE_AFTER_ERROR_S: Final = 2
+_OUTAGES: Final = (DBAPIError, PoolTimeout)
 _CONNECTIONS: Final = 4
 _log = structlog.get_logger()
 
@@ -136,8 +139,11 @@ class DeliveryRunner:
             self._wake.clear()
             try:
                 self.run_once()
-            except Exception:  # noqa: BLE001 - the thread survives an outage of Postgres, and every defect
-                _log.warning("notifications cannot be claimed; trying again", exc_info=True)
+            except _OUTAGES as error:
+                _log.warning("notifications wait for postgres", cause=_cause(error))
+                pause_s = _PAUSE_AFTER_ERROR_S
+            except Exception:  # noqa: BLE001 - the thread survives every defect
+                _log.error("notifications cannot be claimed; trying again", exc_info=True)
                 pause_s = _PAUSE_AFTER_ERROR_S
             self._wake.wait(pause_s)
         self._threads.shutdown(wait=True)
@@ -145,8 +151,10 @@ class DeliveryRunner:
     def _deliver(self, delivery: ClaimedDelivery) -> None:
         try:
             self._queue.record(delivery, self._attempt(delivery))
-        except Exception:  # noqa: BLE001 - the lease ends, and the delivery is attempted again
-            _log.warning("result of a delivery not recorded", delivery=delivery.id, exc_info=True)
+        except _OUTAGES as error:  # the lease ends, and the delivery is attempted again
+            _log.warning("result of a delivery not recorded", delivery=delivery.id, cause=_cause(error))
+        except Exception:  # noqa: BLE001 - the same for a defect
+            _log.error("delivery failed by a defect", delivery=delivery.id, exc_info=True)
         finally:
             self._free.release()
             self._wake.set()
@@ -165,6 +173,11 @@ def build_runner(postgres: PostgresSettings) -> DeliveryRunner:
     emails, box = EmailSender(SmtpSettings()), SecretBox(shared.notification_keys)
     courier = Courier(webhooks, emails, box, sender=shared.notifications_email_from)
     return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings)
+
+
+def _cause(error: Exception) -> str:
+    """The driver's words, without SQLAlchemy's copy of the statement and its parameters."""
+    return str(getattr(error, "orig", error))[:500]
 
 
 def _utc(instant: datetime) -> str:

@@ -52,7 +52,7 @@ class NotificationSettings(DeploymentSettings):
         default=20, ge=1, le=1_000, description="Notification endpoints that one tenant may have."
     )
     notifications_messages_per_hour_max: int = Field(
-        default=30,
+        default=10,
         ge=1,
         le=10_000,
         description="Test messages and confirmation codes that one tenant may request per hour, together.",

@@ -74,7 +74,7 @@ EXAMPLES: Final = {
     "no_replica": "No replica of `smollm2-135m-instruct` for adapters of rank 64 is ready.",
     "notification_endpoint_quota_exceeded": "notification_endpoints: a tenant may have at most 20. Delete one that "
     "is no longer used.",
-    "notification_messages_exceeded": "notification_endpoints: a tenant may request 30 messages per hour. Try again "
+    "notification_messages_exceeded": "notification_endpoints: a tenant may request 10 messages per hour. Try again "
     "later.",
     "notification_secret_unreadable": "the signing secret of nep_01J9ZK does not open: set "
     "TENORA_NOTIFICATIONS_KEY_PREVIOUS to the key before the rotation, or rotate the endpoint's secret.",

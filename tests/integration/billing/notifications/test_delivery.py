@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from billing.notifications import metrics
@@ -219,7 +220,7 @@ def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alert
 
 def test_a_runner_survives_an_attempt_that_raises_and_a_database_that_fails(alerts, hook):
     alerts.endpoint("tn_1", hook.url)
-    failures = iter([RuntimeError("tests"), RuntimeError("tests")])
+    failures = iter([OperationalError("SELECT", {}, OSError("down")), RuntimeError("tests")])
 
     class FailingQueue(DeliveryQueue):
         def claim(self, limit: int):
