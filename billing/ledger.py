@@ -1,10 +1,10 @@
 """The double-entry ledger: the only writer of accounts, transfers and entries, which are append-only.
 
-Every transfer sums to zero and happens at most once per request or invoice. Balances are sums of entries and are not
-stored.
+Every transfer sums to zero. A request's record belongs to one transfer, and an invoice has one. Balances are sums of
+entries and are not stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from core.db import database_now
 from core.ids import new_id
 
 AccountKind = Literal["usage_unbilled", "receivable", "revenue", "rounding"]
+TransferKind = Literal["usage", "adjustment", "invoice"]
 
 
 class AccountRef(msgspec.Struct, frozen=True):
@@ -34,24 +35,31 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to post, caused by exactly one request or one invoice."""
+    """A transfer to post: of the usage records that name it, of an adjustment, or of an invoice."""
 
+    transfer_id: str
+    kind: TransferKind
     legs: tuple[Leg, ...]
-    request_id: str | None = None
     invoice_id: str | None = None
 
-    @property
-    def cause(self) -> str:
-        """The id that makes the posting unique: a cause is posted at most once."""
-        cause = self.request_id or self.invoice_id
-        assert cause is not None, "a posting has a cause"
-        return cause
 
-
-def usage_posting(*, request_id: str, tenant_id: str, amount_nanos: int) -> Posting:
-    """Revenue is earned when usage happens: the tenant owes the amount, unbilled, and revenue grows."""
+def usage_posting(*, transfer_id: str, amounts_nanos: Mapping[str, int]) -> Posting:
+    """Revenue is earned when usage happens: each tenant owes its amount, unbilled, and revenue grows. The transfer
+    belongs to the records of one transaction, which name it.
+    """
+    owed = (Leg(AccountRef("usage_unbilled", tenant), nanos) for tenant, nanos in sorted(amounts_nanos.items()))
     return Posting(
-        request_id=request_id,
+        transfer_id=transfer_id,
+        kind="usage",
+        legs=(*owed, Leg(AccountRef("revenue"), -sum(amounts_nanos.values()))),
+    )
+
+
+def adjustment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -> Posting:
+    """Usage turns out to cost more, or less, than its records say."""
+    return Posting(
+        transfer_id=transfer_id,
+        kind="adjustment",
         legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
     )
 
@@ -59,6 +67,8 @@ def usage_posting(*, request_id: str, tenant_id: str, amount_nanos: int) -> Post
 def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, billed_nanos: int) -> Posting:
     """An invoice turns unbilled usage into a receivable of whole cents. The rounding has its own account."""
     return Posting(
+        transfer_id=new_id("tr"),
+        kind="invoice",
         invoice_id=invoice_id,
         legs=(
             Leg(AccountRef("usage_unbilled", tenant_id), -amount_nanos),
@@ -68,51 +78,32 @@ def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, bille
     )
 
 
-def post(session: Session, postings: Sequence[Posting]) -> dict[str, str]:
-    """Post the transfers that do not exist yet. Returns the transfer id of each new one by its cause.
-
-    A cause that already has its transfer changes nothing and is left out of the result. Postings are written in the
-    order of their causes, so that two writers of the same events wait for each other and do not deadlock.
+def post(session: Session, posting: Posting) -> None:
+    """Post a transfer. Its entries are written before the transfer, which closes it: the database refuses any entry or
+    usage record for a transfer that exists. A second transfer for one invoice is refused too.
     """
-    for posting in postings:
-        assert sum(leg.amount_nanos for leg in posting.legs) == 0, f"transfer for {posting.cause} must sum to zero"
-        assert (posting.request_id is None) != (posting.invoice_id is None), "one cause, not two"
-    if not postings:
-        return {}
-    by_cause = {posting.cause: posting for posting in postings}
-    assert len(by_cause) == len(postings), "each cause once"
-    account_ids = _open_accounts(session, {leg.account for posting in postings for leg in posting.legs})
-    now = database_now(session)
-    made = session.exec(
-        insert(LedgerTransfer)
-        .on_conflict_do_nothing()
-        .returning(col(LedgerTransfer.request_id), col(LedgerTransfer.invoice_id), col(LedgerTransfer.id)),
+    assert sum(leg.amount_nanos for leg in posting.legs) == 0, f"transfer {posting.transfer_id} must sum to zero"
+    account_ids = _open_accounts(session, {leg.account for leg in posting.legs})
+    assert len(account_ids) == len(posting.legs), "each account once"
+    session.exec(
+        sa.insert(LedgerEntry),
         params=[
             {
-                "id": new_id("tr"),
-                "kind": "usage" if posting.request_id else "invoice",
-                "request_id": posting.request_id,
-                "invoice_id": posting.invoice_id,
-                "created_at": now,
+                "transfer_id": posting.transfer_id,
+                "account_id": account_ids[leg.account],
+                "amount_nanos": leg.amount_nanos,
             }
-            for _, posting in sorted(by_cause.items())
+            for leg in posting.legs
         ],
-    ).all()
-    transfer_ids = {request_id or invoice_id: transfer_id for request_id, invoice_id, transfer_id in made}
-    if transfer_ids:
-        session.exec(
-            sa.insert(LedgerEntry),
-            params=[
-                {
-                    "transfer_id": transfer_id,
-                    "account_id": account_ids[leg.account],
-                    "amount_nanos": leg.amount_nanos,
-                }
-                for cause, transfer_id in transfer_ids.items()
-                for leg in by_cause[cause].legs
-            ],
+    )
+    session.exec(
+        sa.insert(LedgerTransfer).values(
+            id=posting.transfer_id,
+            kind=posting.kind,
+            invoice_id=posting.invoice_id,
+            created_at=database_now(session),
         )
-    return transfer_ids
+    )
 
 
 def balance_nanos(session: Session, account: AccountRef) -> int:

@@ -5,8 +5,9 @@ A crash on any line loses nothing and bills nothing twice. An outage raises one 
 acknowledged; the caller (``billing.worker``) tries the same batch again.
 """
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -19,13 +20,31 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing import metrics
 from billing.settings import BillingSettings
 from billing.stream import Refusal, StreamEntry, UsageStream, decode_event
-from billing.usage_records import ReceivedEvent, RecordingResult, record
+from billing.usage.recording import ReceivedEvent, RecordingLimits, RecordingResult, record
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.
 OUTAGES: Final = (redis_client.RedisError, DBAPIError, PoolTimeout)
 
 _log = structlog.get_logger()
+
+
+class ActiveTenants:
+    """Tenants whose usage arrived since another thread last took them."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, tenant_ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids.update(tenant_ids)
+
+    def take(self) -> set[str]:
+        """The tenants since the last call."""
+        with self._lock:
+            taken, self._ids = self._ids, set()
+        return taken
 
 
 class Meter:
@@ -35,12 +54,18 @@ class Meter:
         self._engine = engine
         self._stream = stream
         self._settings = settings
-        self._active: set[str] = set()
+        self._limits = RecordingLimits(
+            clock_skew=timedelta(seconds=settings.billing_clock_skew_s_max),
+            late_max=timedelta(days=settings.billing_late_days_max),
+            price_age_max=timedelta(seconds=settings.billing_price_age_s_max),
+        )
+        self._watchers: list[ActiveTenants] = []
 
-    def take_active(self) -> set[str]:
-        """Tenants whose usage arrived since the last call."""
-        taken, self._active = self._active, set()
-        return taken
+    def watch(self) -> ActiveTenants:
+        """A set that this meter fills with the tenants whose usage arrives, for one thread to take."""
+        watcher = ActiveTenants()
+        self._watchers.append(watcher)
+        return watcher
 
     def process(self, entries: Sequence[StreamEntry]) -> None:
         """Record and acknowledge the entries. Entries that cannot be recorded stay pending or go to the dead letters.
@@ -61,7 +86,8 @@ class Meter:
         self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
         metrics.RECORDS.inc(len(recording.recorded))
         metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
-        self._active.update(arrival.event.tenant_id for arrival in arrivals)
+        for watcher in self._watchers:
+            watcher.add(arrival.event.tenant_id for arrival in arrivals)
         metrics.DUPLICATES.inc(len(recording.duplicates))
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)
@@ -74,8 +100,7 @@ class Meter:
             return RecordingResult(recorded=[], duplicates=[], refused={})
         try:
             with unit_of_work(self._engine) as session:
-                skew = timedelta(seconds=self._settings.billing_clock_skew_s_max)
-                return record(session, arrivals, clock_skew=skew)
+                return record(session, arrivals, self._limits)
         except Exception as error:
             if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
                 raise
@@ -102,7 +127,7 @@ class Meter:
         for entry_id, refusal in refused.items():
             metrics.REFUSED.labels(refusal.code).inc()
             allowed = self._settings.billing_attempts_max
-            if refusal.code == "unpriced":
+            if refusal.code in ("unpriced", "early"):  # time, or an admin, may cure it
                 allowed = self._settings.billing_unpriced_attempts_max
             done = attempts.get(entry_id, 0)  # 0: another worker has processed it meanwhile
             log = _log.bind(entry=entry_id.decode(), code=refusal.code, reason=refusal.reason, attempt=done)

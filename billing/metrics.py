@@ -7,6 +7,17 @@ TOKENS = Counter("tenora_billing_tokens_total", "Input and output tokens written
 DUPLICATES = Counter("tenora_billing_duplicates_total", "Usage events that were in the ledger already.")
 REFUSED = Counter("tenora_billing_refused_total", "Attempts at an event that could not be recorded.", ["code"])
 DEAD_LETTERS = Counter("tenora_billing_dead_letters_total", "Events given up on and set aside. Alert on any.", ["code"])
+STALE_PRICES = Counter(
+    "tenora_billing_stale_prices_total",
+    "Usage events that named prices which were not in force; charged by those in force at admission. Alert on any.",
+)
+LATE = Counter("tenora_billing_late_total", "Usage events that arrived after their billing period was closed.")
+CLOSES_FAILED = Counter(
+    "tenora_billing_closes_failed_total", "Tenants whose billing period could not be closed. Alert on any."
+)
+JOBS_FAILED = Counter(
+    "tenora_billing_jobs_failed_total", "Runs of a billing job that failed because a dependency did.", ["job"]
+)
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
 QUOTAS_REBUILT = Counter(

@@ -32,17 +32,6 @@ def aware(instant: datetime, param: str) -> datetime:
     return instant.astimezone(UTC)
 
 
-def next_period(*, previous_end: datetime | None, first_usage: datetime, until: datetime) -> Period | None:
-    """The period that closes at ``until``. It begins where the previous one ended, or at the tenant's first usage.
-
-    None when nothing can be closed yet: no usage lies before ``until``, or ``until`` is not after the previous end, in
-    which case late usage waits for the next close.
-    """
-    if first_usage >= until or (previous_end is not None and previous_end >= until):
-        return None
-    return Period(first_usage if previous_end is None else previous_end, until)
-
-
 def month(name: str) -> Period:
     """The UTC calendar month ``"YYYY-MM"``."""
     match = _MONTH.fullmatch(name)

@@ -8,6 +8,7 @@ marker. Holds of running requests do not count: only settled usage is compared.
 import time
 from collections import deque
 from collections.abc import Iterable
+from datetime import timedelta
 from itertools import islice
 
 import redis as redis_client
@@ -28,11 +29,20 @@ _log = structlog.get_logger()
 class QuotaDrift:
     """The worker's round over tenants: a limited number per period."""
 
-    def __init__(self, engine: sa.Engine, redis: redis_client.Redis, *, every_s: int, tenants_max: int) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        redis: redis_client.Redis,
+        *,
+        every_s: int,
+        tenants_max: int,
+        price_age_max: timedelta = quota_rebuild.PRICE_AGE_MAX,
+    ) -> None:
         self._engine = engine
         self._redis = redis
         self._every_s = every_s
         self._tenants_max = tenants_max
+        self._price_age_max = price_age_max
         self._active: dict[str, None] = {}
         self._due = time.monotonic() + every_s
 
@@ -49,7 +59,7 @@ class QuotaDrift:
         for tenant_id in remaining:
             del self._active[tenant_id]
         try:
-            found = quota_rebuild.drift(self._engine, self._redis, remaining)
+            found = quota_rebuild.drift(self._engine, self._redis, remaining, price_age_max=self._price_age_max)
             metrics.QUOTA_DRIFT_TOKENS.set(sum(abs(one.tokens) for one in found.values()))
             remaining = deque(found)
             while remaining:
@@ -61,6 +71,7 @@ class QuotaDrift:
             self.record_active(remaining)
 
     def _mend(self, tenant_id: str, beside: Drift) -> None:
-        if quota_rebuild.rebuild(self._engine, self._redis, tenant_id).corrected:
+        rebuilt = quota_rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
+        if rebuilt.corrected:
             metrics.QUOTA_DRIFTS.inc()
             _log.error("quota corrected from the ledger", tenant_id=tenant_id, **beside._asdict())

@@ -6,7 +6,7 @@ closed: while too much usage is unread, or no snapshot is published, it changes 
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final, NamedTuple, cast
 
@@ -15,11 +15,13 @@ import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing import prices, usage_records
-from billing.models import UsageRecord
 from billing.periods import month as month_period
-from billing.prices import PriceBook
+from billing.prices import price_book
+from billing.prices.price_book import PriceBook
 from billing.stream import decode_event
+from billing.subscriptions.billed_until import hold_subscriptions
+from billing.usage import recording
+from billing.usage.models import UsageMonth
 from core import clock, redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.usage import UsageEvent
@@ -29,6 +31,7 @@ from core.rating import rate
 
 TENANTS_AT_ONCE_MAX: Final = 200
 UNREAD_EVENTS_MAX: Final = 100_000
+PRICE_AGE_MAX: Final = timedelta(days=1)  # the default of TENORA_BILLING_PRICE_AGE_S_MAX
 _COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
 _ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest are rounded separately
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
@@ -78,7 +81,13 @@ class _Seen(NamedTuple):
     events: Sequence[UsageEvent]
 
 
-def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None = None) -> Rebuilt:
+def rebuild(
+    engine: sa.Engine,
+    redis: redis_client.Redis,
+    tenant_id: str | None = None,
+    *,
+    price_age_max: timedelta = PRICE_AGE_MAX,
+) -> Rebuilt:
     """Rebuild one tenant, or all published tenants. Raises NotFound and Unavailable; completed tenants stay rebuilt."""
     run_id = _run_id(redis)
     tenants = _tenants(redis, tenant_id)
@@ -87,7 +96,7 @@ def rebuild(engine: sa.Engine, redis: redis_client.Redis, tenant_id: str | None 
         grant = _KEY.decode(value)
         if grant.limits is not None and grant.tenant_id in tenants:
             limited[grant.tenant_id].append(grant.key_id)
-    corrected = sum(_rebuild(engine, redis, part, limited) for part in _parts(tenants))
+    corrected = sum(_rebuild(engine, redis, part, limited, price_age_max) for part in _parts(tenants))
     if tenant_id is None:
         redis.set(redis_keys.QUOTAS_REBUILT, run_id)
     return Rebuilt(len(tenants), sum(map(len, limited.values())), corrected)
@@ -101,13 +110,19 @@ def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
     if redis.get(redis_keys.QUOTAS_REBUILT) == run_id:
         return False
     with unit_of_work(engine) as session:
-        recorded = session.exec(select(UsageRecord.request_id).limit(1)).first() is not None
+        recorded = session.exec(select(UsageMonth.tenant_id).limit(1)).first() is not None
     if not recorded:
         redis.set(redis_keys.QUOTAS_REBUILT, run_id)
     return recorded
 
 
-def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> dict[str, Drift]:
+def drift(
+    engine: sa.Engine,
+    redis: redis_client.Redis,
+    tenant_ids: Collection[str],
+    *,
+    price_age_max: timedelta = PRICE_AGE_MAX,
+) -> dict[str, Drift]:
     """The difference between Redis's month and the ledger's, for those of the tenants that differ. Nothing is locked,
     so the result may be wrong while another worker records, and at the turn of a month.
     """
@@ -118,7 +133,7 @@ def drift(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[s
     seen = _look(redis, list(quotas), tenants)
     with unit_of_work(engine) as session:
         truth = _recorded(session, tenants, seen.month, only_month=True)
-        _add_unrecorded(session, truth, tenants, seen)
+        _add_unrecorded(session, truth, tenants, seen, price_age_max)
     found = {}
     for quota, tenant_id in quotas.items():
         has, should_have = seen.counts[quota], truth[tenant_id, ""]
@@ -154,6 +169,7 @@ def _rebuild(
     redis: redis_client.Redis,
     tenants: Mapping[str, TenantGrant],
     limited: Mapping[str, Sequence[str]],
+    price_age_max: timedelta,
 ) -> int:
     levels = {redis_keys.tenant_quota(tenant_id): (tenant_id, "") for tenant_id in tenants}
     for tenant_id in tenants:
@@ -163,13 +179,13 @@ def _rebuild(
     for tenant_id, grant in tenants.items():
         redis.eval(_FLOOR, 1, redis_keys.tenant_quota(tenant_id), grant.charged_nanos)
     with unit_of_work(engine) as session:
-        # Until this transaction ends, billing records nothing: what it has and what waits for it is then the whole. It
-        # is the one place that asks Redis within a transaction; billing, not a gateway, waits for the answer.
-        # Until it ends no other rebuild looks either: two that saw the same difference would both add it.
-        session.connection().execute(sa.text("SELECT billing_lock_usage_records()"))
+        # Until this transaction ends, billing records nothing of these tenants: what it has and what waits for it is
+        # then the whole. It is the one place that asks Redis within a transaction; billing, not a gateway, waits for
+        # the answer. No other rebuild looks at them either: two that saw the same difference would both add it.
+        hold_subscriptions(session, tenants)
         seen = _look(redis, list(levels), tenants)
         truth = _recorded(session, tenants, seen.month)
-        _add_unrecorded(session, truth, tenants, seen)
+        _add_unrecorded(session, truth, tenants, seen, price_age_max)
         corrected = 0
         for quota, owner in levels.items():
             missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
@@ -210,23 +226,23 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
 def _recorded(
     session: Session, tenants: Mapping[str, TenantGrant], month: str, *, only_month: bool = False
 ) -> defaultdict[tuple[str, str], Counter[str]]:
-    """What usage records say, by (tenant, key), and by (tenant, "") for the tenant's total. With ``only_month`` the
+    """What the monthly sums say, by (tenant, key), and by (tenant, "") for the tenant's total. With ``only_month`` the
     total spending is left out.
     """
-    period = month_period(month)
-    within = (col(UsageRecord.settled_at) >= period.start) & (col(UsageRecord.settled_at) < period.end)
+    within = col(UsageMonth.month) == month_period(month).start
+    columns = (
+        col(UsageMonth.input_tokens), col(UsageMonth.cached_tokens), col(UsageMonth.output_tokens),
+        col(UsageMonth.amount_nanos),
+    )  # fmt: skip
     statement = (
         sa.select(
-            col(UsageRecord.tenant_id),
-            col(UsageRecord.key_id),
-            sa.func.coalesce(sa.func.sum(col(UsageRecord.input_tokens)).filter(within), 0),
-            sa.func.coalesce(sa.func.sum(col(UsageRecord.cached_tokens)).filter(within), 0),
-            sa.func.coalesce(sa.func.sum(col(UsageRecord.output_tokens)).filter(within), 0),
-            sa.func.coalesce(sa.func.sum(col(UsageRecord.amount_nanos)).filter(within), 0),
-            sa.func.sum(col(UsageRecord.amount_nanos)),
+            col(UsageMonth.tenant_id),
+            col(UsageMonth.key_id),
+            *(sa.func.coalesce(sa.func.sum(column).filter(within), 0) for column in columns),
+            sa.func.sum(col(UsageMonth.amount_nanos)),
         )
-        .where(col(UsageRecord.tenant_id).in_(tenants), within if only_month else sa.true())
-        .group_by(col(UsageRecord.tenant_id), col(UsageRecord.key_id))
+        .where(col(UsageMonth.tenant_id).in_(tenants), within if only_month else sa.true())
+        .group_by(col(UsageMonth.tenant_id), col(UsageMonth.key_id))
     )
     truth: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for tenant_id, key_id, *sums in session.connection().execute(statement):
@@ -240,20 +256,23 @@ def _add_unrecorded(
     truth: defaultdict[tuple[str, str], Counter[str]],
     tenants: Mapping[str, TenantGrant],
     seen: _Seen,
+    price_age_max: timedelta,
 ) -> None:
     """Add what billing has not recorded yet, each request once, at the price that billing will use."""
-    book = prices.load(session, {event.tenant_id for event in seen.events})
+    book = price_book.load(session, {event.tenant_id for event in seen.events})
     period = month_period(seen.month)
-    for event in usage_records.unrecorded(session, seen.events):
+    for event in recording.unrecorded(session, seen.events):
         now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
-        nanos = _cost(event, book)
+        nanos = _cost(event, book, price_age_max)
         counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
         _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
 
 
-def _cost(event: UsageEvent, book: PriceBook) -> int:
-    price = book.of(event)
-    return 0 if price is None else rate(event, price.prices).amount_nanos
+def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
+    price = book.of(event, age_max=price_age_max)
+    if price is None:
+        return 0
+    return rate(event, price.version.card.held(event.base_model, event.rank_class)).amount_nanos
 
 
 def _add(
@@ -267,7 +286,7 @@ def _add(
     nanos: int,
 ) -> None:
     tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
-    for owner in (key_id, ""):
+    for owner in {key_id, ""}:  # an adjustment belongs to no key
         truth[tenant.tenant_id, owner].update(
             {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
         )

@@ -5,6 +5,7 @@ Until then months begin with what gateways have counted since; nothing that was 
 """
 
 import time
+from datetime import timedelta
 from typing import Final
 
 import redis as redis_client
@@ -23,10 +24,18 @@ _log = structlog.get_logger()
 class QuotaRepair:
     """Remembers that Redis lost its data. A failed repair is repeated after a growing pause."""
 
-    def __init__(self, engine: sa.Engine, redis: redis_client.Redis, *, delay_s: int) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        redis: redis_client.Redis,
+        *,
+        delay_s: int,
+        price_age_max: timedelta = quota_rebuild.PRICE_AGE_MAX,
+    ) -> None:
         self._engine = engine
         self._redis = redis
         self._delay_s = delay_s
+        self._price_age_max = price_age_max
         self._wanted = False
         self._due = time.monotonic()
         self._pause_s = delay_s
@@ -48,7 +57,7 @@ class QuotaRepair:
         if not self._wanted or time.monotonic() < self._due:
             return
         try:
-            rebuilt = quota_rebuild.rebuild(self._engine, self._redis)
+            rebuilt = quota_rebuild.rebuild(self._engine, self._redis, price_age_max=self._price_age_max)
         except (AppError, *OUTAGES) as error:
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
             self._due = time.monotonic() + self._pause_s

@@ -10,7 +10,6 @@ from core.settings import Fragment
 USAGE_BUCKETS_MAX: Final = 1_500  # a day by the minute (1,440) and a little more
 USAGE_ROWS_MAX: Final = 10_000  # buckets times groups in one answer
 INVOICES_PAGE_MAX: Final = 1_000
-PRICE_NANOS_MAX: Final = 1_000_000_000  # one dollar a token; keeps every product of one request below 2**63
 EVENT_TOKENS_MAX: Final = 1_000_000_000
 EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000
 EVENT_DURATION_MS_MAX: Final = 1_000_000_000  # eleven days, far above what a gateway lets a request run
@@ -47,7 +46,8 @@ class BillingSettings(Fragment):
         default=720,
         ge=1,
         le=100_000,
-        description="Attempts for a usage event whose tenant has no price (720 attempts take about an hour).",
+        description="Attempts for a usage event whose tenant has no price, or that lies in the future (720 attempts "
+        "take about an hour).",
     )
     billing_dead_letters_max: int = Field(
         default=100_000,
@@ -79,11 +79,33 @@ class BillingSettings(Fragment):
         le=86_400,
         description="How far a gateway's clock may be ahead of Postgres before billing refuses its usage events.",
     )
+    billing_price_age_s_max: int = Field(
+        default=86_400,
+        ge=60,
+        le=2_592_000,
+        description="How long after a price was replaced a request admitted under it is still charged by it; as long "
+        "as a gateway may serve from an old snapshot.",
+    )
+    billing_late_days_max: int = Field(
+        default=400,
+        ge=1,
+        le=3_650,
+        description="Oldest usage event in days that billing records; older ones go to the dead letters.",
+    )
     billing_backoff_ms_max: int = Field(
         default=5_000,
         ge=10,
         le=60_000,
         description="Longest pause between billing's attempts while Redis or Postgres is down.",
+    )
+    billing_grace_s: int = Field(
+        default=3_600,
+        ge=60,
+        le=604_800,
+        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
+    )
+    billing_schedule_s: int = Field(
+        default=60, ge=1, le=3_600, description="How often billing looks for periods that have ended."
     )
     billing_housekeeping_ms: int = Field(
         default=1_000,

@@ -16,7 +16,7 @@ from core import redis_keys
 from core.contracts.usage import UsageEvent
 
 FIELD: Final = b"event"
-RefusalCode = Literal["undecodable", "impossible", "unpriced", "conflict", "unstorable"]
+RefusalCode = Literal["undecodable", "impossible", "early", "too_late", "unpriced", "conflict", "unstorable"]
 
 _UNIX_MS_MAX = 4_102_444_800_000  # 2100-01-01: a number beyond it is not in milliseconds
 _GROUP: Final = redis_keys.USAGE_GROUP.encode()

@@ -1,13 +1,15 @@
 """The values that billing shows to other packages: frozen, with units in their names. Tables stay inside."""
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
-from core.contracts.grants import Prices
+from billing.prices.card import PriceCard
 
-LineKind = Literal["input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+LineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+LineUnit = Literal["token", "page_second", "package"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -17,7 +19,7 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     plan_id: str
-    prices: Prices
+    card: PriceCard
     effective_from: datetime
     created_at: datetime
 
@@ -77,20 +79,29 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantity`` counts tokens, or page-milliseconds for ``kv_page_seconds``; ``unit_price_nanos`` is per token, or
-    per page-second. ``adapter_id`` None is the base model itself. ``request_count`` counts requests with any of it.
+    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar
+    in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
+    itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
+    A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
+    ``used_units`` are what was used where ``quantity`` counts packages.
     """
 
     id: str
     kind: LineKind
-    base_model: str
+    base_model: str | None
+    rank_class: int | None
     adapter_id: str | None
+    adapter_name: str | None
     price_version_id: str
-    quantity: int
+    late_for: datetime | None
+    unit: LineUnit
+    quantity: Decimal
     unit_price_nanos: int
     amount_nanos: int
     amount_cents: int
-    request_count: int
+    request_count: int | None
+    tier: int | None
+    used_units: Decimal | None
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +109,25 @@ class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
 
     invoice: InvoiceView
     lines: tuple[InvoiceLineView, ...]
+
+
+class SimulatedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of usage cost, and what it would cost. A line of tiers over all adapters has no ``adapter_id``."""
+
+    kind: LineKind
+    base_model: str | None
+    adapter_id: str | None
+    amount_nanos: int
+    simulated_nanos: int
+
+
+class SimulatedTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's usage of a period cost, and what it would cost on another price card."""
+
+    tenant_id: str
+    amount_nanos: int
+    simulated_nanos: int
+    lines: tuple[SimulatedLine, ...]
 
 
 class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):

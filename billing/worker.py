@@ -1,4 +1,5 @@
-"""The billing worker's loop: it reclaims, reads, meters and maintains the usage stream until it is stopped.
+"""The billing worker's loop: it reclaims, reads and meters the usage stream until it is stopped. Its other jobs run in
+threads of their own.
 
 It survives outages of Redis and Postgres: it waits with a bounded, doubling pause and continues with its batch.
 """
@@ -7,25 +8,34 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 import redis as redis_client
+import sqlalchemy as sa
 import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from billing import metrics
+from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.invoices.schedule import PeriodSchedule
+from billing.jobs import Job, JobThreads
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
+from billing.reconciliation.engine_counts import EngineCountKeeper
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
+from billing.usage.partitions import add_partitions
 from core import db, telemetry
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
 
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
+_JOBS_STOP_S: Final = 2
+_TABLES_EVERY_MS: Final = 3_600_000
 
 _log = structlog.get_logger()
 
@@ -55,7 +65,6 @@ class BillingWorker:
         stream: UsageStream,
         meter: Meter,
         quotas: QuotaRepair,
-        drift: QuotaDrift,
         settings: BillingSettings,
         stop: StopRequest,
     ) -> None:
@@ -63,7 +72,6 @@ class BillingWorker:
         self._stream = stream
         self._meter = meter
         self._quotas = quotas
-        self._drift = drift
         self._settings = settings
         self._stop = stop
         self._reclaim_from = _START
@@ -110,10 +118,6 @@ class BillingWorker:
             metrics.UNREAD.set(backlog.unread)
             metrics.PENDING.set(backlog.pending)
             metrics.DEAD_LETTERS_HELD.set(backlog.dead_letters)
-            self._quotas.run_once()
-            self._drift.record_active(self._meter.take_active())
-            if not self._quotas.wanted:
-                self._drift.run_once(backlog)
 
     def _ensure_group(self) -> None:
         if self._stream.ensure_group():
@@ -160,17 +164,57 @@ def run() -> None:
     engine = db.connect(PostgresSettings())
     with connect_redis(RedisSettings(), settings) as redis:
         stream = UsageStream(redis, settings.billing_consumer)
-        quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s)
+        price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
+        meter = Meter(engine, stream, settings)
+        quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s, price_age_max=price_age_max)
         drift = QuotaDrift(
             engine,
             redis,
             every_s=settings.billing_quota_drift_s,
             tenants_max=settings.billing_quota_drift_tenants_max,
+            price_age_max=price_age_max,
         )
+        jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
+        jobs.start()
         notifications = delivery.build_runner(PostgresSettings())
         notifications.start()
         try:
-            BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
+            BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
         finally:
             notifications.stop()
+        jobs.stop(timeout_s=_JOBS_STOP_S)
     engine.dispose()
+
+
+def _jobs(
+    engine: sa.Engine,
+    redis: redis_client.Redis,
+    meter: Meter,
+    quotas: QuotaRepair,
+    drift: QuotaDrift,
+    settings: BillingSettings,
+) -> list[Job]:
+    active = meter.watch()
+
+    def compare_quotas() -> None:
+        quotas.run_once()
+        drift.record_active(active.take())
+        if not quotas.wanted:
+            drift.run_once(read_backlog(redis))
+
+    counts = EngineCountKeeper(engine, redis)
+
+    def maintain_tables() -> None:
+        add_partitions(engine)
+        counts.forget_ended()
+
+    price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
+    adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
+    grace = timedelta(seconds=settings.billing_grace_s)
+    return [
+        Job("quotas", 1_000, compare_quotas),
+        Job("adjustments", 500, adjustments.run_once),
+        Job("engine_counts", 1_000, counts.run_once),
+        Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
+        Job("tables", _TABLES_EVERY_MS, maintain_tables),
+    ]

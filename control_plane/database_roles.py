@@ -22,6 +22,7 @@ _CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
 _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
+_SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
 
@@ -46,16 +47,22 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "accounts": _LEDGER,
     "transfers": _LEDGER,
     "entries": _LEDGER,
-    "invoices": {WEB: _ADD, WORKER: _READ},
-    "invoice_lines": {WEB: _ADD, WORKER: _READ},
-    "usage_records": {WEB: "SELECT, UPDATE (invoice_id)", WORKER: _READ, BILLING: _ADD},
+    "invoices": _LEDGER,
+    "invoice_lines": _LEDGER,
+    "subscriptions": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"},
+    "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
+    "usage_hours": _SUMS,
+    "usage_months": _SUMS,
+    "engine_counts": _SUMS,
+    "usage_adjustments": _LEDGER,
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
 }
 """By table and role. A table that is not here is the owner's alone."""
 
-_FUNCTIONS: Final = {"billing_lock_usage_records()": BILLING}
+_FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
+_VIEWS: Final = {"adapter_names": (WEB, BILLING)}
 
 
 def grant_privileges(engine: Engine) -> list[str]:
@@ -81,5 +88,6 @@ def _statements(role: str) -> list[str]:
             for table, privileges in PRIVILEGES.items()
             if role in privileges
         ),
+        *(f"GRANT SELECT ON {view} TO {role}" for view, readers in _VIEWS.items() if role in readers),
         *(f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name, user in _FUNCTIONS.items() if user == role),
     ]

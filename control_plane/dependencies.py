@@ -19,6 +19,7 @@ from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
 from control_plane.notifications.service import NotificationRules
+from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
@@ -92,6 +93,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "web": resources.web,
         "upload": resources.upload,
         "notification_rules": resources.notification_rules,
+        "base_model_ids": base_models.ids,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

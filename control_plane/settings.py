@@ -254,6 +254,12 @@ class WorkerSettings(Fragment):
         description="Age at which a stored file that no revision refers to is removed. It must be longer than any "
         "validation takes.",
     )
+    scheduled_version_poll_ms: int = Field(
+        default=500,
+        ge=50,
+        le=60_000,
+        description="How often the worker checks for plan versions that begin; their limits are published then.",
+    )
     spend_ceiling_poll_s: int = Field(
         default=10,
         ge=1,

@@ -31,6 +31,7 @@ from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.settings import ControlSettings
+from control_plane.tenants.scheduled_versions import ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
 
@@ -75,6 +76,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     removal = StoredRevisionCleanup(engine, RevisionStore(bucket), worker)
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     ceilings = SpendCeilings(engine, redis, worker)
+    scheduled = ScheduledVersions(engine)
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -85,6 +87,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
         Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
+        Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),

@@ -10,8 +10,8 @@ import time
 from typing import Final, Literal
 
 Kind = Literal[
-    "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "rep", "boot", "aud", "rvk", "gw",
-    "nep", "ntf", "ndl",
+    "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
+    "gw", "nep", "ntf", "ndl",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"

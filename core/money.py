@@ -4,6 +4,7 @@ One nanodollar per token is a tenth of a cent per million tokens, so every token
 rating is exact. No float touches money.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 NANOS_PER_CENT: Final = 10_000_000
@@ -11,9 +12,22 @@ NANOS_PER_DOLLAR: Final = 1_000_000_000
 
 
 def round_to_cents(amount_nanos: int) -> int:
-    """Nearest whole cent, halves away from zero: what an invoice line charges for ``amount_nanos``."""
+    """Nearest whole cent, halves away from zero: what an invoice charges for its exact total."""
     magnitude = (abs(amount_nanos) + NANOS_PER_CENT // 2) // NANOS_PER_CENT
     return magnitude if amount_nanos >= 0 else -magnitude
+
+
+def distribute_cents(amounts_nanos: Sequence[int]) -> list[int]:
+    """Whole cents for each amount that together are the rounded sum, by the method of largest remainders: each amount
+    is rounded down, and the missing cents go to the largest remainders. Of equal remainders, the first one is taken.
+    """
+    floors = [amount // NANOS_PER_CENT for amount in amounts_nanos]
+    missing = round_to_cents(sum(amounts_nanos)) - sum(floors)
+    assert 0 <= missing <= len(floors), "remainders are below one cent"
+    by_remainder = sorted(range(len(floors)), key=lambda index: (-(amounts_nanos[index] % NANOS_PER_CENT), index))
+    for index in by_remainder[:missing]:
+        floors[index] += 1
+    return floors
 
 
 def cents_to_nanos(amount_cents: int) -> int:

@@ -27,7 +27,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
         "tenora:usage:recorded",
     ),
     REPLICA: ("tenora:snapshot*", "tenora:prefetch", "tenora:heat:*"),
-    BILLING: ("tenora:snapshot*", "tenora:engine_counters"),
+    BILLING: ("tenora:snapshot*",),
 }  # fmt: skip
 _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB: ("tenora:replica:*:drain", "tenora:prefetch"),
@@ -39,7 +39,7 @@ _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     REPLICA: (
         "tenora:replicas", "tenora:replica:*", "tenora:engine_counters", "tenora:canary:*", "tenora:revocation:*",
     ),
-    BILLING: ("tenora:usage", "tenora:usage:*", "tenora:quota:*"),
+    BILLING: ("tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_counters"),
 }  # fmt: skip
 """Key patterns as in ``core.redis_keys``. A user may read what it may write."""
 

@@ -23,23 +23,25 @@ for package in ("control_plane", "billing"):
 def run() -> None:
     """Bring the database to the wanted revision, alone: a second migrator waits for the first."""
     engine = db.connect(context.config.attributes.get("settings") or PostgresSettings())
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
-        connection.commit()
-        try:
-            context.configure(
-                connection=connection,
-                target_metadata=SQLModel.metadata,
-                transaction_per_migration=True,
-                compare_type=True,
-                compare_server_default=True,
-            )
-            with context.begin_transaction():
-                context.run_migrations()
-        finally:
-            connection.execute(sa.text(f"SELECT pg_advisory_unlock({ADVISORY_LOCK})"))
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
             connection.commit()
-    engine.dispose()
+            try:
+                context.configure(
+                    connection=connection,
+                    target_metadata=SQLModel.metadata,
+                    transaction_per_migration=True,
+                    compare_type=True,
+                    compare_server_default=True,
+                )
+                with context.begin_transaction():
+                    context.run_migrations()
+            finally:
+                connection.execute(sa.text(f"SELECT pg_advisory_unlock({ADVISORY_LOCK})"))
+                connection.commit()
+    finally:
+        engine.dispose()
 
 
 run()

@@ -61,13 +61,14 @@ class AdminBilling(Controller):
     def close_period(
         self,
         data: JSONBody[CloseBody],
+        engine: NamedDependency[Engine],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
     ) -> Response[Closed]:
         """Close the billing period: invoice all usage settled before an instant. Without new usage it creates no
         invoice.
         """
-        return idempotent.run(lambda session: service.close(session, data.until, actor=principal.key_id))
+        return idempotent.run(lambda _: service.close(engine, data.until, actor=principal.key_id))
 
     @get("/reconciliation", sync_to_thread=True)
     def reconcile(self, engine: NamedDependency[Engine], redis: NamedDependency[Redis]) -> Reconciliation:

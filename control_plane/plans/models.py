@@ -1,6 +1,7 @@
 """Tables of the plans room: a plan is a name, and its versions hold its limits and prices.
 
-A version never changes; the newest one applies to every tenant on the plan. ``billing`` rates usage.
+A version never changes; of those that have begun, the latest applies to every tenant on the plan. ``billing`` rates
+usage.
 """
 
 from datetime import datetime
@@ -25,8 +26,8 @@ class Plan(SQLModel, table=True):
 
 
 class PlanVersion(SQLModel, table=True):
-    """The limits (``core.contracts.grants.Limits``) and prices (``Prices``) of a plan from the version's creation
-    on.
+    """The limits (``core.contracts.grants.Limits``) and prices
+    (``billing.prices.card.PriceCard``) of a plan from an instant on.
     """
 
     __tablename__ = "plan_versions"
@@ -37,5 +38,6 @@ class PlanVersion(SQLModel, table=True):
     number: int
     limits: dict[str, Any] = Field(sa_type=JSONB)
     prices: dict[str, Any] = Field(sa_type=JSONB)
+    effective_from: datetime = Field(sa_type=DateTime(timezone=True))
     price_version_id: str = Field(sa_type=Text, description="The price version in the billing room's price book.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

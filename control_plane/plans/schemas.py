@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from core.contracts.grants import Limits, Prices
+from billing.prices.card import PriceCard
+from core.contracts.grants import Limits
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
 Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
@@ -17,7 +18,6 @@ AdapterCount = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
 Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
 PinnedAdapters = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
-Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
@@ -51,20 +51,21 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     when_quota_is_unavailable: WithoutQuota = "closed"
 
 
-class PricesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The prices of a plan in a request, in nanodollars: at most one dollar each. Zero is a valid price."""
-
-    input_nanos: Nanos
-    cached_input_nanos: Nanos
-    output_nanos: Nanos
-    kv_page_second_nanos: Nanos
-
-
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New limits and prices of a plan."""
+    """New limits and prices of a plan, from ``effective_from`` on, or from now on."""
 
     limits: LimitsBody
-    prices: PricesBody
+    prices: PriceCard
+    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class NewSimulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices to try on the usage that settled from ``start`` until ``end``. ``cursor`` continues a simulation."""
+
+    prices: PriceCard
+    start: Annotated[datetime, msgspec.Meta(tz=True)]
+    end: Annotated[datetime, msgspec.Meta(tz=True)]
+    cursor: str | None = None
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,16 +73,17 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: PlanName
     limits: LimitsBody
-    prices: PricesBody
+    prices: PriceCard
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a plan. The version with the highest number applies."""
+    """One version of a plan. Of those that have begun, the one that began last applies."""
 
     id: str
     number: int
     limits: Limits
-    prices: Prices
+    prices: PriceCard
+    effective_from: datetime
     created_at: datetime
 
 
@@ -92,6 +94,6 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     limits: Limits
-    prices: Prices
+    prices: PriceCard
     price_version_id: str
     created_at: datetime

@@ -2,23 +2,39 @@
 usage.
 """
 
-from typing import Any
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Final
 
 import msgspec
+from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing import prices as price_book
+from billing.prices import card as price_card
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.simulation import what_if
+from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
-from control_plane.paging import Page, page_of
+from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
-from control_plane.plans.schemas import LimitsBody, NewPlan, PlanVersionView, PlanView, PricesBody
-from core.contracts.grants import Limits, Prices
-from core.errors import Conflict, NotFound
+from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
+from core.contracts.grants import Limits
+from core.db import database_now
+from core.errors import Conflict, InvalidRequest, NotFound
+
+_SIMULATED_MAX: Final = 100  # tenants in one answer
+
+BaseModelIds = Callable[[Session], Collection[str]]
+"""Reads the ids of all base models, which belong to a room above this one."""
 
 
-def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
-    """Create a plan with its first version. Raises Conflict where the name is taken."""
+def create(session: Session, new: NewPlan, *, base_models: Collection[str], actor: str) -> PlanView:
+    """Create a plan with its first version. Raises Conflict where the name is taken, and InvalidRequest for a price
+    card that contradicts itself or names a model that is none of the ``base_models``.
+    """
+    price_card.check(new.prices, base_models=base_models)
     plan = Plan(name=new.name)
     session.add(plan)
     try:
@@ -35,18 +51,48 @@ def create(session: Session, new: NewPlan, *, actor: str) -> PlanView:
 
 
 def add_version(
-    session: Session, plan_id: str, limits: LimitsBody, prices: PricesBody, *, actor: str
+    session: Session, plan_id: str, new: NewPlanVersion, *, base_models: Collection[str], actor: str
 ) -> PlanVersionView:
-    """Add the plan's next version; it applies at once. The caller must have the plan's tenants published again, see
-    ``change_handlers``. Raises NotFound.
+    """Add the plan's next version, which applies at once or from its instant on. The caller must have the plan's
+    tenants published again, see ``change_handlers``; ``scheduled_versions`` does it at a later instant.
+
+    Raises NotFound, Conflict for an instant that is taken, and InvalidRequest as ``create`` does or for an instant in
+    the past.
     """
+    price_card.check(new.prices, base_models=base_models)
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
-    number = _newest(session, plan.id).number + 1
-    version = _add_version(session, plan, limits, prices, number=number)
-    audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details={"number": number})
+    newest = select(func.max(PlanVersion.number)).where(PlanVersion.plan_id == plan.id)
+    number = (session.exec(newest).one() or 0) + 1
+    version = _add_version(session, plan, new.limits, new.prices, number=number, effective_from=new.effective_from)
+    details = {"number": number, "effective_from": version.effective_from.isoformat()}
+    audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
     return _version_view(version)
+
+
+def simulate(
+    session: Session, plan_id: str, wanted: NewSimulation, *, base_models: Collection[str]
+) -> Page[SimulatedTenant]:
+    """What a period would have cost the plan's tenants on another price card. Writes nothing. Raises NotFound, and
+    InvalidRequest for a wrong card or a period without length.
+    """
+    if session.get(Plan, plan_id) is None:
+        raise _no_plan(plan_id)
+    price_card.check(wanted.prices, base_models=base_models)
+    if wanted.end <= wanted.start:
+        raise InvalidRequest("end: must be later than start.", param="end")
+    found = what_if.simulate(
+        session,
+        plan_id=plan_id,
+        card=wanted.prices,
+        start=wanted.start,
+        end=wanted.end,
+        after=decode_cursor(wanted.cursor) or "",
+        limit=_SIMULATED_MAX + 1,
+    )
+    following = encode_cursor(found[_SIMULATED_MAX - 1].tenant_id) if len(found) > _SIMULATED_MAX else None
+    return Page(data=found[:_SIMULATED_MAX], next_cursor=following)
 
 
 def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[PlanView]:
@@ -55,7 +101,7 @@ def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[Plan
         session,
         select(Plan),
         col(Plan.id),
-        lambda plan: _view(plan, _newest(session, plan.id)),
+        lambda plan: _view(plan, _in_force(session, plan.id)),
         cursor=cursor,
         limit=limit,
     )
@@ -66,7 +112,7 @@ def get_plan(session: Session, plan_id: str) -> PlanView:
     plan = session.get(Plan, plan_id)
     if plan is None:
         raise _no_plan(plan_id)
-    return _view(plan, _newest(session, plan.id))
+    return _view(plan, _in_force(session, plan.id))
 
 
 def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: int) -> Page[PlanVersionView]:
@@ -81,29 +127,54 @@ def find(session: Session, id_or_name: str) -> PlanView | None:
     """The plan with this id or name, or None. Names are unique and never look like ids."""
     wanted = select(Plan).where((col(Plan.id) == id_or_name) | (col(Plan.name) == id_or_name))
     plan = session.exec(wanted).first()
-    return _view(plan, _newest(session, plan.id)) if plan else None
+    return _view(plan, _in_force(session, plan.id)) if plan else None
 
 
-def _newest(session: Session, plan_id: str) -> PlanVersion:
-    versions = select(PlanVersion).where(PlanVersion.plan_id == plan_id).order_by(col(PlanVersion.number).desc())
-    newest = session.exec(versions.limit(1)).first()
-    assert newest is not None, "a plan is created with its first version, in one transaction"
-    return newest
+def plans_with_scheduled_versions(session: Session, *, after: datetime | None, until: datetime) -> list[str]:
+    """The ids of plans of which a version that was scheduled has begun after ``after``, if it is given, and by
+    ``until``.
+    """
+    begun = [
+        col(PlanVersion.effective_from) > col(PlanVersion.created_at),
+        col(PlanVersion.effective_from) <= until,
+    ]
+    if after is not None:
+        begun.append(col(PlanVersion.effective_from) > after)
+    return list(session.exec(select(PlanVersion.plan_id).where(*begun).distinct()))
 
 
-def _add_version(session: Session, plan: Plan, limits: LimitsBody, prices: PricesBody, *, number: int) -> PlanVersion:
-    plain_limits, plain_prices = _plain(limits), _plain(prices)
-    price = price_book.add_version(session, plan_id=plan.id, prices=Prices(**plain_prices))
+def _in_force(session: Session, plan_id: str) -> PlanVersion:
+    versions = (
+        select(PlanVersion)
+        .where(PlanVersion.plan_id == plan_id, PlanVersion.effective_from <= database_now(session))
+        .order_by(col(PlanVersion.effective_from).desc())
+    )
+    found = session.exec(versions.limit(1)).first()
+    assert found is not None, "a plan is created with its first version, which begins at once"
+    return found
+
+
+def _add_version(
+    session: Session,
+    plan: Plan,
+    limits: LimitsBody,
+    prices: PriceCard,
+    *,
+    number: int,
+    effective_from: datetime | None = None,
+) -> PlanVersion:
+    price = price_book.add_version(session, plan_id=plan.id, card=prices, effective_from=effective_from)
     version = PlanVersion(
-        plan_id=plan.id, number=number, limits=plain_limits, prices=plain_prices, price_version_id=price.id
+        plan_id=plan.id,
+        number=number,
+        limits=msgspec.structs.asdict(limits),
+        prices=msgspec.to_builtins(prices),
+        effective_from=price.effective_from,
+        price_version_id=price.id,
     )
     session.add(version)
     session.flush()
     return version
-
-
-def _plain(body: LimitsBody | PricesBody) -> dict[str, Any]:
-    return msgspec.structs.asdict(body)
 
 
 def _no_plan(plan_id: str) -> NotFound:
@@ -115,7 +186,8 @@ def _version_view(version: PlanVersion) -> PlanVersionView:
         id=version.id,
         number=version.number,
         limits=Limits(**version.limits),
-        prices=Prices(**version.prices),
+        prices=msgspec.convert(version.prices, PriceCard),
+        effective_from=version.effective_from,
         created_at=version.created_at,
     )
 
@@ -126,7 +198,7 @@ def _view(plan: Plan, version: PlanVersion) -> PlanView:
         name=plan.name,
         version=version.number,
         limits=Limits(**version.limits),
-        prices=Prices(**version.prices),
+        prices=msgspec.convert(version.prices, PriceCard),
         price_version_id=version.price_version_id,
         created_at=plan.created_at,
     )

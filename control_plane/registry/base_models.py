@@ -96,6 +96,11 @@ def set_names(session: Session, base_model: str, names: list[str], *, actor: str
     return _view(session, row)
 
 
+def ids(session: Session) -> list[str]:
+    """The ids of all base models."""
+    return list(session.exec(select(BaseModel.id)))
+
+
 def exists(session: Session, base_model: str) -> bool:
     """Whether a base model has this id."""
     return session.get(BaseModel, base_model) is not None

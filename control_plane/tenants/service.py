@@ -7,8 +7,8 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing import prices as price_book
-from billing.usage_queries import charged_before_month
+from billing.prices import price_book
+from billing.usage.queries import charged_before_month
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans
@@ -177,11 +177,13 @@ def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
     """``charged_nanos`` is the amount charged before this month. It is used only where spending has a limit."""
     limits = _limits(tenant, plan)
     spend = limits.spend_nanos_per_month
+    prices, model_prices = plan.prices.grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
         status=cast("Status", tenant.status),
         limits=limits,
-        prices=plan.prices,
+        prices=prices,
+        model_prices=model_prices,
         price_version_id=plan.price_version_id,
         spend_ceiling_nanos=None if spend is None else charged_nanos + spend,
         charged_nanos=charged_nanos,

@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlmodel import Session
 
-from billing import usage_queries
+from billing.usage import queries as usage_queries
 from billing.views import Bucket, GroupBy, UsageBucket
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView

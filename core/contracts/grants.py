@@ -60,6 +60,14 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     kv_page_second_nanos: int
 
 
+class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class."""
+
+    base_model: str
+    prices: Prices
+    rank_class: int | None = None
+
+
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     """An API key as gateways see it, published under the HMAC of the key."""
 
@@ -72,7 +80,7 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
 class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
     current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
-    ``prices`` belong to ``price_version_id`` in billing's price book.
+    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book.
     """
 
     tenant_id: str
@@ -82,3 +90,15 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     price_version_id: str | None = None
     spend_ceiling_nanos: int | None = None
     charged_nanos: int = 0
+    model_prices: tuple[ModelPrices, ...] = ()
+
+    def prices_of(self, base_model: str, rank_class: int | None) -> Prices | None:
+        """The prices of a model: those of its rank class, else of the model, else of all models."""
+        found = self.prices
+        for entry in self.model_prices:
+            if entry.base_model == base_model:
+                if entry.rank_class == rank_class:
+                    return entry.prices
+                if entry.rank_class is None:
+                    found = entry.prices
+        return found

@@ -42,7 +42,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
     ``price_version_id`` names the prices at admission, which are the prices charged.
     ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their
-    first token. Engines' own counters do not contain it.
+    first token. Engines' own counters do not contain it. ``rank_class`` is that of the adapter's revision.
     """
 
     request_id: str
@@ -67,6 +67,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
     price_version_id: str | None = None
     aborted_prefill_tokens: int = 0
+    rank_class: int | None = None
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64

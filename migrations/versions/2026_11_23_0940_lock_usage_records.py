@@ -11,16 +11,17 @@ branch_labels = None
 depends_on = None
 
 
+FUNCTION = """
+CREATE FUNCTION billing_lock_usage_records() RETURNS void LANGUAGE plpgsql
+    SECURITY DEFINER SET search_path = pg_catalog, public AS $$
+BEGIN
+    LOCK TABLE usage_records IN SHARE ROW EXCLUSIVE MODE;
+END $$
+"""
+
+
 def upgrade() -> None:
-    op.execute(
-        """
-        CREATE FUNCTION billing_lock_usage_records() RETURNS void LANGUAGE plpgsql
-            SECURITY DEFINER SET search_path = pg_catalog, public AS $$
-        BEGIN
-            LOCK TABLE usage_records IN SHARE ROW EXCLUSIVE MODE;
-        END $$
-        """
-    )
+    op.execute(FUNCTION)
     op.execute("REVOKE ALL ON FUNCTION billing_lock_usage_records() FROM PUBLIC")
 
 

@@ -1,6 +1,6 @@
 """Adds notifications to tenants: endpoints (e-mail, webhooks), what was said, and the state of each delivery.
 
-Revision: 2026_11_24_3000, after 2026_11_23_0940.
+Revision: 2026_11_24_3000, after 2026_11_24_1020.
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "2026_11_24_3000"
-down_revision = "2026_11_23_0940"
+down_revision = "2026_11_24_1020"
 branch_labels = None
 depends_on = None
 

@@ -1,4 +1,5 @@
-"""Generates docs/reference/ from the code: every setting, metric, error code and request field, with its description.
+"""Generates docs/reference/ from the code: every setting, metric, error code and request field, with its
+description, and every billing scenario with its tests.
 
 `python -m tenora.docs.reference` (or `make reference`) writes the pages; a test compares them with the code.
 """
@@ -12,6 +13,7 @@ from typing import Final
 
 from tenora.docs.error_examples import EXAMPLES
 from tenora.docs.request_fields import requests_page
+from tenora.docs.scenarios_page import render_scenarios
 from tenora.docs.settings_page import render_settings
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -19,12 +21,18 @@ _PACKAGES: Final = ("core", "control_plane", "data_plane", "adapters", "billing"
 _METRIC_TYPES: Final = frozenset({"Counter", "Gauge", "Histogram", "Summary"})
 _REPORTING: Final = frozenset({"refuse", "_refuse", "_refused", "problem", "_result"})
 _CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
-PAGES: Final = ("settings", "metrics", "errors", "requests")
+PAGES: Final = ("settings", "metrics", "errors", "requests", "billing-scenarios")
 
 
 def render(page: str) -> str:
     """The text of one page of ``PAGES``."""
-    pages = {"settings": render_settings, "metrics": _metrics, "errors": _errors, "requests": requests_page}
+    pages = {
+        "settings": render_settings,
+        "metrics": _metrics,
+        "errors": _errors,
+        "requests": requests_page,
+        "billing-scenarios": render_scenarios,
+    }
     return pages[page]()
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from billing import usage_queries
+from billing.usage import queries as usage_queries
 from core import redis_keys
 from core.contracts.grants import Prices
 from core.db import unit_of_work

@@ -54,6 +54,11 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.target.rank
 
     @property
+    def rank_class(self) -> int | None:
+        """The rank class of the adapter's revision; None for a base model."""
+        return None if self.target.adapter is None else self.target.adapter.revision.rank_class
+
+    @property
     def sequences(self) -> int:
         """Number of sequences to generate."""
         return self.call.n

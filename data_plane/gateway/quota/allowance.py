@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from core import redis_keys
-from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
+from core.contracts.grants import KeyGrant, KeyLimits, Prices, TenantGrant
 
 NO_LIMIT = -1
 _NANOS_MAX = (1 << 53) - 1  # the largest integer that a Lua number represents exactly
@@ -99,9 +99,11 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, longest_ms: int) -> Allowance:
-    """The limits of a tenant's key. A request holds its KV pages for ``longest_ms`` at most. The platform and the key
-    are levels only where they have limits.
+def allowance(
+    tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, prices: Prices | None, longest_ms: int
+) -> Allowance:
+    """The limits of a tenant's key, at the prices of a request's model. A request holds its KV pages for
+    ``longest_ms`` at most. The platform and the key are levels only where they have limits.
     """
     levels = [_tenant(tenant)]
     if platform != PlatformLimits():
@@ -109,7 +111,7 @@ def allowance(tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, l
     if key.limits is not None and key.limits != KeyLimits():
         levels.append(_key(key, key.limits))
     costs = Costs()
-    if (prices := tenant.prices) is not None:
+    if prices is not None:
         costs = Costs(
             input_nanos=max(prices.input_nanos, prices.cached_input_nanos),
             output_nanos=prices.output_nanos,

@@ -161,7 +161,7 @@ class ActiveRequest:
             tenant_id=hold.tenant_id,
             replica_id=hold.replica_id,
             used=used_by(event, tenant),
-            cached_saves=saved_by_cache(tenant),
+            cached_saves=saved_by_cache(event, tenant),
             event=event,
         )
 

@@ -24,7 +24,6 @@ from data_plane.gateway.request.preparation import Preparation, require_output_a
 from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
-from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.upstream.attempt import AttemptResult
 from data_plane.gateway.upstream.relay import Relay
@@ -79,7 +78,7 @@ class Lifecycle:
             param=request.call.max_tokens_param,
             allowed_by="plan" if request.limits.output_tokens == request.caller.tenant.limits.output_tokens else "key",
         )
-        placement = await self._admission.admit(request, self._allowance(request.caller), client.watch)
+        placement = await self._admission.admit(request, self._allowance(request), client.watch)
         async with ActiveRequest(
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement
         ) as active:
@@ -89,8 +88,10 @@ class Lifecycle:
         metrics.REQUEST_SECONDS.observe(time.monotonic() - request.arrived_at)
         await self._end_response(client, request, result, active.headers)
 
-    def _allowance(self, caller: Caller) -> Allowance:
-        return allowance(caller.tenant, caller.key, self._platform, longest_ms=self._longest_ms)
+    def _allowance(self, request: InferenceRequest) -> Allowance:
+        caller = request.caller
+        prices = caller.tenant.prices_of(request.base_model, request.rank_class)
+        return allowance(caller.tenant, caller.key, self._platform, prices=prices, longest_ms=self._longest_ms)
 
     def _engine_body(self, request: InferenceRequest, placement: Placement) -> bytes:
         return engine_body(

@@ -63,6 +63,7 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         estimated=run.estimated,
         price_version_id=tenant.price_version_id,
         aborted_prefill_tokens=counts.aborted_prefill_tokens,
+        rank_class=request.rank_class,
     )
 
 

@@ -8,9 +8,11 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing import invoice_queries, invoicing, reconciliation
-from billing import prices as price_book
+from billing.invoices import closing, queries
 from billing.metering import Meter
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.reconciliation import audit
 from billing.settings import BillingSettings
 from billing.stream import ReclaimedPage, UsageStream
 from billing.worker import connect_redis
@@ -33,11 +35,11 @@ class Stage:
         self.stream.ensure_group()
         self.meter = Meter(engine, self.stream, settings)
 
-    def tenant(self, prices: Prices = PRICES) -> str:
+    def tenant(self, prices: Prices = PRICES, *, card: PriceCard | None = None) -> str:
         """A tenant with its own plan."""
         tenant_id, plan_id = new_id("tn"), new_id("pl")
         with unit_of_work(self.engine) as session:
-            price_book.add_version(session, plan_id=plan_id, prices=prices)
+            price_book.add_version(session, plan_id=plan_id, card=card or PriceCard.of_all_models(prices))
             price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
         return tenant_id
 
@@ -87,16 +89,17 @@ class Stage:
         self.drain()
 
     def close(self, until: datetime | None = None):
-        with unit_of_work(self.engine) as session:
-            return invoicing.close_period(session, until)
+        made, failed = closing.close_all(self.engine, until)
+        assert failed == []
+        return made
 
     def invoice(self, invoice_id: str, tenant_id: str | None = None):
         with unit_of_work(self.engine) as session:
-            return invoice_queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+            return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
 
     def reconcile(self):
         with unit_of_work(self.engine) as session:
-            return reconciliation.reconcile(session, self.redis)
+            return audit.reconcile(session, self.redis)
 
     def now(self) -> datetime:
         return self.value("SELECT clock_timestamp()")

@@ -3,11 +3,13 @@ reported.
 """
 
 from datetime import timedelta
+from decimal import Decimal
 
 import msgspec
 import pytest
 
-from billing import quota_rebuild, usage_queries
+from billing import quota_rebuild
+from billing.usage import queries as usage_queries
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.contracts.replicas import EngineCounters
@@ -90,7 +92,7 @@ def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_reque
     (invoice,) = stage.close()
     lines = {line.kind: line for line in stage.invoice(invoice.id).lines}
     assert {line.request_count for line in lines.values()} == {1}
-    assert (lines["output_tokens"].quantity, lines["kv_page_seconds"].quantity) == (50, 2_305)
+    assert (lines["output_tokens"].quantity, lines["kv_page_seconds"].quantity) == (50, Decimal("2.305"))
 
 
 def test_the_rest_of_an_estimate_has_the_aborted_prefills(stage):
@@ -166,7 +168,7 @@ async def test_an_estimates_cached_tokens_stay_cached_and_quotas_count_them_like
             stage.drain()
         ending = Settlement(
             request_id=wanted.request_id, tenant_id=tenant, replica_id="rep_one", used=used_by(exact, grant),
-            cached_saves=saved_by_cache(grant), event=exact,
+            cached_saves=saved_by_cache(exact, grant), event=exact,
         )  # fmt: skip
         assert await quota.settle(ending)
     assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0

@@ -1,11 +1,15 @@
 """Billing's migration goes up and down and leaves nothing behind."""
 
 import secrets
+from datetime import UTC, datetime
 
+import pytest
 import sqlalchemy as sa
 from alembic import command
 
+from billing.invoices import closing, queries
 from core import db
+from core.db import unit_of_work
 from tests.conftest import alembic_config, create_database
 
 FUNCTIONS = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'billing_%'"
@@ -31,3 +35,81 @@ def test_the_migration_creates_and_drops_the_tables_and_their_guards(postgres_se
     command.upgrade(config, "2026_11_20_0610")
     assert found() == (tables, functions)
     engine.dispose()
+
+
+KINDS = "SELECT kind, quantity FROM invoice_lines WHERE invoice_id = 'inv_1' ORDER BY position"
+MONTHS = "SELECT month, input_tokens, amount_nanos FROM usage_months ORDER BY 1"
+BEFORE = """
+INSERT INTO price_versions VALUES ('pv_1', 'pl_1', 150, 75, 600, 1000, to_timestamp(0), now());
+INSERT INTO plan_assignments VALUES ('tn_1', to_timestamp(0), 'pl_1', now());
+INSERT INTO accounts VALUES ('acc_u', 'usage_unbilled', 'tn_1'), ('acc_r', 'receivable', 'tn_1'),
+    ('acc_v', 'revenue', NULL), ('acc_o', 'rounding', NULL);
+INSERT INTO transfers (id, kind, request_id, created_at)
+    SELECT 'tr_' || n, 'usage', 'req_' || n, now() FROM generate_series(1, 4) n;
+INSERT INTO entries SELECT 'tr_' || n, account, sign * 28801 FROM generate_series(1, 4) n,
+    (VALUES ('acc_u', 1), ('acc_v', -1)) legs (account, sign);
+INSERT INTO usage_records (request_id, tenant_id, key_id, base_model, replica_id, outcome, started_at, settled_at,
+    input_tokens, cached_tokens, output_tokens, kv_page_ms, price_version_id, input_nanos, cached_input_nanos,
+    output_nanos, kv_nanos, amount_nanos, transfer_id, invoice_id, duration_ms, adapter_load_ms, stall_ms, estimated)
+SELECT 'req_' || n, 'tn_1', 'key_1', 'base', 'rep_1', 'done', settled, settled, 100, 0, 22, 601, 'pv_1', 15000, 0,
+    13200, 601, 28801, 'tr_' || n, invoice, 0, 0, 0, false
+FROM (VALUES (1, timestamptz '2026-09-10 10:20Z', 'inv_1'), (2, timestamptz '2026-09-11 00:00Z', 'inv_1'),
+    (3, timestamptz '2026-09-12 00:00Z', NULL), (4, timestamptz '2026-10-05 00:00Z', NULL)) r (n, settled, invoice);
+INSERT INTO invoices
+VALUES ('inv_1', 1, 'tn_1', '2026-09-10 10:20Z', '2026-10-01Z', 'finalised', 'usd', 0, 57602, now());
+INSERT INTO invoice_lines (id, invoice_id, position, kind, base_model, price_version_id, quantity, unit_price_nanos,
+    amount_nanos, amount_cents, request_count)
+VALUES ('il_1', 'inv_1', 1, 'input_tokens', 'base', 'pv_1', 200, 150, 30000, 0, 2),
+    ('il_2', 'inv_1', 2, 'output_tokens', 'base', 'pv_1', 44, 600, 26400, 0, 2),
+    ('il_3', 'inv_1', 3, 'kv_page_seconds', 'base', 'pv_1', 1202, 1000, 1202, 0, 2);
+INSERT INTO transfers (id, kind, invoice_id, created_at) VALUES ('tr_i', 'invoice', 'inv_1', now());
+INSERT INTO entries VALUES ('tr_i', 'acc_u', -57602), ('tr_i', 'acc_r', 0), ('tr_i', 'acc_o', 57602);
+"""
+
+
+@pytest.fixture
+def migrated_data(postgres_server):
+    """A database with usage and an invoice as the revision before wrote them, brought up to date."""
+    settings = create_database(postgres_server, f"migration_{secrets.token_hex(6)}")
+    config = alembic_config(settings)
+    command.upgrade(config, "2026_11_23_0940")
+    engine = db.connect(settings)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(BEFORE)
+    command.upgrade(config, "head")
+    yield engine
+    engine.dispose()
+
+
+def test_final_invoices_and_unbilled_records_survive_the_move_to_sums(migrated_data):
+    until = datetime(2026, 11, 1, tzinfo=UTC)
+    invoice = closing.close_tenant(migrated_data, "tn_1", until)
+    with unit_of_work(migrated_data) as session:
+        old, new = (
+            queries.get_invoice(session, invoice_id=each, tenant_id="tn_1").lines for each in ("inv_1", invoice.id)
+        )
+        stored = session.connection().exec_driver_sql(KINDS).all()
+    assert [(kind, int(quantity)) for kind, quantity in stored] == [
+        ("input_tokens", 200), ("output_tokens", 44), ("kv_page_seconds", 1202),
+    ]  # fmt: skip
+    assert [(line.kind, str(line.quantity), line.amount_nanos) for line in old] == [
+        ("uncached_input_tokens", "200", 30_000), ("output_tokens", "44", 26_400), ("kv_page_seconds", "1.202", 1_202),
+    ]  # fmt: skip
+    assert (invoice.number, invoice.period_start) == ("TNR-000002", datetime(2026, 10, 1, tzinfo=UTC))
+    assert [(line.kind, int(line.quantity), line.late_for and line.late_for.month) for line in new] == [
+        ("uncached_input_tokens", 100, None), ("output_tokens", 22, None), ("kv_page_seconds", 0, None),
+        ("uncached_input_tokens", 100, 9), ("output_tokens", 22, 9), ("kv_page_seconds", 0, 9),
+    ]  # fmt: skip
+    with migrated_data.connect() as connection:
+        assert connection.exec_driver_sql("SELECT sum(amount_nanos) FROM entries").scalar_one() == 0
+        months = connection.exec_driver_sql(MONTHS).all()
+    assert [(month.month, tokens, int(nanos)) for month, tokens, nanos in months] == [
+        (9, 300, 86_403),
+        (10, 100, 28_801),
+    ]
+
+
+def test_the_move_to_sums_cannot_be_undone_once_usage_is_recorded(migrated_data):
+    settings = db.PostgresSettings(postgres_dsn=migrated_data.url.render_as_string(hide_password=False))
+    with pytest.raises(RuntimeError, match="restore a backup"):
+        command.downgrade(alembic_config(settings), "2026_11_23_0940")

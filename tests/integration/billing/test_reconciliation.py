@@ -8,9 +8,12 @@ import redis as redis_client
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from billing import invoice_queries, reconciliation, usage_queries
-from billing import prices as price_book
+from billing.invoices import queries as invoice_queries
 from billing.periods import EPOCH
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.reconciliation import audit
+from billing.usage import queries as usage_queries
 from billing.views import Service
 from core import redis_keys
 from core.contracts.grants import Prices
@@ -22,6 +25,9 @@ from tests.fixtures.examples import examples
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PRICES = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
+
+
+CARD = PriceCard.of_all_models(PRICES)
 
 
 def ms(instant: datetime) -> int:
@@ -223,7 +229,7 @@ def test_unread_events_show_as_unprocessed(stage):
     assert stage.reconcile().unprocessed_events == 3
     with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
         with unit_of_work(stage.engine) as session:
-            assert reconciliation.reconcile(session, text).unprocessed_events == 3
+            assert audit.reconcile(session, text).unprocessed_events == 3
         text.connection_pool.disconnect()
 
 
@@ -239,39 +245,44 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
         unit_of_work(stage.engine) as session,
         pytest.raises(Unavailable, match="Redis"),
     ):
-        reconciliation.reconcile(session, unreachable)
+        audit.reconcile(session, unreachable)
 
 
 def test_prices_change_only_for_the_future(stage):
     with unit_of_work(stage.engine) as session:
-        first = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
+        first = price_book.add_version(session, plan_id="pl_1", card=CARD)
         assert first.effective_from == EPOCH
-        second = price_book.add_version(session, plan_id="pl_1", prices=PRICES)
+        second = price_book.add_version(session, plan_id="pl_1", card=CARD)
         assert second.effective_from > first.created_at
         later = stage.now() + timedelta(days=1)
-        third = price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+        third = price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=later)
         assert [version.id for version in price_book.list_versions(session, plan_id="pl_1")] == [
             third.id,
             second.id,
             first.id,
         ]
         with pytest.raises(Conflict, match="already has prices"):
-            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=later)
+            price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=later)
         with pytest.raises(InvalidRequest, match="past"):
-            price_book.add_version(session, plan_id="pl_1", prices=PRICES, effective_from=NOON - timedelta(days=9))
+            price_book.add_version(session, plan_id="pl_1", card=CARD, effective_from=NOON - timedelta(days=9))
         with pytest.raises(InvalidRequest, match="output_nanos") as refusal:
-            price_book.add_version(session, plan_id="pl_1", prices=msgspec.structs.replace(PRICES, output_nanos=-1))
-        assert refusal.value.param == "output_nanos"
+            price_book.add_version(session, plan_id="pl_1", card=msgspec.structs.replace(CARD, output_nanos=-1))
+        assert refusal.value.param == "prices.output_nanos"
 
 
-def test_usage_is_priced_by_the_plan_the_tenant_had_when_it_settled(stage):
+def test_usage_is_priced_by_the_plan_the_tenant_had_at_its_admission(stage):
     tenant = stage.tenant()
     cheap = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=5))
     with unit_of_work(stage.engine) as session:
-        price_book.add_version(session, plan_id="pl_dear", prices=msgspec.structs.replace(PRICES, output_nanos=9_999))
+        price_book.add_version(
+            session,
+            plan_id="pl_dear",
+            card=msgspec.structs.replace(CARD, output_nanos=9_999),
+        )
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
         price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
-    dear = stage.event(tenant, settled_at_ms=ms(stage.now()) + 1)
+    admitted_ms = ms(stage.now()) + 1
+    dear = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)
     stage.bill(dear, cheap)
     found = {row["request_id"]: row["output_nanos"] for row in stage.rows("SELECT * FROM usage_records")}
     assert found == {cheap.request_id: 20 * 600, dear.request_id: 20 * 9_999}

@@ -36,8 +36,7 @@ def test_every_table_of_the_code_has_its_privileges():
 def test_no_process_can_change_or_remove_final_rows_or_drop_what_guards_them(connect, role, table):
     connection = connect(role)
     column = connection.execute(
-        "SELECT column_name FROM information_schema.columns"
-        " WHERE table_schema = 'public' AND table_name = %s AND column_name <> 'invoice_id' LIMIT 1",
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name = %s LIMIT 1",
         [table],
     ).fetchone()
     for statement in (
@@ -63,8 +62,11 @@ def test_no_process_can_change_or_remove_final_rows_or_drop_what_guards_them(con
         (WORKER, "INSERT INTO entries DEFAULT VALUES"),
         (BILLING, "SELECT * FROM api_keys"),
         (BILLING, "SELECT * FROM tenants"),
-        (BILLING, "UPDATE usage_records SET invoice_id = 'inv_x'"),
-        (BILLING, "INSERT INTO invoices DEFAULT VALUES"),
+        (BILLING, "UPDATE usage_records SET late_from = NULL"),
+        (BILLING, "INSERT INTO plan_assignments DEFAULT VALUES"),
+        (BILLING, "SELECT * FROM adapters"),
+        (BILLING, "SELECT * FROM partitions.usage_records_default"),
+        (WEB, "UPDATE usage_hours SET input_tokens = 0"),
     ],
 )
 def test_a_process_cannot_do_the_work_of_another(connect, role, statement):
@@ -72,8 +74,9 @@ def test_a_process_cannot_do_the_work_of_another(connect, role, statement):
         connect(role).execute(statement)
 
 
-def test_only_billing_may_lock_the_usage_records(connect):
-    connect(BILLING).execute("SELECT billing_lock_usage_records()")
+def test_only_billing_may_add_partitions_of_usage_records(connect):
+    statement = "SELECT billing_add_usage_partitions(now(), 5)"
+    connect(BILLING).execute(statement)
     for role in (WEB, WORKER):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connect(role).execute("SELECT billing_lock_usage_records()")
+            connect(role).execute(statement)

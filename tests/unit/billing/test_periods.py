@@ -1,7 +1,6 @@
 """Periods are half-open, follow one another without gap or overlap, and count in UTC."""
 
 from datetime import UTC, datetime, timedelta, timezone
-from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -14,40 +13,12 @@ from billing.periods import (
     bucket_count,
     bucket_start,
     month,
-    next_period,
 )
 from core.errors import InvalidRequest
 
 instants = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - given a zone
 buckets = st.sampled_from(["1m", "1h", "1d"])
 NOV = datetime(2026, 11, 1, tzinfo=UTC)
-
-
-def test_the_first_period_begins_with_the_first_usage_and_the_next_where_the_last_ended():
-    first = next_period(previous_end=None, first_usage=NOV, until=NOV + timedelta(days=1))
-    assert first == Period(NOV, NOV + timedelta(days=1))
-    late = NOV - timedelta(days=3)
-    assert next_period(previous_end=first.end, first_usage=late, until=NOV + timedelta(days=2)) == Period(
-        first.end, NOV + timedelta(days=2)
-    )
-
-
-def test_a_period_without_length_is_refused():
-    assert next_period(previous_end=NOV, first_usage=NOV - timedelta(days=1), until=NOV) is None
-    assert next_period(previous_end=NOV, first_usage=NOV - timedelta(days=1), until=NOV - timedelta(hours=1)) is None
-    assert next_period(previous_end=None, first_usage=NOV, until=NOV) is None
-
-
-@given(st.lists(st.tuples(instants, instants), max_size=20))
-def test_periods_touch_and_have_length_in_any_order_of_usage_and_closes(steps):
-    previous_end, periods = None, []
-    for first_usage, until in steps:
-        period = next_period(previous_end=previous_end, first_usage=first_usage, until=until)
-        if period is not None:
-            periods.append(period)
-            previous_end = period.end
-    assert all(period.start < period.end for period in periods)
-    assert all(before.end == after.start for before, after in pairwise(periods))
 
 
 def test_a_month_is_a_utc_calendar_month():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX, PRICE_NANOS_MAX
+from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
 from core.contracts.grants import Prices
 from core.rating import rate
 
@@ -23,10 +23,10 @@ PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_pag
 
 some_prices = st.builds(
     Prices,
-    input_nanos=st.integers(0, PRICE_NANOS_MAX),
-    cached_input_nanos=st.integers(0, PRICE_NANOS_MAX),
-    output_nanos=st.integers(0, PRICE_NANOS_MAX),
-    kv_page_second_nanos=st.integers(0, PRICE_NANOS_MAX),
+    input_nanos=st.integers(0, 1_000_000_000),
+    cached_input_nanos=st.integers(0, 1_000_000_000),
+    output_nanos=st.integers(0, 1_000_000_000),
+    kv_page_second_nanos=st.integers(0, 1_000_000_000),
 )
 some_usage = st.integers(0, EVENT_TOKENS_MAX).flatmap(
     lambda tokens: st.builds(

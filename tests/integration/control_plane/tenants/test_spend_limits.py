@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.usage_records import ReceivedEvent, record
+from billing.usage.recording import ReceivedEvent, RecordingLimits, record
 from control_plane.settings import WorkerSettings
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import clock, redis_keys
@@ -21,6 +21,11 @@ def grant(redis, tenant_id: str) -> TenantGrant:
     return msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant_id), type=TenantGrant)
 
 
+RECORDING = RecordingLimits(
+    clock_skew=timedelta(minutes=5), late_max=timedelta(days=400), price_age_max=timedelta(days=1)
+)
+
+
 @pytest.fixture
 def charge(engine):
     """Record usage of a tenant that settled this many days ago; returns its amount in nanodollars."""
@@ -33,7 +38,7 @@ def charge(engine):
             input_tokens=0, cached_tokens=0, output_tokens=output_tokens, kv_page_ms=0,
         )  # fmt: skip
         with unit_of_work(engine) as session:
-            assert record(session, [ReceivedEvent(b"1-0", event)], clock_skew=timedelta(minutes=5)).recorded
+            assert record(session, [ReceivedEvent(b"1-0", event)], RECORDING).recorded
         return output_tokens * PRICES["output_nanos"]
 
     return charge
@@ -156,7 +161,7 @@ def test_prices_are_published_with_the_version_that_running_requests_are_charged
         for each in (before, after)
     ]  # fmt: skip
     with unit_of_work(engine) as session:
-        record(session, [ReceivedEvent(b"1-0", each) for each in events], clock_skew=timedelta(minutes=5))
+        record(session, [ReceivedEvent(b"1-0", each) for each in events], RECORDING)
     with engine.connect() as connection:
         charged = dict(connection.exec_driver_sql("SELECT price_version_id, amount_nanos FROM usage_records").all())
     for event, each in zip(events, (before, after), strict=True):

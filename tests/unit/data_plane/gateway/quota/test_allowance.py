@@ -1,5 +1,7 @@
 """The levels and costs of a caller, and the usage that quotas count: its price equals the bill's."""
 
+import functools
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,9 +37,10 @@ def used_event(**changes: int) -> UsageEvent:
 
 
 def test_platform_and_key_are_levels_only_where_they_have_limits():
-    assert [level.name for level in allowance(tenant(), key(), PlatformLimits(), longest_ms=1).levels] == ["tenant"]
-    assert len(allowance(tenant(), key(KeyLimits()), PlatformLimits(), longest_ms=1).levels) == 1
-    all_three = allowance(tenant(), key(KeyLimits(tokens_per_month=9)), PlatformLimits(kv_pages=5), longest_ms=1)
+    free = functools.partial(allowance, prices=None, longest_ms=1)
+    assert [level.name for level in free(tenant(), key(), PlatformLimits()).levels] == ["tenant"]
+    assert len(free(tenant(), key(KeyLimits()), PlatformLimits()).levels) == 1
+    all_three = free(tenant(), key(KeyLimits(tokens_per_month=9)), PlatformLimits(kv_pages=5))
     assert [level.name for level in all_three.levels] == ["platform", "tenant", "key"]
     assert [level.quota for level in all_three.levels] == [
         redis_keys.PLATFORM_QUOTA, redis_keys.tenant_quota("tn_1"), redis_keys.key_quota("tn_1", "key_1")
@@ -51,7 +54,7 @@ def test_platform_and_key_are_levels_only_where_they_have_limits():
 )  # fmt: skip
 def test_no_request_costs_more_than_its_hold(prices, prompt, output, cached, more, ran_ms):
     """For any cached part of the prompt, any number of tokens and any run time below the longest."""
-    costs = allowance(tenant(prices), key(), PlatformLimits(), longest_ms=7000).costs
+    costs = allowance(tenant(prices), key(), PlatformLimits(), prices=prices, longest_ms=7000).costs
     pages = page_ms(prompt + output + more, 1)
     held = prompt * costs.input_nanos + (output + more) * costs.output_nanos + pages * costs.page_nanos
     event = used_event(

@@ -1,4 +1,6 @@
-"""Reports what a tenant used, from the usage records. Reports change nothing and never include another tenant."""
+"""Reports what a tenant used, from the hourly and monthly sums. Only reports by the minute, in part of an hour or by
+revision read records. Reports change nothing and never include another tenant.
+"""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -8,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 
-from billing.models import UsageRecord
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
+from billing.usage.models import UsageHour, UsageMonth, UsageRecord
+from billing.usage.sums import hour_of
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
@@ -20,6 +23,7 @@ from core.errors import InvalidRequest
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
 _TIERS: Final = get_args(Tier)
+_QUANTITIES: Final = ("input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms")
 
 
 def usage(
@@ -33,43 +37,10 @@ def usage(
 ) -> list[UsageBucket]:
     """One tenant's usage settled in ``[start, end)``, by UTC bucket and group; buckets without usage are left out."""
     period = _checked(Period(aware(start, "start"), aware(end, "end")), bucket)
-    bucket_column: sa.ColumnElement[datetime] = sa.func.date_bin(
-        BUCKET_LENGTH[bucket], col(UsageRecord.settled_at), EPOCH, type_=sa.DateTime(timezone=True)
-    )
-    groups: list[SQLCoreOperations[Any]] = []  # columns of any type
-    match group_by:
-        case "adapter":
-            groups = [col(UsageRecord.base_model), col(UsageRecord.adapter_id)]
-        case "base_model":
-            groups = [col(UsageRecord.base_model)]
-        case "revision":
-            groups = [col(UsageRecord.base_model), col(UsageRecord.adapter_id), col(UsageRecord.revision_id)]
-        case "key":
-            groups = [col(UsageRecord.key_id)]
-        case None:
-            pass
-    keys = [bucket_column.label("start"), *groups]
+    hourly = bucket != "1m" and group_by != "revision" and all(hour_of(each) == each for each in period)
+    keys, statement = _from_hours(period, bucket, group_by) if hourly else _from_records(period, bucket, group_by)
     statement = (
-        sa.select(
-            *keys,
-            sa.func.count().filter(_is_request()).label("requests"),
-            sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
-            _total(UsageRecord.input_tokens).label("input_tokens"),
-            _total(UsageRecord.cached_tokens).label("cached_tokens"),
-            _total(UsageRecord.aborted_prefill_tokens).label("aborted_prefill_tokens"),
-            _total(UsageRecord.output_tokens).label("output_tokens"),
-            _total(UsageRecord.kv_page_ms).label("kv_page_ms"),
-            _total(UsageRecord.amount_nanos).label("amount_nanos"),
-            *(_service_columns() if group_by == "revision" else ()),
-        )
-        .where(
-            col(UsageRecord.tenant_id) == tenant_id,
-            col(UsageRecord.settled_at) >= period.start,
-            col(UsageRecord.settled_at) < period.end,
-        )
-        .group_by(*keys)
-        .order_by(*keys)
-        .limit(USAGE_ROWS_MAX + 1)
+        statement.where(sa.column("tenant_id") == tenant_id).group_by(*keys).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     )
     rows = session.connection().execute(statement).mappings().all()
     if len(rows) > USAGE_ROWS_MAX:
@@ -83,9 +54,8 @@ def usage(
 
 def month_tokens(session: Session, tenant_id: str, name: str) -> int:
     """Input plus output tokens settled in the UTC month ``"YYYY-MM"``."""
-    period = month(name)
-    statement = select(_total(UsageRecord.input_tokens) + _total(UsageRecord.output_tokens)).where(
-        UsageRecord.tenant_id == tenant_id, UsageRecord.settled_at >= period.start, UsageRecord.settled_at < period.end
+    statement = select(_total(UsageMonth.input_tokens) + _total(UsageMonth.output_tokens)).where(
+        UsageMonth.tenant_id == tenant_id, UsageMonth.month == month(name).start
     )
     return session.exec(statement).one()
 
@@ -94,11 +64,81 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
     """Nanodollars that each of these tenants was charged before the current UTC month, by the database's clock."""
     began = database_now(session).astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     statement = (
-        select(UsageRecord.tenant_id, _total(UsageRecord.amount_nanos))
-        .where(col(UsageRecord.tenant_id).in_(tenant_ids), col(UsageRecord.settled_at) < began)
-        .group_by(col(UsageRecord.tenant_id))
+        select(UsageMonth.tenant_id, _total(UsageMonth.amount_nanos))
+        .where(col(UsageMonth.tenant_id).in_(tenant_ids), col(UsageMonth.month) < began)
+        .group_by(col(UsageMonth.tenant_id))
     )
     return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())
+
+
+def _from_hours(
+    period: Period, bucket: Bucket, group_by: GroupBy | None
+) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
+    """The keys and the sums of whole hours."""
+    adapter_id = sa.func.nullif(col(UsageHour.adapter_id), "").label("adapter_id")
+    keys: list[SQLCoreOperations[Any]] = [
+        _bucket_start(col(UsageHour.hour), bucket),
+        *_groups(UsageHour, adapter_id, group_by),
+    ]
+    nanos = col(UsageHour.input_nanos) + col(UsageHour.cached_input_nanos)
+    statement = (
+        sa.select(
+            *keys,
+            *(
+                _total(getattr(UsageHour, name)).label(name)
+                for name in ("requests", "estimated_requests", *_QUANTITIES)
+            ),
+            _sum(nanos + col(UsageHour.output_nanos) + col(UsageHour.kv_nanos)).label("amount_nanos"),
+        )
+        .select_from(UsageHour)
+        .where(col(UsageHour.hour) >= period.start, col(UsageHour.hour) < period.end)
+    )
+    return keys, statement
+
+
+def _from_records(
+    period: Period, bucket: Bucket, group_by: GroupBy | None
+) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
+    """The same from the records, for any instants."""
+    keys: list[SQLCoreOperations[Any]] = [
+        _bucket_start(col(UsageRecord.settled_at), bucket),
+        *_groups(UsageRecord, col(UsageRecord.adapter_id), group_by),
+    ]
+    statement = (
+        sa.select(
+            *keys,
+            sa.func.count().filter(_is_request()).label("requests"),
+            sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
+            *(_total(getattr(UsageRecord, name)).label(name) for name in (*_QUANTITIES, "amount_nanos")),
+            *(_service_columns() if group_by == "revision" else ()),
+        )
+        .select_from(UsageRecord)
+        .where(col(UsageRecord.settled_at) >= period.start, col(UsageRecord.settled_at) < period.end)
+    )
+    return keys, statement
+
+
+def _bucket_start(instant: SQLCoreOperations[datetime], bucket: Bucket) -> sa.ColumnElement[datetime]:
+    start: sa.ColumnElement[datetime] = sa.func.date_bin(
+        BUCKET_LENGTH[bucket], instant, EPOCH, type_=sa.DateTime(timezone=True)
+    )
+    return start.label("start")
+
+
+def _groups(
+    table: type[UsageHour | UsageRecord], adapter_id: SQLCoreOperations[Any], group_by: GroupBy | None
+) -> list[SQLCoreOperations[Any]]:
+    match group_by:
+        case "adapter":
+            return [col(table.base_model), adapter_id]
+        case "base_model":
+            return [col(table.base_model)]
+        case "revision":
+            return [col(table.base_model), adapter_id, col(UsageRecord.revision_id)]
+        case "key":
+            return [col(table.key_id)]
+        case None:
+            return []
 
 
 def _checked(period: Period, bucket: Bucket) -> Period:
@@ -157,5 +197,9 @@ def _is_request() -> sa.ColumnElement[bool]:
 
 
 def _total(column: int) -> sa.ColumnElement[int]:
+    return _sum(col(column))
+
+
+def _sum(values: SQLCoreOperations[int]) -> sa.ColumnElement[int]:
     """Postgres sums bigint as numeric; tokens and nanodollars fit a bigint."""
-    return sa.cast(sa.func.coalesce(sa.func.sum(col(column)), 0), sa.BigInteger)
+    return sa.cast(sa.func.coalesce(sa.func.sum(values), 0), sa.BigInteger)

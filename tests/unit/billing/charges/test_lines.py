@@ -5,31 +5,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import ledger
-from billing.invoice_lines import UsageTotal, lines_of
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, with_cents
+from billing.charges.period_charge import charge
+from billing.periods import EPOCH
+from billing.prices.card import PriceCard
+from billing.views import PriceView
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
-from core.money import NANOS_PER_CENT, cents_to_nanos
+from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
 from core.rating import rate
 
 
-def total_of(events: list[UsageEvent], prices: Prices) -> UsageTotal:
-    charges = [rate(event, prices) for event in events]
+def lines_of(totals: list[UsageTotal]) -> list[DraftInvoiceLine]:
+    versions = {
+        total.price_version_id: PriceView(
+            id=total.price_version_id, plan_id="pl", card=PriceCard.of_all_models(total.prices),
+            effective_from=EPOCH, created_at=EPOCH,
+        )
+        for total in totals
+    }  # fmt: skip
+    return with_cents(charge(totals, versions))
+
+
+def total_of(events: list[UsageEvent], prices: Prices, version: str = "pv_1") -> UsageTotal:
+    costs = [rate(event, prices) for event in events]
     return UsageTotal(
         base_model="base",
         adapter_id="ad_1",
-        price_version_id="pv_1",
+        adapter_name="support-bot",
+        price_version_id=version,
+        rank_class=None,
+        late_for=None,
         prices=prices,
-        input_tokens=sum(event.input_tokens - event.cached_tokens for event in events),
-        input_nanos=sum(charge.input_nanos for charge in charges),
-        input_requests=sum(event.input_tokens > event.cached_tokens for event in events),
+        uncached_input_tokens=sum(event.input_tokens - event.cached_tokens for event in events),
+        input_nanos=sum(cost.input_nanos for cost in costs),
+        uncached_requests=sum(event.input_tokens > event.cached_tokens for event in events),
         cached_tokens=sum(event.cached_tokens for event in events),
-        cached_input_nanos=sum(charge.cached_input_nanos for charge in charges),
+        cached_input_nanos=sum(cost.cached_input_nanos for cost in costs),
         cached_requests=sum(event.cached_tokens > 0 for event in events),
         output_tokens=sum(event.output_tokens for event in events),
-        output_nanos=sum(charge.output_nanos for charge in charges),
+        output_nanos=sum(cost.output_nanos for cost in costs),
         output_requests=sum(event.output_tokens > 0 for event in events),
         kv_page_ms=sum(event.kv_page_ms for event in events),
-        kv_nanos=sum(charge.kv_nanos for charge in charges),
+        kv_nanos=sum(cost.kv_nanos for cost in costs),
         kv_requests=sum(event.kv_page_ms > 0 for event in events),
     )
 
@@ -61,34 +79,35 @@ prices = st.builds(Prices, input_nanos=price, cached_input_nanos=price, output_n
 
 @given(st.lists(st.tuples(events, prices), max_size=4))
 def test_lines_lose_no_token_and_no_nanodollar(groups):
-    totals = [total_of(some, at) for some, at in groups]
-    lines = lines_of(totals)
+    lines = lines_of([total_of(some, at, f"pv_{number}") for number, (some, at) in enumerate(groups)])
     every = [one for some, _ in groups for one in some]
-    charges = [rate(one, at) for some, at in groups for one in some]
-    assert sum(line.amount_nanos for line in lines) == sum(charge.amount_nanos for charge in charges)
+    costs = [rate(one, at) for some, at in groups for one in some]
+    assert sum(line.amount_nanos for line in lines) == sum(cost.amount_nanos for cost in costs)
     tokens = sum(line.quantity for line in lines if line.kind != "kv_page_seconds")
     assert tokens == sum(one.input_tokens + one.output_tokens for one in every)
+    assert sum(line.amount_cents for line in lines) == round_to_cents(sum(line.amount_nanos for line in lines))
     for line in lines:
         assert line.quantity > 0
         assert line.request_count > 0
-        assert abs(cents_to_nanos(line.amount_cents) - line.amount_nanos) <= NANOS_PER_CENT // 2
+        assert abs(cents_to_nanos(line.amount_cents) - line.amount_nanos) < NANOS_PER_CENT
         if line.kind != "kv_page_seconds":
             assert line.amount_nanos == line.quantity * line.unit_price_nanos
         else:
-            exact_thousandths = line.quantity * line.unit_price_nanos
+            exact_thousandths = line.quantity * 1000 * line.unit_price_nanos
             assert 0 <= exact_thousandths - line.amount_nanos * 1000 <= 999 * line.request_count
 
 
 def test_unused_quantities_make_no_line():
     at = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
     (line,) = lines_of([total_of([event(0, 7, 0, 0)], at)])
-    assert (line.kind, line.quantity, line.adapter_id) == ("input_tokens", 7, "ad_1")
+    assert (line.kind, line.unit, line.quantity) == ("uncached_input_tokens", "token", 7)
+    assert (line.adapter_id, line.adapter_name) == ("ad_1", "support-bot")
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
 def test_every_posting_sums_to_zero_and_uses_an_account_once(amount_nanos, billed_nanos):
     for posting in (
-        ledger.usage_posting(request_id="req", tenant_id="tn", amount_nanos=amount_nanos),
+        ledger.usage_posting(transfer_id="tr", amounts_nanos={"tn": amount_nanos, "tn_2": billed_nanos}),
         ledger.invoice_posting(invoice_id="inv", tenant_id="tn", amount_nanos=amount_nanos, billed_nanos=billed_nanos),
     ):
         assert sum(leg.amount_nanos for leg in posting.legs) == 0
@@ -98,11 +117,12 @@ def test_every_posting_sums_to_zero_and_uses_an_account_once(amount_nanos, bille
 
 def test_a_posting_that_does_not_sum_to_zero_is_refused_before_the_database_sees_it():
     crooked = ledger.Posting(
-        request_id="req",
+        transfer_id="tr",
+        kind="usage",
         legs=(
             ledger.Leg(ledger.AccountRef("usage_unbilled", "tn"), 2),
             ledger.Leg(ledger.AccountRef("revenue"), -1),
         ),
     )
     with pytest.raises(AssertionError, match="sum to zero"):
-        ledger.post(None, [crooked])
+        ledger.post(None, crooked)

@@ -4,23 +4,31 @@ append-only and only for the future, so rating a record again gives the same amo
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.models import PlanAssignment, PriceVersion
 from billing.periods import EPOCH, aware
-from billing.settings import PRICE_NANOS_MAX
+from billing.prices import card as price_card
+from billing.prices.card import PriceCard
+from billing.prices.models import PlanAssignment, PriceVersion
 from billing.views import PriceView
 from core import clock
-from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
+
+
+class EventPrice(NamedTuple):
+    """The price of an event. ``stale``: the event named a version that was not in force any more, or not yet."""
+
+    version: PriceView
+    stale: bool = False
 
 
 class PriceBook:
@@ -34,15 +42,38 @@ class PriceBook:
         self._versions = versions
         self._by_id = {version.id: version for held in versions.values() for version in held}
 
-    def of(self, event: UsageEvent) -> PriceView | None:
-        """The version that the event names, if it belongs to a plan that the tenant has or had: that version admitted
-        the request and priced its hold. Otherwise the version in force when the request settled.
+    def of(self, event: UsageEvent, *, age_max: timedelta) -> EventPrice | None:
+        """The price of an event: that of the version it names, if the version was in force for the tenant when the
+        request was admitted or at most ``age_max`` before, since a gateway may serve from a snapshot of that age.
+        Otherwise the version in force at admission, marked as ``stale``. None when there is none.
         """
+        admitted = clock.from_ms(event.started_at_ms)
         named = self._by_id.get(event.price_version_id or "")
-        plans = {each.plan_id for each in self._assignments.get(event.tenant_id, ())}
-        if named is not None and named.plan_id in plans:
-            return named
-        return self.in_force(event.tenant_id, clock.from_ms(event.settled_at_ms))
+        if named is not None and self._was_in_force(event.tenant_id, named, admitted - age_max, admitted):
+            return EventPrice(named)
+        price = self.in_force(event.tenant_id, admitted)
+        return None if price is None else EventPrice(price, stale=event.price_version_id is not None)
+
+    def has_tiers(self, tenant_id: str) -> bool:
+        """Whether any version of a plan that the tenant has or had charges by tiers."""
+        plans = {each.plan_id for each in self._assignments.get(tenant_id, ())}
+        return any(version.card.tiers for plan_id in plans for version in self._versions.get(plan_id, ()))
+
+    def _was_in_force(self, tenant_id: str, version: PriceView, since: datetime, until: datetime) -> bool:
+        """Whether the tenant had this version at an instant from ``since`` to ``until``, both inclusive."""
+        siblings = self._versions[version.plan_id]
+        position = siblings.index(version) + 1
+        replaced = siblings[position].effective_from if position < len(siblings) else None
+        assignments = self._assignments.get(tenant_id, ())
+        for index, assignment in enumerate(assignments):
+            if assignment.plan_id != version.plan_id:
+                continue
+            left = assignments[index + 1].effective_from if index + 1 < len(assignments) else None
+            begins = max(assignment.effective_from, version.effective_from)
+            ends = min((end for end in (replaced, left) if end is not None), default=None)
+            if begins <= until and (ends is None or (begins < ends and since < ends)):
+                return True
+        return False
 
     def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
         """The version in force ``at`` that instant, of the plan that the tenant had then. None when there is none."""
@@ -73,15 +104,21 @@ def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
     return PriceBook(assignments, versions)
 
 
-def add_version(session: Session, *, plan_id: str, prices: Prices, effective_from: datetime | None = None) -> PriceView:
+def versions_by_id(session: Session, version_ids: Collection[str]) -> dict[str, PriceView]:
+    """The price versions with these ids."""
+    found = session.exec(select(PriceVersion).where(col(PriceVersion.id).in_(version_ids)))
+    return {version.id: _view(version) for version in found}
+
+
+def add_version(
+    session: Session, *, plan_id: str, card: PriceCard, effective_from: datetime | None = None
+) -> PriceView:
     """Add a version. Without an instant it starts now, or at the epoch when it is the plan's first: the plan has rated
     nothing before, and a gateway's clock that lags a little must not leave a request without a price.
 
-    Raises InvalidRequest for a price out of range or an instant in the past, Conflict for an instant that is taken.
+    Raises InvalidRequest for an incomplete card or an instant in the past, Conflict for an instant that is taken.
     """
-    for field, nanos in msgspec.structs.asdict(prices).items():
-        if not 0 <= nanos <= PRICE_NANOS_MAX:
-            raise InvalidRequest(f"{field} is {nanos}; a price lies between 0 and {PRICE_NANOS_MAX}.", param=field)
+    price_card.check(card)
     serialize_decision(session, f"prices of plan {plan_id}")
     now = database_now(session)
     if effective_from is not None:
@@ -100,7 +137,7 @@ def add_version(session: Session, *, plan_id: str, prices: Prices, effective_fro
             param="effective_from",
         )
     version = PriceVersion(
-        id=new_id("pv"), plan_id=plan_id, effective_from=begins, created_at=now, **msgspec.structs.asdict(prices)
+        id=new_id("pv"), plan_id=plan_id, effective_from=begins, created_at=now, card=msgspec.to_builtins(card)
     )
     session.add(version)
     session.flush()
@@ -129,9 +166,11 @@ def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
     if current is not None and current.plan_id == plan_id:
         return
     now = database_now(session)
-    session.add(
-        PlanAssignment(tenant_id=tenant_id, plan_id=plan_id, effective_from=now if current else EPOCH, created_at=now)
-    )
+    begins = EPOCH
+    if current is not None:
+        # A database clock that was set back must not order this assignment before the last one.
+        begins = max(now, current.effective_from + timedelta(microseconds=1))
+    session.add(PlanAssignment(tenant_id=tenant_id, plan_id=plan_id, effective_from=begins, created_at=now))
     session.flush()
 
 
@@ -139,12 +178,7 @@ def _view(version: PriceVersion) -> PriceView:
     return PriceView(
         id=version.id,
         plan_id=version.plan_id,
-        prices=Prices(
-            input_nanos=version.input_nanos,
-            cached_input_nanos=version.cached_input_nanos,
-            output_nanos=version.output_nanos,
-            kv_page_second_nanos=version.kv_page_second_nanos,
-        ),
+        card=msgspec.convert(version.card, PriceCard),
         effective_from=version.effective_from,
         created_at=version.created_at,
     )

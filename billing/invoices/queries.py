@@ -1,11 +1,13 @@
-"""Reads invoices. ``billing.invoicing`` writes them once; they never change."""
+"""Reads invoices. ``billing.invoices.closing`` writes them once; they never change."""
 
-import msgspec
+from decimal import Decimal
+from typing import cast
+
 from sqlmodel import Session, col, select
 
-from billing.models import Invoice, InvoiceLine
+from billing.invoices.models import Invoice, InvoiceLine
 from billing.settings import INVOICES_PAGE_MAX
-from billing.views import InvoiceDetail, InvoiceLineView, InvoiceView
+from billing.views import InvoiceDetail, InvoiceLineView, InvoiceView, LineKind, LineUnit
 
 
 def list_invoices(
@@ -36,7 +38,7 @@ def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> 
     )
     return InvoiceDetail(
         invoice=invoice_view(invoice),
-        lines=tuple(msgspec.convert(line, InvoiceLineView, from_attributes=True) for line in lines),
+        lines=tuple(_line_view(line) for line in lines),
     )
 
 
@@ -54,3 +56,33 @@ def invoice_view(invoice: Invoice) -> InvoiceView:
         amount_nanos=invoice.amount_nanos,
         created_at=invoice.created_at,
     )
+
+
+def _line_view(line: InvoiceLine) -> InvoiceLineView:
+    """The line in today's words: older lines counted page-milliseconds, and uncached input as ``input_tokens``."""
+    in_milliseconds = line.unit == "page_millisecond"
+    quantity = line.quantity.scaleb(-3) if in_milliseconds else line.quantity
+    return InvoiceLineView(
+        id=line.id,
+        kind=cast("LineKind", "uncached_input_tokens" if line.kind == "input_tokens" else line.kind),
+        base_model=line.base_model,
+        rank_class=line.rank_class,
+        adapter_id=line.adapter_id,
+        adapter_name=line.adapter_name,
+        price_version_id=line.price_version_id,
+        late_for=line.late_for,
+        unit="page_second" if in_milliseconds else cast("LineUnit", line.unit),
+        quantity=plain(quantity),
+        unit_price_nanos=line.unit_price_nanos,
+        amount_nanos=line.amount_nanos,
+        amount_cents=line.amount_cents,
+        request_count=line.request_count,
+        tier=line.tier,
+        used_units=None if line.used_units is None else plain(line.used_units),
+    )
+
+
+def plain(quantity: Decimal) -> Decimal:
+    """The same number without trailing zeros and without an exponent."""
+    whole = quantity.to_integral_value()
+    return whole if whole == quantity else quantity.normalize()

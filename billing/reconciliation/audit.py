@@ -6,36 +6,33 @@ tokens in it that no engine has counted.
 It only reads and reports. When Redis does not answer, the audit fails; the count is never taken as zero.
 """
 
-import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.reconciliation.engine_counts import read_totals
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
-from core import redis_keys
-from core.contracts.replicas import EngineCounters
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
-# One statement sees one snapshot. A record counts as in the ledger only when the entry that its transfer made on the
-# tenant's own account has the record's amount; what is on invoices is added up from the lines, not from the records.
+# One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
+# lines; balances come from the ledger. Each was written on its own, so a difference is a defect.
 _COUNTS = sa.text("""
 WITH recorded AS (
-    SELECT r.tenant_id,
-           sum(r.input_tokens + r.output_tokens) AS ledger_tokens,
-           sum(r.aborted_prefill_tokens) AS aborted_prefill_tokens,
-           sum(r.cached_tokens) FILTER (WHERE NOT r.estimated AND r.aborted_prefill_tokens = 0) AS cached_tokens,
-           sum(r.input_tokens + r.output_tokens) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_tokens,
-           sum(r.amount_nanos) FILTER (WHERE r.invoice_id IS NULL) AS unbilled_nanos,
-           count(*) FILTER (WHERE r.estimated) AS estimated_requests
-    FROM usage_records r
-    JOIN entries e ON e.transfer_id = r.transfer_id AND e.amount_nanos = r.amount_nanos
-    JOIN accounts a ON a.id = e.account_id AND a.kind = 'usage_unbilled' AND a.tenant_id = r.tenant_id
-    GROUP BY r.tenant_id
+    SELECT tenant_id,
+           sum(input_tokens + output_tokens) AS ledger_tokens,
+           sum(aborted_prefill_tokens) AS aborted_prefill_tokens,
+           sum(exact_cached_tokens) AS cached_tokens,
+           sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos,
+           sum(estimated_requests) AS estimated_requests
+    FROM usage_hours GROUP BY tenant_id
+), adjusted AS (
+    SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
 ), lined AS (
-    SELECT i.tenant_id, sum(l.quantity) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
+    SELECT i.tenant_id,
+           sum(coalesce(l.used_units, l.quantity)) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
     FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
     SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
@@ -44,23 +41,29 @@ WITH recorded AS (
            coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'usage_unbilled'), 0) AS unbilled,
            coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable'), 0) AS receivable
     FROM accounts a JOIN entries e ON e.account_id = a.id WHERE a.tenant_id IS NOT NULL GROUP BY a.tenant_id
+), tenants AS (
+    SELECT tenant_id,
+           coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
+           coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
+           coalesce(cached_tokens, 0)::bigint AS cached_tokens,
+           coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
+           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
+           coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
+           coalesce(estimated_requests, 0)::bigint AS estimated_requests,
+           coalesce(unbilled, 0) AS unbilled,
+           coalesce(receivable, 0) AS receivable,
+           coalesce(cents, 0) * :nanos_per_cent AS billed_nanos
+    FROM balances
+    FULL JOIN recorded USING (tenant_id)
+    FULL JOIN adjusted USING (tenant_id)
+    FULL JOIN lined USING (tenant_id)
+    FULL JOIN invoiced USING (tenant_id)
 )
-SELECT tenant_id,
-       coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
-       coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
-       coalesce(cached_tokens, 0)::bigint AS cached_tokens,
-       coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
-       coalesce(unbilled_tokens, 0)::bigint AS unbilled_tokens,
-       coalesce(unbilled_nanos, 0)::bigint AS unbilled_nanos,
-       coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
-       coalesce(estimated_requests, 0)::bigint AS estimated_requests,
-       (abs(coalesce(unbilled, 0) - coalesce(unbilled_nanos, 0))
-        + abs(coalesce(receivable, 0) - coalesce(cents, 0) * :nanos_per_cent))::bigint AS drift_nanos
-FROM balances
-FULL JOIN recorded USING (tenant_id)
-FULL JOIN lined USING (tenant_id)
-FULL JOIN invoiced USING (tenant_id)
-ORDER BY tenant_id
+SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, invoiced_tokens,
+       ledger_tokens - invoiced_tokens AS unbilled_tokens,
+       unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
+       (abs(unbilled - unbilled_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
+FROM tenants ORDER BY tenant_id
 """)
 
 
@@ -72,7 +75,7 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        counters = _engine_counters(redis)
+        counters = read_totals(session, redis).values()
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
     rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
@@ -108,9 +111,3 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         dead_letters=backlog.dead_letters,
         per_tenant=tuple(tenants),
     )
-
-
-def _engine_counters(redis: redis_client.Redis) -> list[EngineCounters]:
-    """The counters of every boot of every replica that ever reported."""
-    stored = redis.hgetall(redis_keys.ENGINE_COUNTERS)
-    return [msgspec.json.decode(value, type=EngineCounters) for value in stored.values()]

@@ -1,0 +1,75 @@
+"""Keeps the spending of tenants with tiered prices current: it adjusts the periods of tenants whose usage was recorded
+and then corrects their quotas, which gateways had counted at the highest price.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import redis as redis_client
+import sqlalchemy as sa
+
+from billing import quota_rebuild
+from billing.charges.adjustments import adjust
+from billing.charges.totals import first_usage
+from billing.metering import ActiveTenants
+from billing.periods import Period
+from billing.prices import price_book
+from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
+from billing.subscriptions.calendar import BillingCalendar
+from core.db import database_now, unit_of_work
+from core.errors import NotFound
+
+
+class AdjustmentRunner:
+    """One worker's look at the tenants that it recorded usage for, and at all tenants when it starts."""
+
+    def __init__(
+        self, engine: sa.Engine, redis: redis_client.Redis, active: ActiveTenants, *, price_age_max: timedelta
+    ) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._active = active
+        self._price_age_max = price_age_max
+        self._waiting: set[str] = set()
+        self._started = False
+
+    def run_once(self) -> None:
+        """Adjust every tenant that is due. After a failure the remaining tenants are due at the next run."""
+        self._waiting |= self._active.take()
+        if not self._started:
+            with unit_of_work(self._engine) as session:
+                self._waiting |= set(read_billed_until(session))
+            self._started = True
+        for tenant_id in self._tiered(self._waiting):
+            if self.adjust_tenant(tenant_id):
+                self._correct_quota(tenant_id)
+        self._waiting = set()
+
+    def adjust_tenant(self, tenant_id: str) -> bool:
+        """Adjust the tenant's open periods. Returns whether the ledger changed."""
+        with unit_of_work(self._engine) as session:
+            billed_until = lock_billed_until(session, tenant_id)
+            start = first_usage(session, tenant_id) if billed_until is None else billed_until
+            if start is None:
+                return False
+            now = database_now(session)
+            return sum(adjust(session, tenant_id, period)[1] != 0 for period in _open_periods(start, now)) > 0
+
+    def _tiered(self, tenant_ids: Iterable[str]) -> list[str]:
+        with unit_of_work(self._engine) as session:
+            book = price_book.load(session, tenant_ids)
+        return sorted(tenant_id for tenant_id in tenant_ids if book.has_tiers(tenant_id))
+
+    def _correct_quota(self, tenant_id: str) -> None:
+        try:
+            quota_rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
+        except NotFound:
+            return  # a tenant that is not published has no quota
+
+
+def _open_periods(start: datetime, now: datetime) -> list[Period]:
+    """The periods of which usage may be uninvoiced, the running one last. Usage may settle a little after ``now``."""
+    calendar = BillingCalendar()
+    ends = [*calendar.ends_between(start, now), calendar.period_at(max(start, now)).end]
+    starts = [start, *ends[:-1]]
+    return [Period(*bounds) for bounds in zip(starts, ends, strict=True)]

@@ -1,0 +1,116 @@
+"""The lines of an invoice and the sums of usage that they are made of. Pure: no database.
+
+A line is ``quantity`` units at ``unit_price_nanos`` each. A quantity of zero makes no line, so an invoice lists only
+what was used. Money is rounded once, on the total of all lines; each line then gets whole cents of that total.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+
+import msgspec
+
+from billing.views import LineKind, LineUnit
+from core.contracts.grants import Prices
+from core.money import distribute_cents
+
+
+class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice line before it has an id and, until ``with_cents``, its cents."""
+
+    kind: LineKind
+    base_model: str | None
+    rank_class: int | None
+    adapter_id: str | None
+    adapter_name: str | None
+    price_version_id: str
+    late_for: datetime | None
+    unit: LineUnit
+    quantity: Decimal
+    unit_price_nanos: int
+    amount_nanos: int
+    request_count: int | None
+    tier: int | None = None
+    used_units: Decimal | None = None
+    amount_cents: int = 0
+
+
+class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the records of one model at one price version. ``prices`` are the listed prices of the model.
+    ``late_for`` is the start of the month in which late usage settled, None for usage of the period itself.
+
+    The ``…_requests`` count the requests whose quantity is not zero. The ``…_nanos`` are what the records cost, at the
+    highest price where a quantity has tiers.
+    """
+
+    base_model: str
+    rank_class: int | None
+    adapter_id: str | None
+    adapter_name: str | None
+    price_version_id: str
+    late_for: datetime | None
+    prices: Prices
+    uncached_input_tokens: int
+    input_nanos: int
+    uncached_requests: int
+    cached_tokens: int
+    cached_input_nanos: int
+    cached_requests: int
+    output_tokens: int
+    output_nanos: int
+    output_requests: int
+    kv_page_ms: int
+    kv_nanos: int
+    kv_requests: int
+
+    @property
+    def recorded_nanos(self) -> int:
+        """What the records cost."""
+        return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
+
+    def quantity(self, kind: LineKind) -> int:
+        """Tokens of a kind, or KV page-milliseconds."""
+        match kind:
+            case "uncached_input_tokens":
+                return self.uncached_input_tokens
+            case "cached_input_tokens":
+                return self.cached_tokens
+            case "output_tokens":
+                return self.output_tokens
+            case "kv_page_seconds":
+                return self.kv_page_ms
+
+    def line(self, kind: LineKind) -> DraftInvoiceLine:
+        """The line of a quantity that has no tiers: its amount is what the records cost."""
+        quantity = Decimal(self.quantity(kind))
+        match kind:
+            case "uncached_input_tokens":
+                figures = self.prices.input_nanos, self.input_nanos, self.uncached_requests
+            case "cached_input_tokens":
+                figures = self.prices.cached_input_nanos, self.cached_input_nanos, self.cached_requests
+            case "output_tokens":
+                figures = self.prices.output_nanos, self.output_nanos, self.output_requests
+            case "kv_page_seconds":
+                figures = self.prices.kv_page_second_nanos, self.kv_nanos, self.kv_requests
+        unit_price_nanos, amount_nanos, request_count = figures
+        in_ms = kind == "kv_page_seconds"
+        return DraftInvoiceLine(
+            kind=kind,
+            base_model=self.base_model,
+            rank_class=self.rank_class,
+            adapter_id=self.adapter_id,
+            adapter_name=self.adapter_name,
+            price_version_id=self.price_version_id,
+            late_for=self.late_for,
+            unit="page_second" if in_ms else "token",
+            quantity=quantity.scaleb(-3) if in_ms else quantity,
+            unit_price_nanos=unit_price_nanos,
+            amount_nanos=amount_nanos,
+            request_count=request_count,
+        )
+
+
+def with_cents(lines: Sequence[DraftInvoiceLine]) -> list[DraftInvoiceLine]:
+    """The lines with their shares of the total, which is rounded once."""
+    cents = distribute_cents([line.amount_nanos for line in lines])
+    return [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=True)]

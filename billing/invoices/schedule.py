@@ -1,0 +1,55 @@
+"""Closes each tenant's periods when they have ended and the grace for late usage is over.
+
+A worker that was down closes every missed period on its own, in order. Several workers may run it: a close holds the
+tenant's subscription, and what is closed is not closed again.
+"""
+
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import DBAPIError
+
+from billing import metrics
+from billing.charges.totals import first_usage
+from billing.invoices.closing import close_tenant
+from billing.subscriptions.billed_until import read_billed_until
+from billing.subscriptions.calendar import BillingCalendar
+from core.db import database_now, unit_of_work
+from core.errors import AppError
+
+_log = structlog.get_logger()
+
+
+class PeriodSchedule:
+    """The worker's look at all subscriptions."""
+
+    def __init__(self, engine: sa.Engine, *, grace: timedelta) -> None:
+        self._engine = engine
+        self._grace = grace
+
+    def run_once(self) -> None:
+        """Close what is due. A tenant that fails stops no other and is tried again at the next look."""
+        with unit_of_work(self._engine) as session:
+            until = database_now(session) - self._grace
+            subscriptions = read_billed_until(session)
+        for tenant_id, billed_until in subscriptions.items():
+            if billed_until is not None and BillingCalendar().period_at(billed_until).end > until:
+                continue
+            try:
+                self._close(tenant_id, billed_until, until)
+            except (AppError, DBAPIError, AssertionError):
+                metrics.CLOSES_FAILED.inc()
+                _log.exception("a tenant's period could not be closed", tenant_id=tenant_id)
+
+    def _close(self, tenant_id: str, billed_until: datetime | None, until: datetime) -> None:
+        start = billed_until
+        if start is None:
+            with unit_of_work(self._engine) as session:
+                start = first_usage(session, tenant_id)
+        if start is None:
+            return
+        for end in BillingCalendar().ends_between(start, until):
+            invoice = close_tenant(self._engine, tenant_id, end, close_empty=True)
+            if invoice is not None:
+                _log.info("period closed", tenant_id=tenant_id, invoice=invoice.number, until=end.isoformat())

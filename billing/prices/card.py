@@ -1,0 +1,203 @@
+"""A price card: everything that one version of a plan charges. Pure: no database.
+
+Requests are held and recorded at the highest unit price that the card can reach (``PriceCard.held``), so a limit on
+spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.adjustments``).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from core.contracts.grants import ModelPrices, Prices
+from core.errors import InvalidRequest
+
+TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+TierMode = Literal["graduated", "volume", "package"]
+
+Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+RankClass = Annotated[int, msgspec.Meta(gt=0, le=512)]
+Units = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
+PackageNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+
+MODELS_MAX: Final = 256
+TIERS_MAX: Final = 32
+
+PRICE_OF: Final[dict[TieredQuantity, str]] = {
+    "uncached_input_tokens": "input_nanos",
+    "cached_input_tokens": "cached_input_nanos",
+    "output_tokens": "output_nanos",
+    "kv_page_seconds": "kv_page_second_nanos",
+}
+"""The field of ``Prices`` that holds the unit price of a quantity."""
+
+
+class ModelCardPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The unit prices of one base model, and of one of its rank classes if ``rank_class`` is set."""
+
+    base_model: ModelId
+    input_nanos: Nanos
+    cached_input_nanos: Nanos
+    output_nanos: Nanos
+    kv_page_second_nanos: Nanos
+    rank_class: RankClass | None = None
+
+
+class PriceTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The unit price of the units up to and including ``up_to``; None in the last tier."""
+
+    unit_price_nanos: Nanos
+    up_to: Units | None
+
+
+class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A price of one quantity that depends on how much of it the tenant uses in a period, over all keys and adapters.
+
+    ``graduated``: each unit has the price of its tier. ``volume``: all units have the price of the tier that the total
+    reaches. ``package``: each begun package of ``package_units`` costs ``package_nanos``. Without ``base_model`` the
+    quantity is added up over all models.
+    """
+
+    quantity: TieredQuantity
+    mode: TierMode
+    base_model: ModelId | None = None
+    tiers: Annotated[tuple[PriceTier, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
+    package_units: Units | None = None
+    package_nanos: PackageNanos | None = None
+
+    @property
+    def package(self) -> tuple[int, int]:
+        """The units of a package and its price."""
+        assert self.package_units is not None, "checked by ``check``"
+        assert self.package_nanos is not None, "checked by ``check``"
+        return self.package_units, self.package_nanos
+
+    @property
+    def highest_unit_nanos(self) -> int:
+        """The highest price of a unit, rounded up."""
+        if self.mode == "package":
+            units, nanos = self.package
+            return -(-nanos // units)
+        return max(tier.unit_price_nanos for tier in self.tiers)
+
+
+class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a plan version charges, in nanodollars: at most one dollar a token or page-second. Zero is a valid price.
+
+    The four prices at the top hold for every model and rank class without an entry of its own in ``models``, so no
+    model is ever without a price.
+    """
+
+    input_nanos: Nanos
+    cached_input_nanos: Nanos
+    output_nanos: Nanos
+    kv_page_second_nanos: Nanos
+    models: Annotated[tuple[ModelCardPrices, ...], msgspec.Meta(max_length=MODELS_MAX)] = ()
+    tiers: Annotated[tuple[TieredPrice, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
+
+    @classmethod
+    def of_all_models(cls, prices: Prices) -> "PriceCard":
+        """A card with the same prices for every model."""
+        return cls(**msgspec.structs.asdict(prices))
+
+    @property
+    def default(self) -> Prices:
+        """The prices of models without an entry, before tiers."""
+        return msgspec.convert(self, Prices, from_attributes=True)
+
+    def listed(self, base_model: str, rank_class: int | None) -> Prices:
+        """The unit prices of a model, before tiers: those of its rank class, else of the model, else of all models."""
+        of_model = None
+        for entry in self.models:
+            if entry.base_model == base_model:
+                if entry.rank_class == rank_class:
+                    return msgspec.convert(entry, Prices, from_attributes=True)
+                if entry.rank_class is None:
+                    of_model = entry
+        return self.default if of_model is None else msgspec.convert(of_model, Prices, from_attributes=True)
+
+    def tier_of(self, quantity: TieredQuantity, base_model: str) -> TieredPrice | None:
+        """The tiered price of a quantity: the model's own, else that of all models."""
+        of_all = None
+        for tiered in self.tiers:
+            if tiered.quantity == quantity and tiered.base_model == base_model:
+                return tiered
+            if tiered.quantity == quantity and tiered.base_model is None:
+                of_all = tiered
+        return of_all
+
+    def held(self, base_model: str, rank_class: int | None) -> Prices:
+        """The highest unit prices that a request to this model can have."""
+        return self._highest(self.listed(base_model, rank_class), base_model)
+
+    def grant_prices(self) -> tuple[Prices, tuple[ModelPrices, ...]]:
+        """The highest prices as gateways know them: of all models, and of models that differ."""
+        named = {(entry.base_model, entry.rank_class) for entry in self.models}
+        named |= {(tiered.base_model, None) for tiered in self.tiers if tiered.base_model is not None}
+        entries = tuple(
+            ModelPrices(base_model=base_model, rank_class=rank_class, prices=self.held(base_model, rank_class))
+            for base_model, rank_class in sorted(named, key=lambda each: (each[0], each[1] or 0))
+        )
+        return self._highest(self.default, ""), entries
+
+    def _highest(self, listed: Prices, base_model: str) -> Prices:
+        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
+        return msgspec.structs.replace(
+            listed,
+            **{PRICE_OF[quantity]: tier.highest_unit_nanos for quantity, tier in tiered.items() if tier is not None},
+        )
+
+
+def check(card: PriceCard, *, base_models: Iterable[str] | None = None) -> None:
+    """Raise InvalidRequest, naming field and fix, for a card that contradicts itself or, with ``base_models``, names a
+    model that does not exist.
+    """
+    try:
+        msgspec.convert(msgspec.to_builtins(card), PriceCard)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        param = f"prices.{path.rstrip('`')}"
+        raise InvalidRequest(f"{param}: {problem}.", code="invalid_price_card", param=param) from error
+    for param, problem in _problems(card, None if base_models is None else set(base_models)):
+        raise InvalidRequest(f"{param}: {problem}", code="invalid_price_card", param=param)
+
+
+def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[str, str]]:
+    seen: set[tuple[str, int | None]] = set()
+    for index, entry in enumerate(card.models):
+        if (entry.base_model, entry.rank_class) in seen:
+            yield f"prices.models[{index}]", f"{entry.base_model} has an entry for this rank class already; remove one."
+        seen.add((entry.base_model, entry.rank_class))
+        if base_models is not None and entry.base_model not in base_models:
+            yield f"prices.models[{index}].base_model", f"there is no base model {entry.base_model!r}."
+    tiered: set[tuple[str, str | None]] = set()
+    for index, price in enumerate(card.tiers):
+        where = f"prices.tiers[{index}]"
+        if (price.quantity, price.base_model) in tiered:
+            yield where, f"{price.quantity} has tiers for this model already; remove one."
+        tiered.add((price.quantity, price.base_model))
+        if base_models is not None and price.base_model is not None and price.base_model not in base_models:
+            yield f"{where}.base_model", f"there is no base model {price.base_model!r}."
+        yield from _tier_problems(price, where)
+
+
+def _tier_problems(price: TieredPrice, where: str) -> Iterator[tuple[str, str]]:
+    if price.mode == "package":
+        if price.package_units is None or price.package_nanos is None:
+            yield f"{where}.package_units", "a package price needs package_units and package_nanos."
+        if price.tiers:
+            yield f"{where}.tiers", "a package price has no tiers; remove them."
+        return
+    if price.package_units is not None or price.package_nanos is not None:
+        yield f"{where}.package_units", f"belongs to the mode package, not to {price.mode}; remove it."
+    if not price.tiers:
+        yield f"{where}.tiers", "is empty; give at least one tier, the last with up_to null."
+        return
+    for number, tier in enumerate(price.tiers):
+        last = number == len(price.tiers) - 1
+        if (tier.up_to is None) != last:
+            yield f"{where}.tiers[{number}].up_to", "is null in the last tier, and only there."
+            return
+        if number and tier.up_to is not None and tier.up_to <= (price.tiers[number - 1].up_to or 0):
+            yield f"{where}.tiers[{number}].up_to", "must be larger than in the tier before; tiers may not overlap."

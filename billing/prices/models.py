@@ -1,0 +1,38 @@
+"""The tables of the price book: price versions of plans and plan assignments of tenants. Rows are written once, and a
+trigger refuses those that would begin in the past.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from billing.models import Instant
+
+
+class PriceVersion(SQLModel, table=True):
+    """What one plan charges from an instant on, until a later version of the same plan takes over. ``card`` is a
+    ``billing.prices.card.PriceCard``.
+    """
+
+    __tablename__ = "price_versions"
+    __table_args__ = (sa.UniqueConstraint("plan_id", "effective_from"),)
+
+    id: str = Field(primary_key=True)
+    plan_id: str
+    card: dict[str, Any] = Field(sa_type=JSONB)
+    effective_from: datetime = Field(sa_type=Instant)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class PlanAssignment(SQLModel, table=True):
+    """Which plan prices a tenant's usage from an instant on, until a later assignment of the same tenant."""
+
+    __tablename__ = "plan_assignments"
+
+    tenant_id: str = Field(primary_key=True)
+    effective_from: datetime = Field(primary_key=True, sa_type=Instant)
+    plan_id: str
+    created_at: datetime = Field(sa_type=Instant)

@@ -1,0 +1,138 @@
+"""What a past period would have cost on another price card. It reads and writes nothing.
+
+Token prices are linear, so sums are enough. KV page time is cut below one nanodollar in each request, so records are
+read where the new price is no whole number for each page-millisecond. The result equals what a close would charge.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.charges.lines import DraftInvoiceLine, UsageTotal
+from billing.charges.period_charge import charge
+from billing.charges.totals import read_totals
+from billing.periods import Period
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
+from core.contracts.grants import Prices
+
+_TotalKey = tuple[str, int | None, str | None, str, str]
+
+_TENANTS: Final = sa.text("""
+SELECT DISTINCT tenant_id FROM plan_assignments WHERE plan_id = :plan_id AND tenant_id > :after
+ORDER BY tenant_id LIMIT :limit
+""")
+_PAGE_TIME: Final = sa.text("""
+SELECT u.base_model, u.rank_class, u.adapter_id, u.price_version_id,
+    CASE WHEN u.late_from IS NOT NULL THEN date_trunc('month', u.settled_at, 'UTC') END AS late_for,
+    sum(floor(u.kv_page_ms::numeric * p.nanos / 1000))::bigint AS kv_nanos
+FROM usage_records u JOIN unnest(
+    CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:versions AS text[]), CAST(:nanos AS bigint[])
+) AS p (base_model, rank_class, version_id, nanos)
+    ON p.base_model = u.base_model AND p.rank_class = coalesce(u.rank_class, 0) AND p.version_id = u.price_version_id
+WHERE u.tenant_id = :tenant_id AND u.kv_page_ms > 0
+    AND (u.late_from IS NULL AND u.settled_at >= :start AND u.settled_at < :end
+         OR u.late_from >= :start AND u.late_from < :end)
+GROUP BY 1, 2, 3, 4, 5
+""")
+
+
+def simulate(
+    session: Session, *, plan_id: str, card: PriceCard, start: datetime, end: datetime, after: str, limit: int
+) -> list[SimulatedTenant]:
+    """The cost of ``[start, end)`` for tenants that ever had the plan, by its own versions and by ``card``. Tenants come
+    in the order of their ids; ``after`` is the last id of the page before, "" for the first.
+    """
+    found = session.connection().execute(_TENANTS, {"plan_id": plan_id, "after": after, "limit": limit})
+    period = Period(start, end)
+    return [_tenant(session, tenant_id, plan_id, card, period) for tenant_id in found.scalars().all()]
+
+
+def _tenant(session: Session, tenant_id: str, plan_id: str, card: PriceCard, period: Period) -> SimulatedTenant:
+    totals = read_totals(session, tenant_id, period)
+    versions = price_book.versions_by_id(session, {total.price_version_id for total in totals})
+    simulated = {
+        version.id: msgspec.structs.replace(version, card=card) if version.plan_id == plan_id else version
+        for version in versions.values()
+    }
+    now = charge(totals, versions)
+    then = charge(_rated(session, tenant_id, period, totals, simulated), simulated)
+    return SimulatedTenant(
+        tenant_id=tenant_id,
+        amount_nanos=sum(line.amount_nanos for line in now),
+        simulated_nanos=sum(line.amount_nanos for line in then),
+        lines=tuple(_compared(now, then)),
+    )
+
+
+def _rated(
+    session: Session, tenant_id: str, period: Period, totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]
+) -> list[UsageTotal]:
+    """The totals at the listed prices of these versions."""
+    prices = [versions[total.price_version_id].card.listed(total.base_model, total.rank_class) for total in totals]
+    cut = [
+        (total, at.kv_page_second_nanos)
+        for total, at in zip(totals, prices, strict=True)
+        if total.kv_page_ms and at.kv_page_second_nanos % 1000 and at != total.prices
+    ]
+    page_nanos = _page_nanos(session, tenant_id, period, cut) if cut else {}
+    return [
+        total if at == total.prices else _at(total, at, page_nanos.get(_key(total)))
+        for total, at in zip(totals, prices, strict=True)
+    ]
+
+
+def _at(total: UsageTotal, at: Prices, kv_nanos: int | None) -> UsageTotal:
+    return msgspec.structs.replace(
+        total,
+        prices=at,
+        input_nanos=total.uncached_input_tokens * at.input_nanos,
+        cached_input_nanos=total.cached_tokens * at.cached_input_nanos,
+        output_nanos=total.output_tokens * at.output_nanos,
+        kv_nanos=total.kv_page_ms * at.kv_page_second_nanos // 1000 if kv_nanos is None else kv_nanos,
+    )
+
+
+def _page_nanos(
+    session: Session, tenant_id: str, period: Period, cut: Sequence[tuple[UsageTotal, int]]
+) -> dict[_TotalKey, int]:
+    """What the page time of totals costs, cut in each request."""
+    wanted = sorted({(total.base_model, total.rank_class or 0, total.price_version_id, nanos) for total, nanos in cut})
+    models, ranks, version_ids, nanos = (list(column) for column in zip(*wanted, strict=True))
+    rows = session.connection().execute(
+        _PAGE_TIME,
+        {
+            "tenant_id": tenant_id, "start": period.start, "end": period.end,
+            "models": models, "ranks": ranks, "versions": version_ids, "nanos": nanos,
+        },
+    )  # fmt: skip
+    return {
+        (row.base_model, row.rank_class, row.adapter_id, row.price_version_id, str(row.late_for)): row.kv_nanos
+        for row in rows
+    }
+
+
+def _key(total: UsageTotal) -> _TotalKey:
+    return total.base_model, total.rank_class, total.adapter_id, total.price_version_id, str(total.late_for)
+
+
+def _compared(now: Sequence[DraftInvoiceLine], then: Sequence[DraftInvoiceLine]) -> Iterator[SimulatedLine]:
+    """What each kind of usage of each model and adapter costs on both cards. Tiers are added up."""
+    amounts: defaultdict[tuple[LineKind, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for side, lines in enumerate((now, then)):
+        for line in lines:
+            amounts[line.kind, line.base_model or "", line.adapter_id or ""][side] += line.amount_nanos
+    for (kind, base_model, adapter_id), (amount_nanos, simulated_nanos) in sorted(amounts.items()):
+        yield SimulatedLine(
+            kind=kind,
+            base_model=base_model or None,
+            adapter_id=adapter_id or None,
+            amount_nanos=amount_nanos,
+            simulated_nanos=simulated_nanos,
+        )

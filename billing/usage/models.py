@@ -1,0 +1,138 @@
+"""The tables of usage: one record per request, and its sums by hour and by month, written in the same transaction.
+
+Records are never changed. Sums can be computed again from the records; every report and every close reads the sums.
+Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that line.
+"""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Field, SQLModel
+
+from billing.models import Instant
+
+_COUNT = {"server_default": sa.text("0")}
+
+
+class UsageRecord(SQLModel, table=True):
+    """What one request used and what it costs. For an estimated request, the difference to the exact event is a second
+    record whose id ends in ``:rest``.
+
+    ``late_from`` is None for usage that belongs to the period in which it settled. Usage that arrives after its period
+    was closed belongs to the period that begins at ``late_from``. The table is partitioned by the month of the request
+    id, which is time-ordered, so an id is unique over all partitions.
+    """
+
+    __tablename__ = "usage_records"
+    __table_args__ = (
+        sa.ForeignKeyConstraint(["transfer_id"], ["transfers.id"], deferrable=True, initially="DEFERRED"),
+        sa.CheckConstraint(
+            "input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens",
+            name="quantities_possible",
+        ),
+        sa.CheckConstraint(
+            "aborted_prefill_tokens BETWEEN 0 AND input_tokens", name="aborted_prefill_is_part_of_input"
+        ),
+        sa.CheckConstraint(
+            "input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0 AND kv_nanos >= 0"
+            " AND amount_nanos = input_nanos + cached_input_nanos + output_nanos + kv_nanos",
+            name="amount_is_sum_of_parts",
+        ),
+        sa.CheckConstraint(
+            "first_token_ms >= 0 AND duration_ms >= 0 AND adapter_load_ms >= 0 AND stall_ms >= 0",
+            name="durations_possible",
+        ),
+        sa.CheckConstraint("NOT estimated OR outcome = 'gateway_gone'", name="estimate_has_cause"),
+        sa.CheckConstraint("adapter_tier IN ('slot', 'memory', 'disk', 'store')", name="tier_known"),
+        sa.CheckConstraint("late_from > settled_at", name="late_is_later"),
+        sa.Index("ix_usage_records_tenant_id_settled_at", "tenant_id", "settled_at"),
+        sa.Index(
+            "ix_usage_records_tenant_id_late_from",
+            "tenant_id",
+            "late_from",
+            postgresql_where=sa.text("late_from IS NOT NULL"),
+        ),
+        sa.Index("ix_usage_records_transfer_id", "transfer_id"),
+        {"postgresql_partition_by": "RANGE (request_id)"},
+    )
+
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"))
+    tenant_id: str
+    key_id: str
+    base_model: str
+    adapter_id: str | None = None
+    revision_id: str | None = None
+    rank_class: int | None = None
+    replica_id: str
+    outcome: str
+    started_at: datetime = Field(sa_type=Instant)
+    settled_at: datetime = Field(sa_type=Instant)
+    late_from: datetime | None = Field(default=None, sa_type=Instant)
+    input_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
+    output_tokens: int = Field(sa_type=sa.BigInteger)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger)
+    first_token_ms: int | None = Field(default=None, sa_type=sa.BigInteger)
+    duration_ms: int = Field(sa_type=sa.BigInteger)
+    adapter_tier: str | None = None
+    adapter_load_ms: int = Field(sa_type=sa.BigInteger)
+    stall_ms: int = Field(sa_type=sa.BigInteger)
+    estimated: bool
+    price_version_id: str = Field(foreign_key="price_versions.id")
+    input_nanos: int = Field(sa_type=sa.BigInteger)
+    cached_input_nanos: int = Field(sa_type=sa.BigInteger)
+    output_nanos: int = Field(sa_type=sa.BigInteger)
+    kv_nanos: int = Field(sa_type=sa.BigInteger)
+    amount_nanos: int = Field(sa_type=sa.BigInteger)
+    transfer_id: str
+
+
+class UsageHour(SQLModel, table=True):
+    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price and lateness. "" and 0
+    stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
+
+    ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
+    """
+
+    __tablename__ = "usage_hours"
+
+    tenant_id: str = Field(primary_key=True)
+    hour: datetime = Field(primary_key=True, sa_type=Instant)
+    late_from: datetime = Field(primary_key=True, sa_type=Instant)
+    key_id: str = Field(primary_key=True)
+    base_model: str = Field(primary_key=True)
+    adapter_id: str = Field(primary_key=True)
+    revision_id: str = Field(primary_key=True)
+    rank_class: int = Field(primary_key=True)
+    price_version_id: str = Field(primary_key=True)
+    requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    exact_cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    uncached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+
+
+class UsageMonth(SQLModel, table=True):
+    """What a tenant used and was charged in one UTC month with one key: the truth about quotas and spending."""
+
+    __tablename__ = "usage_months"
+
+    tenant_id: str = Field(primary_key=True)
+    month: datetime = Field(primary_key=True, sa_type=Instant)
+    key_id: str = Field(primary_key=True)
+    input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    amount_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)

@@ -1,0 +1,116 @@
+"""The sums of usage records by hour and month: written with the records, read by reports, quotas and closes.
+
+The sums of a batch are added up here first, so that a batch costs one row per owner and hour instead of one per
+request. Rows are written in the order of their keys, so that two workers wait for each other and do not deadlock.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, SQLModel
+
+from billing.periods import EPOCH, bucket_start
+from billing.usage.models import UsageHour, UsageMonth
+from core.contracts.usage import REST
+
+Row = Mapping[str, Any]  # the columns of a usage record
+
+NOT_LATE: Final = EPOCH
+"""``late_from`` of a sum of usage that is not late: keys hold no NULL."""
+
+HOUR_KEY: Final = (
+    "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "rank_class",
+    "price_version_id",
+)  # fmt: skip
+HOUR_SUMS: Final = (
+    "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
+    "output_tokens", "kv_page_ms", "uncached_requests", "cached_requests", "output_requests", "kv_requests",
+    "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
+)  # fmt: skip
+_MONTH_KEY: Final = ("tenant_id", "month", "key_id")
+_MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
+_COUNTED: Final[Mapping[str, Callable[[Row], bool]]] = {
+    "uncached_requests": lambda used: used["input_tokens"] > used["cached_tokens"],
+    "cached_requests": lambda used: used["cached_tokens"] > 0,
+    "output_requests": lambda used: used["output_tokens"] > 0,
+    "kv_requests": lambda used: used["kv_page_ms"] > 0,
+}
+
+
+def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
+    """Add new records to their sums. A rest comes with the estimate that it completes, if the next invoice will have
+    both: then the request is counted once.
+    """
+    hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row, estimate in records:
+        hours[_hour_key(row)].update(_hour_sums(row, estimate))
+        month = row["settled_at"].astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        months[row["tenant_id"], month, row["key_id"]].update({name: row[name] for name in _MONTH_SUMS})
+    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
+    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
+
+
+def add_adjustment(session: Session, tenant_id: str, at: datetime, amount_nanos: int) -> None:
+    """Add an adjustment to the tenant's spending of the month ``at`` lies in. It belongs to no key."""
+    month = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    added = {(tenant_id, month, ""): Counter({"amount_nanos": amount_nanos})}
+    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, added)
+
+
+def _hour_key(row: Row) -> tuple[Any, ...]:
+    return (
+        row["tenant_id"],
+        hour_of(row["settled_at"]),
+        row["late_from"] or NOT_LATE,
+        row["key_id"],
+        row["base_model"],
+        row["adapter_id"] or "",
+        row["revision_id"] or "",
+        row["rank_class"] or 0,
+        row["price_version_id"],
+    )
+
+
+def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
+    exact = not row["estimated"] and row["aborted_prefill_tokens"] == 0
+    return {
+        **{name: row[name] for name in HOUR_SUMS if name in row},
+        "requests": not row["request_id"].endswith(REST),
+        "estimated_requests": row["estimated"],
+        "exact_cached_tokens": row["cached_tokens"] if exact else 0,
+        # A request with an estimate and a rest is one request for each quantity.
+        **{name: used(row) and not (estimate is not None and used(estimate)) for name, used in _COUNTED.items()},
+    }
+
+
+def hour_of(instant: datetime) -> datetime:
+    """The start of the UTC hour that holds an aware instant."""
+    return bucket_start(instant, "1h")
+
+
+def _write(
+    session: Session,
+    table: type[SQLModel],
+    key: tuple[str, ...],
+    sums: tuple[str, ...],
+    added: Mapping[tuple[Any, ...], Counter[str]],
+) -> None:
+    if not added:
+        return
+    columns = sa.inspect(table).columns
+    statement = insert(table)
+    statement = statement.on_conflict_do_update(
+        index_elements=key, set_={name: columns[name] + statement.excluded[name] for name in sums}
+    )
+    session.connection().execute(
+        statement,
+        [
+            {**dict(zip(key, owner, strict=True)), **{name: int(total[name]) for name in sums}}
+            for owner, total in sorted(added.items())
+        ],
+    )

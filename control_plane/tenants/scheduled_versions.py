@@ -1,0 +1,32 @@
+"""Publishes the tenants of a plan when one of its scheduled versions begins.
+
+Fails closed: a gateway that has not received the new version yet holds and reports by the old one, and billing honors
+the old prices for a while (``billing.prices.price_book``).
+"""
+
+from datetime import datetime
+
+from sqlalchemy import Engine
+
+from control_plane.plans import service as plans
+from control_plane.tenants import service as tenants
+from core.db import database_now, unit_of_work
+
+
+class ScheduledVersions:
+    """The worker's look at versions that have begun since its last look. The first look takes all that ever began, in
+    case no worker ran when they did.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._looked_at: datetime | None = None
+
+    def run_once(self) -> bool:
+        """Publish the tenants of plans with a version that has begun. Always returns False."""
+        with unit_of_work(self._engine) as session:
+            now = database_now(session)
+            for plan_id in plans.plans_with_scheduled_versions(session, after=self._looked_at, until=now):
+                tenants.publish_tenants_of_plan(session, plan_id)
+        self._looked_at = now
+        return False

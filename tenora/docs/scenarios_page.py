@@ -1,0 +1,39 @@
+"""Renders the page of billing scenarios: each numbered case of money and the tests that show it."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).parents[2]
+_HEAD: Final = """# Billing scenarios
+
+Cases of money that users would notice, by number, and the tests that show them. A test carries its number as
+`@pytest.mark.scenario(number)`; this page is made from the marks. Numbers that are missing have no test yet.
+
+| scenario | what the test shows | where |
+|---|---|---|
+"""
+
+
+def render_scenarios() -> str:
+    """The whole page."""
+    shown: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)
+    for path in sorted((_ROOT / "tests").rglob("test_*.py")):
+        for number, sentence in _marked(ast.parse(path.read_text())):
+            shown[number].add((sentence, path.relative_to(_ROOT).as_posix()))
+    return _HEAD + "".join(
+        f"| {number} | {sentence} | `{where}` |\n"
+        for number in sorted(shown)
+        for sentence, where in sorted(shown[number])
+    )
+
+
+def _marked(module: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and getattr(mark.func, "attr", "") == "scenario":
+                    sentence = node.name.removeprefix("test_").replace("_", " ")
+                    yield from ((ast.literal_eval(number), sentence) for number in mark.args)

@@ -1,0 +1,145 @@
+"""The ledger ends at what a period's usage costs by its tiers, and quotas follow."""
+
+import threading
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from billing import ledger
+from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.ledger import AccountRef
+from billing.metering import ActiveTenants
+from billing.prices import price_book
+from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from core import redis_keys
+from core.contracts.grants import Prices, TenantGrant
+from core.db import unit_of_work
+from core.ids import new_id
+from tests.fixtures.gateway.published import AMPLE
+
+FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+MILLION = 1_000_000
+STEPS = (
+    PriceTier(up_to=MILLION, unit_price_nanos=600),
+    PriceTier(up_to=10 * MILLION, unit_price_nanos=500),
+    PriceTier(up_to=None, unit_price_nanos=400),
+)
+
+
+def tiered_tenant(stage, mode: str) -> str:
+    tenant_id, plan_id = new_id("tn"), new_id("pl")
+    tiers = (TieredPrice(quantity="output_tokens", mode=mode, tiers=STEPS),)
+    card = msgspec.structs.replace(PriceCard.of_all_models(FREE), tiers=tiers)
+    with unit_of_work(stage.engine) as session:
+        price_book.add_version(session, plan_id=plan_id, card=card)
+        price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
+    return tenant_id
+
+
+def use(stage, tenant: str, *outputs: int, **changes) -> None:
+    stage.bill(*(stage.event(tenant, output_tokens=tokens, kv_page_ms=0, **changes) for tokens in outputs))
+
+
+def runner(stage) -> AdjustmentRunner:
+    return AdjustmentRunner(stage.engine, stage.redis, ActiveTenants(), price_age_max=timedelta(days=1))
+
+
+def unbilled(stage, tenant: str) -> int:
+    with unit_of_work(stage.engine) as session:
+        return ledger.balance_nanos(session, AccountRef("usage_unbilled", tenant))
+
+
+def test_usage_is_recorded_at_the_highest_price_and_adjusted_to_its_tier(stage):
+    tenant = tiered_tenant(stage, "graduated")
+    use(stage, tenant, 7 * MILLION, 5 * MILLION)
+    assert unbilled(stage, tenant) == 12 * MILLION * 600
+    assert runner(stage).adjust_tenant(tenant)
+    assert unbilled(stage, tenant) == 5_900_000_000
+    assert not runner(stage).adjust_tenant(tenant)
+    assert stage.value("SELECT sum(amount_nanos) FROM entries") == 0
+    assert stage.value("SELECT sum(amount_nanos) FROM usage_months") == 5_900_000_000
+
+
+@pytest.mark.scenario(25)
+def test_a_volume_that_reaches_a_cheaper_tier_lowers_what_is_unbilled(stage):
+    tenant = tiered_tenant(stage, "volume")
+    use(stage, tenant, 9 * MILLION)
+    runner(stage).adjust_tenant(tenant)
+    assert unbilled(stage, tenant) == 4_500_000_000
+    use(stage, tenant, 2 * MILLION)
+    runner(stage).adjust_tenant(tenant)
+    assert unbilled(stage, tenant) == 4_400_000_000
+    assert stage.value("SELECT count(*) FROM usage_adjustments") == 2
+
+
+@pytest.mark.scenario(24)
+def test_two_workers_across_a_tier_border_end_at_the_same_amount(stage):
+    tenant = tiered_tenant(stage, "graduated")
+    halves = [[stage.event(tenant, output_tokens=12_000, kv_page_ms=0) for _ in range(500)] for _ in range(2)]
+    stage.publish(*halves[0], *halves[1])
+    together = threading.Barrier(2)
+
+    def work() -> None:
+        together.wait()
+        while entries := stage.stream.read(count=50, block_ms=None):
+            stage.meter.process(entries)
+            runner(stage).adjust_tenant(tenant)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runner(stage).adjust_tenant(tenant)
+    assert unbilled(stage, tenant) == 5_900_000_000
+
+
+def test_an_invoice_has_the_lines_of_the_tiers_whether_or_not_they_were_adjusted(stage):
+    tenant = tiered_tenant(stage, "graduated")
+    use(stage, tenant, 1_500_000)
+    runner(stage).adjust_tenant(tenant)
+    use(stage, tenant, 500_000, adapter_id="ad_1")
+    (invoice,) = stage.close()
+    assert invoice.amount_nanos == MILLION * 600 + MILLION * 500
+    outputs = [line for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"]
+    assert [(line.tier, line.base_model, line.quantity) for line in outputs] == [(1, None, MILLION), (2, None, MILLION)]
+    assert unbilled(stage, tenant) == 0
+    assert stage.reconcile().ledger_drift_nanos == 0
+    use(stage, tenant, MILLION)
+    (second,) = stage.close()
+    assert second.amount_nanos == MILLION * 600  # tiers begin again with the period
+
+
+def spent(stage, tenant: str) -> int:
+    return int(stage.redis.hget(redis_keys.tenant_quota(tenant), "spent_nanos"))
+
+
+def spend(stage, tenant: str, tokens: int) -> None:
+    """Use tokens as a gateway settles them: at the highest price."""
+    event = stage.event(tenant, output_tokens=tokens, kv_page_ms=0)
+    stage.bill(event)
+    month = stage.now().strftime("%Y-%m")
+    quota = redis_keys.tenant_quota(tenant)
+    stage.redis.hset(quota, "month", month)
+    stage.redis.hincrby(quota, "month_used", event.input_tokens + tokens)
+    for field in ("month_spent_nanos", "spent_nanos"):
+        stage.redis.hincrby(quota, field, tokens * 600)
+
+
+@pytest.mark.scenario(30)
+def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage):
+    tenant = tiered_tenant(stage, "graduated")
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE)
+    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    spend(stage, tenant, 12 * MILLION)
+    watched = ActiveTenants()
+    adjusting = AdjustmentRunner(stage.engine, stage.redis, watched, price_age_max=timedelta(days=1))
+    adjusting.run_once()
+    assert spent(stage, tenant) == 5_900_000_000
+    spend(stage, tenant, MILLION)
+    adjusting.run_once()
+    assert spent(stage, tenant) == 6_500_000_000
+    watched.add([tenant])
+    adjusting.run_once()
+    assert spent(stage, tenant) == 6_300_000_000

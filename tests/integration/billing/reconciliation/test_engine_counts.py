@@ -1,0 +1,54 @@
+"""Engines' counters outlive Redis and the engines that reported them."""
+
+import msgspec
+import pytest
+
+from billing.reconciliation.engine_counts import EngineCountKeeper
+from core import redis_keys
+from core.contracts.replicas import EngineCounters
+
+
+def report(stage, boot: str, prompt: int, generation: int) -> None:
+    counters = EngineCounters(
+        prompt_tokens=prompt, generation_tokens=generation, probe_prompt_tokens=0, probe_generation_tokens=0
+    )
+    stage.redis.hset(redis_keys.ENGINE_COUNTERS, boot, msgspec.json.encode(counters))
+
+
+@pytest.mark.scenario(158)
+def test_what_engines_counted_is_known_after_redis_lost_its_data(stage):
+    report(stage, "rep_1/boot_1", 1_000, 10)
+    keeper = EngineCountKeeper(stage.engine, stage.redis)
+    keeper.run_once()
+    report(stage, "rep_1/boot_1", 2_000, 20)
+    report(stage, "rep_1/boot_2", 5, 5)
+    keeper.run_once()
+    assert stage.reconcile().engine_tokens == 2_030
+    stage.redis.delete(redis_keys.ENGINE_COUNTERS)
+    assert stage.reconcile().engine_tokens == 2_030
+    report(stage, "rep_1/boot_2", 6, 5)
+    assert stage.reconcile().engine_tokens == 2_031
+
+
+def test_counts_are_written_once_a_change_and_only_grow(stage):
+    keeper = EngineCountKeeper(stage.engine, stage.redis)
+    report(stage, "rep_1/boot_1", 7, 0)
+    keeper.run_once()
+    written = stage.value("SELECT reported_at FROM engine_counts")
+    keeper.run_once()
+    assert stage.value("SELECT reported_at FROM engine_counts") == written
+    report(stage, "rep_1/boot_1", 3, 0)
+    EngineCountKeeper(stage.engine, stage.redis).run_once()
+    assert stage.value("SELECT prompt_tokens FROM engine_counts") == 7
+
+
+def test_engines_that_ended_a_week_ago_leave_redis_and_stay_counted(stage):
+    keeper = EngineCountKeeper(stage.engine, stage.redis)
+    report(stage, "rep_1/boot_1", 7, 0)
+    keeper.run_once()
+    stage.change("UPDATE engine_counts SET reported_at = now() - interval '8 days'")
+    report(stage, "rep_1/boot_2", 1, 0)
+    keeper.run_once()
+    keeper.forget_ended()
+    assert stage.redis.hkeys(redis_keys.ENGINE_COUNTERS) == [b"rep_1/boot_2"]
+    assert stage.reconcile().engine_tokens == 8

@@ -1,0 +1,125 @@
+"""Plans are priced by cards: by model, rank class and tier, at once or from an instant on."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from control_plane.tenants.scheduled_versions import ScheduledVersions
+from core import redis_keys
+from core.contracts.grants import TenantGrant
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import LIMITS, PRICES
+
+STEPS = [{"up_to": 1_000, "unit_price_nanos": 900}, {"up_to": None, "unit_price_nanos": 400}]
+
+TIERS = {"quantity": "output_tokens", "mode": "graduated", "tiers": STEPS}
+
+
+def drain(relay) -> None:
+    while relay.run_once():
+        pass
+
+
+def grant(redis, tenant) -> TenantGrant:
+    return msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
+
+
+def add_version(api, plan, prices, **more):
+    return api.admin.post(
+        f"/api/v1/admin/plans/{plan['id']}/versions", json={"limits": LIMITS, "prices": prices} | more
+    )
+
+
+def test_a_card_is_shown_as_it_was_given_and_gateways_get_its_highest_prices(api, base, relay, redis):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    entry = PRICES | {"base_model": base.id, "output_nanos": 1_200}
+    card = PRICES | {"models": [entry, entry | {"rank_class": 64}], "tiers": [TIERS]}
+    answer = add_version(api, plan, card)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["prices"] == card
+    drain(relay)
+    published = grant(redis, tenant)
+    assert published.prices.output_nanos == 900
+    assert published.prices_of(base.id, 16).output_nanos == 900  # its tiers replace the listed price
+    assert published.prices_of(base.id, 64).input_nanos == PRICES["input_nanos"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"models": [PRICES | {"base_model": "no-such-model"}]}, "prices.models[0].base_model"),
+        (
+            {"tiers": [{"quantity": "output_tokens", "mode": "graduated", "tiers": STEPS[:1]}]},
+            "prices.tiers[0].tiers[0].up_to",
+        ),
+        ({"tiers": [TIERS | {"mode": "stairs"}]}, "prices.tiers[0].mode"),
+        ({"tiers": [TIERS | {"quantity": "words"}]}, "prices.tiers[0].quantity"),
+        ({"output_nanos": 0.5}, "prices.output_nanos"),
+        ({"output_nanos": -1}, "prices.output_nanos"),
+        ({"euro": 1}, "prices.euro"),
+    ],
+)
+def test_a_wrong_card_is_refused_by_field_and_nothing_is_written(api, engine, change, param):
+    plan = api.plan()
+    answer = add_version(api, plan, PRICES | change)
+    assert answer.status_code == 400, answer.text
+    assert param.split(".")[-1] in answer.text
+    assert len(api.admin.get(f"/api/v1/admin/plans/{plan['id']}/versions").json()["data"]) == 1
+
+
+@pytest.mark.scenario(9)
+def test_a_scheduled_version_applies_from_its_instant_without_a_restart(api, relay, redis, engine):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    drain(relay)
+    scheduled = ScheduledVersions(engine)
+    scheduled.run_once()
+    begins = datetime.now(UTC) + timedelta(seconds=2)
+    add_version(api, plan, PRICES | {"output_nanos": 1}, effective_from=begins.isoformat()).raise_for_status()
+    drain(relay)
+    before = grant(redis, tenant)
+    assert before.prices.output_nanos == PRICES["output_nanos"]
+    assert api.admin.get("/api/v1/admin/plans").json()["data"][0]["version"] == 1
+
+    def published() -> bool:
+        scheduled.run_once()
+        drain(relay)
+        return grant(redis, tenant).prices.output_nanos == 1
+
+    wait_until(published, what="the scheduled version")
+    assert begins <= datetime.now(UTC)
+    assert grant(redis, tenant).price_version_id != before.price_version_id
+
+
+def test_a_worker_that_starts_late_publishes_a_version_that_began_before(api, relay, redis, engine):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    begins = datetime.now(UTC) + timedelta(milliseconds=300)
+    add_version(api, plan, PRICES | {"output_nanos": 1}, effective_from=begins.isoformat()).raise_for_status()
+    wait_until(lambda: datetime.now(UTC) > begins, what="the instant")
+    ScheduledVersions(engine).run_once()
+    drain(relay)
+    assert grant(redis, tenant).prices.output_nanos == 1
+
+
+@pytest.mark.parametrize("begins", ["2020-01-01T00:00:00Z", "2030-01-01T00:00:00", "soon"])
+def test_a_version_cannot_begin_in_the_past_or_without_an_offset(api, begins):
+    answer = add_version(api, api.plan(), PRICES, effective_from=begins)
+    assert answer.status_code == 400
+    assert "effective_from" in answer.text
+
+
+def test_an_admin_sees_what_other_prices_would_cost(api):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    wanted = {"prices": PRICES, "start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z"}
+    answer = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"] == [{"tenant_id": tenant.id, "amount_nanos": 0, "simulated_nanos": 0, "lines": []}]
+    for change, param in (({"end": wanted["start"]}, "end"), ({"prices": {"input_nanos": 1}}, "prices")):
+        refused = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted | change)
+        assert refused.status_code == 400
+        assert param in refused.text
+    assert api.admin.post("/api/v1/admin/plans/pl_none/simulations", json=wanted).status_code == 404

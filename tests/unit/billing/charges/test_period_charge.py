@@ -1,0 +1,134 @@
+"""What tiers and packages cost, over all adapters of a period."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.charges.lines import UsageTotal
+from billing.charges.period_charge import charge
+from billing.periods import EPOCH
+from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.views import PriceView
+from core.contracts.grants import Prices
+
+FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+STEPS = (
+    PriceTier(up_to=1_000_000, unit_price_nanos=600),
+    PriceTier(up_to=10_000_000, unit_price_nanos=500),
+    PriceTier(up_to=None, unit_price_nanos=400),
+)
+DOLLAR = 1_000_000_000
+
+
+def tiered(mode: str, **more) -> TieredPrice:
+    tiers = {} if mode == "package" else {"tiers": STEPS}
+    return TieredPrice(**({"quantity": "output_tokens", "mode": mode} | tiers | more))
+
+
+def version(*tiers: TieredPrice, number: int = 1) -> PriceView:
+    card = msgspec.structs.replace(PriceCard.of_all_models(FREE), tiers=tiers)
+    return PriceView(
+        id=f"pv_{number}", plan_id="pl", card=card, effective_from=EPOCH + timedelta(days=number), created_at=EPOCH
+    )
+
+
+def used(
+    output_tokens: int, *, adapter_id: str | None = None, version_id: str = "pv_1", late: bool = False,
+    base_model: str = "base", kv_page_ms: int = 0,
+) -> UsageTotal:  # fmt: skip
+    return UsageTotal(
+        base_model=base_model, rank_class=None, adapter_id=adapter_id, adapter_name=None, price_version_id=version_id,
+        late_for=datetime(2026, 11, 1, tzinfo=UTC) if late else None, prices=FREE,
+        uncached_input_tokens=0, input_nanos=0, uncached_requests=0,
+        cached_tokens=0, cached_input_nanos=0, cached_requests=0,
+        output_tokens=output_tokens, output_nanos=output_tokens * 600, output_requests=1,
+        kv_page_ms=kv_page_ms, kv_nanos=0, kv_requests=1,
+    )  # fmt: skip
+
+
+def cost(total: int, price: TieredPrice) -> int:
+    return sum(line.amount_nanos for line in charge([used(total)], {"pv_1": version(price)}))
+
+
+@pytest.mark.scenario(19)
+def test_graduated_tiers_charge_each_unit_by_its_tier():
+    lines = charge([used(12_000_000)], {"pv_1": version(tiered("graduated"))})
+    assert [(line.tier, int(line.quantity), line.unit_price_nanos) for line in lines] == [
+        (1, 1_000_000, 600), (2, 9_000_000, 500), (3, 2_000_000, 400),
+    ]  # fmt: skip
+    assert sum(line.amount_nanos for line in lines) == 5.9 * DOLLAR
+
+
+@pytest.mark.scenario(20)
+@pytest.mark.parametrize(
+    ("tokens", "nanos"), [(12_000_000, 4_800_000_000), (10_000_000, 5_000_000_000), (10_000_001, 4_000_000_400)]
+)
+def test_volume_tiers_charge_all_units_by_the_tier_of_the_total(tokens, nanos):
+    assert cost(tokens, tiered("volume")) == nanos
+
+
+@pytest.mark.scenario(21)
+@pytest.mark.parametrize(("tokens", "packages"), [(250_001, 3), (100_000, 1), (1, 1)])
+def test_each_begun_package_costs_its_price(tokens, packages):
+    (line,) = charge(
+        [used(tokens)], {"pv_1": version(tiered("package", package_units=100_000, package_nanos=50_000_000))}
+    )
+    assert (line.unit, int(line.quantity), line.amount_nanos) == ("package", packages, packages * 50_000_000)
+
+
+def test_no_usage_costs_no_package():
+    assert cost(0, tiered("package", package_units=100_000, package_nanos=50_000_000)) == 0
+
+
+@pytest.mark.scenario(22)
+@pytest.mark.parametrize(("tokens", "nanos"), [(100_000, 0), (100_001, 600)])
+def test_a_first_tier_that_is_free_is_included_usage(tokens, nanos):
+    steps = (PriceTier(up_to=100_000, unit_price_nanos=0), PriceTier(up_to=None, unit_price_nanos=600))
+    assert cost(tokens, tiered("graduated", tiers=steps)) == nanos
+
+
+@pytest.mark.scenario(26)
+def test_tiers_count_over_all_adapters_and_only_the_models_they_name():
+    versions = {"pv_1": version(tiered("graduated", base_model="base"))}
+    lines = charge([used(700_000), used(500_000, adapter_id="ad_1"), used(9_000_000, base_model="other")], versions)
+    assert [(line.tier, line.base_model, int(line.quantity)) for line in lines] == [
+        (None, "other", 9_000_000), (1, "base", 1_000_000), (2, "base", 200_000),
+    ]  # fmt: skip
+
+
+def test_page_seconds_have_tiers_too():
+    steps = (PriceTier(up_to=1, unit_price_nanos=1_001), PriceTier(up_to=None, unit_price_nanos=1))
+    lines = charge(
+        [used(0, kv_page_ms=2_500)],
+        {"pv_1": version(tiered("graduated", quantity="kv_page_seconds", tiers=steps))},
+    )
+    assert [(str(line.quantity), line.amount_nanos) for line in lines] == [("1.000", 1_001), ("1.500", 1)]
+
+
+def test_a_new_price_version_counts_on_from_where_the_old_one_ended_and_late_usage_comes_last():
+    cheaper = tuple(msgspec.structs.replace(step, unit_price_nanos=step.unit_price_nanos // 10) for step in STEPS)
+    versions = {"pv_1": version(tiered("graduated")), "pv_2": version(tiered("graduated", tiers=cheaper), number=2)}
+    totals = [used(900_000), used(300_000, version_id="pv_2"), used(50_000, late=True)]
+    lines = charge(totals, versions)
+    assert [(line.price_version_id, line.tier, int(line.quantity), line.late_for is not None) for line in lines] == [
+        ("pv_1", 1, 900_000, False), ("pv_2", 1, 100_000, False), ("pv_2", 2, 200_000, False),
+        ("pv_1", 2, 50_000, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.scenario(24)
+@given(
+    st.lists(st.integers(1, 3_000_000), min_size=1, max_size=20),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["graduated", "volume"]),
+)
+def test_the_charge_does_not_depend_on_the_order_of_usage(quantities, order, mode):
+    totals = [used(quantity, adapter_id=f"ad_{number:02d}") for number, quantity in enumerate(quantities)]
+    shuffled = order.sample(totals, len(totals))
+    versions = {"pv_1": version(tiered(mode))}
+    assert charge(totals, versions) == charge(shuffled, versions)
+    assert sum(line.amount_nanos for line in charge(totals, versions)) == cost(sum(quantities), tiered(mode))
+    assert sum(int(line.quantity) for line in charge(totals, versions)) == sum(quantities)
