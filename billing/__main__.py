@@ -1,11 +1,15 @@
-"""``python -m billing``: the worker, and two repair commands for dead letters and for quotas that Redis lost.
-What these commands do is in ``billing.worker``, ``billing.stream`` and ``billing.quota_rebuild``.
+"""``python -m billing``: the worker, two repair commands for dead letters and for quotas that Redis lost, and one for a
+rotation of the notifications' key. What they do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``
+and ``billing.notifications.reseal``.
 """
 
 import argparse
 import sys
 
 from billing import quota_rebuild, worker
+from billing.notifications import reseal
+from billing.notifications.settings import NotificationSettings
+from billing.notifications.signing_secrets import SecretBox
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import db
@@ -36,11 +40,14 @@ def main() -> None:
         "rebuild-quotas", help="rebuild the month's tokens and the spending in Redis from the ledger"
     )
     rebuild.add_argument("--tenant", metavar="ID", help="rebuild only this tenant (default: all tenants)")
+    commands.add_parser("reseal-secrets", help="encrypt webhooks' signing secrets again, with the current key")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
     elif arguments.command == "rebuild-quotas":
         _rebuild(arguments.tenant)
+    elif arguments.command == "reseal-secrets":
+        _reseal()
     else:
         moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
@@ -52,6 +59,20 @@ def _redrive(count: int) -> int:
         record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=count)
     with worker.connect_redis(RedisSettings(), settings) as redis:
         return UsageStream(redis, settings.billing_consumer).redrive(count=count)
+
+
+def _reseal() -> None:
+    engine = db.connect(PostgresSettings())
+    box = SecretBox(NotificationSettings().notification_keys)
+    if not box.usable:
+        sys.exit("TENORA_NOTIFICATIONS_KEY is not set")
+    with db.unit_of_work(engine) as session:
+        record_operator_action(session, action="notification_secrets.resealed", target="all tenants")
+    try:
+        count = reseal.reseal(engine, box)
+    except AppError as error:
+        sys.exit(error.message)
+    sys.stdout.write(f"{count} webhooks encrypted with the current key\n")
 
 
 def _rebuild(tenant_id: str | None) -> None:

@@ -22,6 +22,7 @@ from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
 from billing.metering import OUTAGES, Meter
+from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
@@ -175,7 +176,12 @@ def run() -> None:
         )
         jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
         jobs.start()
-        BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
+        notifications = delivery.build_runner(PostgresSettings())
+        notifications.start()
+        try:
+            BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
+        finally:
+            notifications.stop()
         jobs.stop(timeout_s=_JOBS_STOP_S)
     engine.dispose()
 

@@ -25,6 +25,8 @@ from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
+from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
@@ -84,6 +86,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         pepper=Pepper(*settings.keys.peppers),
         web=settings.web,
         upload=settings.upload,
+        notification_rules=NotificationRules(settings.notifications),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -94,6 +97,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="request"))
         yield
         resources.redis.close()
+        resources.notification_rules.close()
         resources.engine.dispose()
         resources.reports.dispose()
 
@@ -166,6 +170,8 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            NotificationEndpoints,
+            NotificationDeliveries,
             Changes,
         ],
     )

@@ -24,6 +24,7 @@ _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
+_QUEUE: Final = "SELECT, INSERT, UPDATE"
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "tenants": _MASTER,
@@ -54,6 +55,9 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "usage_months": _SUMS,
     "engine_counts": _SUMS,
     "usage_adjustments": _LEDGER,
+    "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
+    "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
+    "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
 }
 """By table and role. A table that is not here is the owner's alone."""
 

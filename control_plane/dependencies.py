@@ -18,6 +18,7 @@ from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
+from control_plane.notifications.service import NotificationRules
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
@@ -52,6 +53,7 @@ class Resources:
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
+    notification_rules: NotificationRules
 
 
 def open_redis(url: str) -> Redis:
@@ -90,6 +92,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "pepper": resources.pepper,
         "web": resources.web,
         "upload": resources.upload,
+        "notification_rules": resources.notification_rules,
         "base_model_ids": base_models.ids,
     }
     return {name: _constant(value) for name, value in held.items()} | {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
+from billing.notifications.settings import NotificationSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -312,5 +313,6 @@ class ControlSettings:
     keys: KeySettings = field(default_factory=KeySettings)
     signing: SnapshotSigningSettings = field(default_factory=SnapshotSigningSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
+    notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -13,7 +13,15 @@ from typing import Final, Literal
 
 Audience = Literal["live", "admin"]
 
-ALL_SCOPES: Final = ("inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write")
+ALL_SCOPES: Final = (
+    "inference",
+    "adapters:read",
+    "adapters:write",
+    "usage:read",
+    "billing:read",
+    "keys:write",
+    "notifications:write",
+)
 ADMIN_SCOPES: Final = ("admin",)
 
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase

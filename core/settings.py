@@ -4,7 +4,7 @@ A process's own settings class composes them; no other module reads the environm
 """
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -32,6 +32,16 @@ class Fragment(BaseSettings):
     def _duration(self, name: str) -> tuple[str, float]:
         value, unit = getattr(self, name), name.rpartition("_")[2]
         return f"TENORA_{name.upper()} is {value:g} {unit}", value * _UNIT_MS[unit]
+
+
+class DeploymentSettings(Fragment):
+    """Whether this is an installation for real tenants. Settings that weaken protection are refused in production."""
+
+    deployment: Literal["production", "one-machine"] = Field(
+        default="production",
+        description="production, or one-machine for a trial on loopback, which `tenora up` sets. Only one-machine "
+        "allows settings that weaken protection.",
+    )
 
 
 class RedisSettings(Fragment):

@@ -8,7 +8,9 @@ import msgspec
 from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, Window
 from core.contracts.grants import KeyLimits
 
-Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
+Scope = Literal[
+    "inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write", "notifications:write"
+]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 
 

@@ -62,6 +62,7 @@ EXAMPLES: Final = {
     "invalid_api_key": "This API key is unknown or was revoked; create another key.",
     "invalid_json": "The body is not valid JSON: nested too deeply or not UTF-8.",
     "invalid_value": "`temperature` must be a number from 0 to 2.",
+    "invalid_webhook_address": "address: this is no URL of a webhook: begin it with https://.",
     "kv_pages_exceeded": "The plan allows 256 KV pages in use; this request may use 300",
     "method_not_allowed": "This path accepts only POST.",
     "missing_field": "name: this field is required.",
@@ -71,6 +72,12 @@ EXAMPLES: Final = {
     "module_unknown": "has no LoRA weight for any module of the base model; save the adapter again",
     "name_taken": "id: a tenant has an adapter with the name 'shop-voice'. Choose another id.",
     "no_replica": "No replica of `smollm2-135m-instruct` for adapters of rank 64 is ready.",
+    "notification_endpoint_quota_exceeded": "notification_endpoints: a tenant may have at most 20. Delete one that "
+    "is no longer used.",
+    "notification_messages_exceeded": "notification_endpoints: a tenant may request 10 messages per hour. Try again "
+    "later.",
+    "notification_secret_unreadable": "the signing secret of nep_01J9ZK does not open: set "
+    "TENORA_NOTIFICATIONS_KEY_PREVIOUS to the key before the rotation, or rotate the endpoint's secret.",
     "object_damaged": "adapters/9f2c/adapter_model.safetensors has SHA-256 41d0, not 9f2c",
     "object_missing": "there is no adapters/9f2c/adapter_model.safetensors",
     "offsets_invalid": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has the offsets [0]; two "
@@ -128,6 +135,9 @@ EXAMPLES: Final = {
     "validation_failed": "the files could not be validated within the limits; save the adapter again with a current "
     "PEFT",
     "validation_timeout": "validation took longer than 180 s; upload a smaller adapter",
+    "webhook_address_not_public": "address: the host hooks.example.com has an address that is not public. Use a host "
+    "on the internet.",
+    "webhook_host_not_found": "address: the host hooks.example.com has no IP address. Check its name, and try again.",
     "weights_not_finite": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight holds NaN, infinity or a "
     "value above bfloat16; train with a lower learning rate",
     "weights_out_of_range": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight holds 3e+05; weights up "

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from adapters.settings import CacheSettings, StoreSettings
+from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
 from control_plane.settings import ControlSettings
@@ -44,7 +45,16 @@ PROCESSES: Final = (
     Process(
         "Billing worker",
         "python -m billing worker",
-        (BillingSettings, StripeSettings, PostgresSettings, RedisSettings, TelemetrySettings),
+        (
+            BillingSettings,
+            StripeSettings,
+            NotificationSettings,
+            DeliverySettings,
+            SmtpSettings,
+            PostgresSettings,
+            RedisSettings,
+            TelemetrySettings,
+        ),
     ),
     Process("Replica", "python -m data_plane replica", (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)),
     Process("One machine", "tenora up", (StackSettings,)),
@@ -60,6 +70,8 @@ MUST_SET: Final = {
     "snapshot_signing_key": "The private key of `python -m control_plane signing-key`, for the control plane's worker.",
     "snapshot_public_keys": "The public key of the same pair, for gateways and replicas.",
     "key_pepper": "One secret (16+ characters) for control plane and gateways. Losing it invalidates every API key.",
+    "notifications_key": "One secret (16+ characters) for control plane and billing worker, if tenants get alerts.",
+    "notifications_email_from": "The sender of alerts by e-mail, with the mail server in `TENORA_SMTP_…`.",
     "salt_secret": "One secret of 16 characters or more for every gateway. It keeps the tenants' prefix caches apart.",
     "engine_key": "One secret of 16 characters or more for every gateway and replica.",
     "journal_dir": "A folder that survives a gateway restart. It holds settlements that Redis has not confirmed.",

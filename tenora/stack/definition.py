@@ -32,15 +32,16 @@ _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
+_NOTIFICATIONS = "TENORA_NOTIFICATIONS_KEY"
 _CONTROL_PLANE = (_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET)
 _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "migrate": (_POSTGRES,),
     "admin-key": (_POSTGRES, _PEPPER),
     "publish": (*_CONTROL_PLANE, _SIGNING),
-    "web": _CONTROL_PLANE,
+    "web": (*_CONTROL_PLANE, _NOTIFICATIONS),
     "worker": (*_CONTROL_PLANE, _SIGNING),
     "base-model": (),  # it reads the admin key's file
-    "billing": (_POSTGRES, _REDIS),
+    "billing": (_POSTGRES, _REDIS, _NOTIFICATIONS),
     "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE),
     "replica": (_REDIS, _S3_KEY, _S3_SECRET, _ENGINE),
 }
@@ -127,6 +128,7 @@ class Stack:
     def _shared(self) -> dict[str, str]:
         return {
             "TENORA_HOME": str(self.home),
+            "TENORA_DEPLOYMENT": "one-machine",
             "TENORA_SNAPSHOT_PUBLIC_KEYS": SnapshotSigner(self._secrets.snapshot_signing_key).public_key,
             "TENORA_S3_ENDPOINT": self._s3.url,
             "TENORA_S3_BUCKET": BUCKET,
@@ -156,6 +158,7 @@ class Stack:
             _S3_KEY: secrets.s3_read_access_key if reads_only else secrets.s3_access_key,
             _S3_SECRET: secrets.s3_read_secret_key if reads_only else secrets.s3_secret_key,
             _PEPPER: secrets.key_pepper,
+            _NOTIFICATIONS: secrets.notifications_key,
             _SALT: secrets.salt_secret,
             _ENGINE: secrets.engine_key,
             _SIGNING: secrets.snapshot_signing_key,

@@ -41,6 +41,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     s3_read_access_key: str
     s3_read_secret_key: str
     key_pepper: str
+    notifications_key: str
     snapshot_signing_key: str
     salt_secret: str
     engine_key: str

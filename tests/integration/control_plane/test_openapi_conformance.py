@@ -11,10 +11,12 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from billing.notifications.settings import NotificationSettings
 from control_plane.settings import WebSettings
 from core.settings import RedisSettings
 from tests.conftest import create_database
@@ -26,6 +28,7 @@ FILES = [
     {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
     {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
 ]
+ENDPOINTS = "/api/v1/notification-endpoints"
 THOROUGH = settings.get_current_profile_name() == "thorough"  # other runs try the same data each time
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 NOT_IN_A_SCHEMA = {
@@ -33,6 +36,11 @@ NOT_IN_A_SCHEMA = {
     "plan_not_found",
     "base_model_not_found",
     "idempotency_key_reused",
+    "invalid_webhook_address",
+    "invalid_email_address",
+    "invalid_confirmation_code",
+    "webhook_host_not_found",
+    "webhook_address_not_public",
     ("POST", "/api/v1/admin/base-models", "tokenizer_json"),
     ("POST", "/api/v1/admin/base-models", "rank_max"),
     ("POST", "/api/v1/admin/base-models", "rank_classes"),
@@ -48,7 +56,14 @@ def api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterat
     postgres = create_database(postgres_server, f"openapi_{secrets.token_hex(6)}", migrated_template)
     web = WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000)
     redis = RedisSettings(redis_url=redis_server)
-    with running_api(control_settings(postgres, redis, s3_settings, web=web)) as running:
+    notifications = NotificationSettings(
+        notifications_key=SecretStr("key-of-the-tests"),
+        notifications_email_from="billing@tenora.example",
+        notifications_allow_loopback=True,
+        notifications_resolve_ms=200,
+        deployment="one-machine",
+    )
+    with running_api(control_settings(postgres, redis, s3_settings, web=web, notifications=notifications)) as running:
         yield running
 
 
@@ -64,6 +79,8 @@ def tenant(api):
 @pytest.fixture(scope="module")
 def existing(api, tenant) -> dict[str, Any]:
     """Values of path parameters for which there is something."""
+    webhook = {"kind": "webhook", "address": "https://127.0.0.1/"}
+    endpoint = tenant.http.post(ENDPOINTS, json=webhook).raise_for_status().json()
     return {
         "tenant_id": tenant.id,
         "plan_id": api.admin.get("/api/v1/admin/plans").json()["data"][0]["id"],
@@ -73,6 +90,8 @@ def existing(api, tenant) -> dict[str, Any]:
         "revision_id": tenant.announce("mine", FILES)["id"],
         "alias": "prod",
         "change_id": 1,
+        "endpoint_id": endpoint["id"],
+        "delivery_id": tenant.http.post(f"{ENDPOINTS}/{endpoint['id']}/messages").raise_for_status().json()["id"],
     }
 
 

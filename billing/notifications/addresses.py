@@ -1,0 +1,168 @@
+"""Which addresses of the network a webhook may have. Pure rules over a URL and over IP addresses, and the name lookup.
+
+A tenant chooses the URL, and the billing worker connects to it from inside our network. So a host is looked up and
+every answer is checked, at registration and before each attempt; ``webhook_sender`` connects to a checked answer only.
+Fails closed: a range that is not known to be public is refused.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LookupTimeout
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from billing.notifications.settings import ADDRESS_LENGTH_MAX
+from core.errors import InvalidRequest, Unprocessable
+
+Resolve = Callable[[str, int], Sequence[str]]
+"""From host and port to IP addresses as text. Raises OSError."""
+
+_PORTS_FROM: Final = 1_024
+_LOOKUPS_MAX: Final = 8
+_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_PRINTABLE: Final = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
+
+# IANA's registries of special addresses (RFC 6890 and its updates, as of 2026), and the addresses at which clouds serve
+# metadata outside of them.
+_REFUSED_V4: Final = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+            "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16",
+            "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+            "168.63.129.16/32",
+        ),
+    )
+)  # fmt: skip
+_PUBLIC_V6: Final = IPv6Network("2000::/3")  # the only range that is given out; all embedded IPv4 forms lie elsewhere
+_REFUSED_V6: Final = tuple(
+    map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"))
+)  # protocol assignments with Teredo, documentation, 6to4, AS112
+
+
+class WebhookTarget(msgspec.Struct, frozen=True):
+    """A webhook's URL in its parts. ``path`` has the query too, and is sent as it is written."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def host_header(self) -> str:
+        """The host as requests name it, with the port unless it is the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == {"https": 443, "http": 80}[self.scheme] else f"{host}:{self.port}"
+
+
+def parse_webhook(url: str, *, allow_loopback: bool) -> WebhookTarget:
+    """The parts of a webhook's URL. Raises InvalidRequest for anything but a plain https URL, or http with loopback."""
+    if len(url) > ADDRESS_LENGTH_MAX or not _PRINTABLE.fullmatch(url):
+        raise _unusable(f"use at most {ADDRESS_LENGTH_MAX} printable ASCII characters; write other names in punycode")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise _unusable("its host or port cannot be read") from None
+    schemes = ("https", "http") if allow_loopback else ("https",)
+    host = (parts.hostname or "").removesuffix(".")
+    if parts.scheme not in schemes:
+        raise _unusable(f"begin it with {' or '.join(f'{each}://' for each in schemes)}")
+    if "@" in parts.netloc or "#" in url:
+        raise _unusable("leave out user, password and fragment; messages are signed instead")
+    if not _is_host(host):
+        raise _unusable("its host is no name and no IP address")
+    port = {"https": 443, "http": 80}[parts.scheme] if port is None else port
+    if port != 443 and port < _PORTS_FROM:
+        raise _unusable(f"its port is {port}; use 443, or one from {_PORTS_FROM} on")
+    query = f"?{parts.query}" if parts.query else ""
+    return WebhookTarget(parts.scheme, host, port, (parts.path or "/") + query)
+
+
+def shown_address(kind: str, address: str) -> str:
+    """An e-mail address, or a webhook's host: its path may hold a secret, and belongs in no message or log."""
+    return address if kind == "email" else f"{urlsplit(address).scheme}://{urlsplit(address).hostname}"
+
+
+def is_allowed(address: str, *, allow_loopback: bool) -> bool:
+    """Whether a webhook may have this IP address: a public one, or a loopback one where that is allowed."""
+    try:
+        found = ip_address(address)
+    except ValueError:  # with a zone, such as fe80::1%eth0
+        return False
+    if allow_loopback and found.is_loopback:
+        return True
+    match found:
+        case IPv4Address():
+            return not any(found in network for network in _REFUSED_V4)
+        case IPv6Address():
+            return found in _PUBLIC_V6 and not any(found in network for network in _REFUSED_V6)
+
+
+class HostLookup:
+    """Looks hosts up and checks every answer. A lookup that hangs holds one of a few threads, never the caller."""
+
+    def __init__(self, *, allow_loopback: bool, timeout_ms: int, resolve: Resolve | None = None) -> None:
+        self._allow_loopback = allow_loopback
+        self._timeout_ms = timeout_ms
+        self._resolve = resolve or _resolve
+        self._threads = ThreadPoolExecutor(_LOOKUPS_MAX, thread_name_prefix="host-lookup")
+
+    @property
+    def allow_loopback(self) -> bool:
+        """Whether loopback addresses and http are allowed."""
+        return self._allow_loopback
+
+    def addresses(self, target: WebhookTarget) -> list[str]:
+        """The allowed IP addresses of the host, without doubles. Raises Unprocessable if there is none, or if any of
+        them is not allowed: a host with one private address can lead there at any time.
+        """
+        lookup = self._threads.submit(self._resolve, target.host, target.port)
+        try:
+            found = list(dict.fromkeys(lookup.result(self._timeout_ms / 1000)))
+        except (OSError, UnicodeError, LookupTimeout):
+            lookup.cancel()
+            found = []
+        if not found:
+            raise Unprocessable(
+                f"address: the host {target.host} has no IP address. Check its name, and try again.",
+                code="webhook_host_not_found",
+                param="address",
+            )
+        if not all(is_allowed(address, allow_loopback=self._allow_loopback) for address in found):
+            raise Unprocessable(
+                f"address: the host {target.host} has an address that is not public. Use a host on the internet.",
+                code="webhook_address_not_public",
+                param="address",
+            )
+        return found
+
+    def close(self) -> None:
+        """Accept no further lookups."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _is_host(host: str) -> bool:
+    if ":" in host:
+        try:
+            return ip_address(host) is not None and "%" not in host
+        except ValueError:
+            return False
+    return 0 < len(host) <= 253 and all(_LABEL.fullmatch(label) for label in host.split("."))
+
+
+def _unusable(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"address: this is no URL of a webhook: {reason}.", code="invalid_webhook_address", param="address"
+    )

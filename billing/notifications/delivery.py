@@ -1,0 +1,184 @@
+"""Delivers notifications from threads of the billing worker: claim in one transaction, send outside of any, record in
+another. Delivery fails open for billing: whatever happens here, usage is recorded as before.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from billing.notifications import metrics
+from billing.notifications.addresses import HostLookup
+from billing.notifications.delivery_queue import ClaimedDelivery, DeliveryQueue
+from billing.notifications.email_sender import EmailSender
+from billing.notifications.email_text import compose
+from billing.notifications.event_types import ENDPOINT_CONFIRMATION
+from billing.notifications.retries import SendResult
+from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
+from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
+from billing.notifications.webhook_sender import WebhookSender
+from billing.notifications.webhook_signatures import signed_headers
+from core import clock, db
+from core.settings import PostgresSettings
+
+STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
+_PAUSE_AFTER_ERROR_S: Final = 2
+_OUTAGES: Final = (DBAPIError, PoolTimeout)
+_CONNECTIONS: Final = 4
+_log = structlog.get_logger()
+
+
+class Courier:
+    """Makes the message of one delivery and sends it. It touches no database."""
+
+    def __init__(self, webhooks: WebhookSender, emails: EmailSender, box: SecretBox, *, sender: str | None) -> None:
+        self._webhooks = webhooks
+        self._emails = emails
+        self._box = box
+        self._sender = sender
+
+    def attempt(self, delivery: ClaimedDelivery) -> SendResult:
+        """Send once. Never raises for what the receiver or the network does."""
+        try:
+            with metrics.ATTEMPT_SECONDS.labels(delivery.kind).time():
+                return self._email(delivery) if delivery.kind == "email" else self._webhook(delivery)
+        except SecretUnreadable as unreadable:
+            _log.error("signing secret unreadable", endpoint=delivery.endpoint_id, reason=unreadable.message)
+            return SendResult(error="the signing secret cannot be read; the operator was informed")
+
+    def _webhook(self, delivery: ClaimedDelivery) -> SendResult:
+        body = webhook_body(delivery)
+        headers = signed_headers(
+            message_id=delivery.notification_id,
+            at=clock.now(),
+            body=body,
+            secrets=[self._box.open(sealed, delivery.endpoint_id) for sealed in delivery.sealed_secrets],
+        )
+        return self._webhooks.send(delivery.address, headers, body)
+
+    def _email(self, delivery: ClaimedDelivery) -> SendResult:
+        if self._sender is None:
+            _log.warning("no sender for e-mail; set TENORA_NOTIFICATIONS_EMAIL_FROM", delivery=delivery.id)
+            return SendResult(error="e-mail is not set up at this installation")
+        data = delivery.data
+        if delivery.event_type == ENDPOINT_CONFIRMATION:
+            data = {**data, "code": self._box.confirmation_code(delivery.endpoint_id, delivery.address)}
+        message = compose(
+            notification_id=delivery.notification_id,
+            tenant_id=delivery.tenant_id,
+            event_type=delivery.event_type,
+            data=data,
+            sender=self._sender,
+            recipient=delivery.address,
+            clock=clock.now,
+        )
+        return self._emails.send(message)
+
+
+def webhook_body(delivery: ClaimedDelivery) -> str:
+    """The same bytes for every attempt: type, time and data as Standard Webhooks recommends, and the tenant."""
+    payload = {
+        "type": delivery.event_type,
+        "timestamp": _utc(delivery.created_at),
+        "tenant_id": delivery.tenant_id,
+        "data": delivery.data,
+    }
+    return msgspec.json.encode(payload).decode()
+
+
+class DeliveryRunner:
+    """Claims due deliveries and hands each to a thread, until it is stopped. ``start`` and ``stop`` are called once."""
+
+    def __init__(
+        self, queue: DeliveryQueue, attempt: Callable[[ClaimedDelivery], SendResult], settings: DeliverySettings
+    ) -> None:
+        self._queue = queue
+        self._attempt = attempt
+        self._settings = settings
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._free = threading.Semaphore(settings.notifications_threads)
+        self._threads = ThreadPoolExecutor(settings.notifications_threads, thread_name_prefix="notification")
+        self._loop = threading.Thread(target=self._run, name="notifications", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._loop.start()
+
+    def stop(self, timeout_s: int = STOP_S) -> bool:
+        """Claim nothing more and wait for running attempts. Returns whether all ended in time; what is left is
+        attempted again when its lease ends.
+        """
+        self._stop.set()
+        self._wake.set()
+        self._loop.join(timeout_s)
+        return not self._loop.is_alive()
+
+    def run_once(self) -> list["Future[None]"]:
+        """Claim as many deliveries as there are free threads, and start them."""
+        free = 0
+        while free < self._settings.notifications_threads and self._free.acquire(blocking=False):
+            free += 1
+        claimed: list[ClaimedDelivery] = []
+        try:
+            claimed = self._queue.claim(free) if free else []
+        finally:
+            for _ in range(free - len(claimed)):
+                self._free.release()
+        return [self._threads.submit(self._deliver, each) for each in claimed]
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            pause_s = self._settings.notifications_poll_ms / 1000
+            self._wake.clear()
+            try:
+                self.run_once()
+            except _OUTAGES as error:
+                _log.warning("notifications wait for postgres", cause=_cause(error))
+                pause_s = _PAUSE_AFTER_ERROR_S
+            except Exception:  # noqa: BLE001 - the thread survives every defect
+                _log.error("notifications cannot be claimed; trying again", exc_info=True)
+                pause_s = _PAUSE_AFTER_ERROR_S
+            self._wake.wait(pause_s)
+        self._threads.shutdown(wait=True)
+
+    def _deliver(self, delivery: ClaimedDelivery) -> None:
+        try:
+            self._queue.record(delivery, self._attempt(delivery))
+        except _OUTAGES as error:  # the lease ends, and the delivery is attempted again
+            _log.warning("result of a delivery not recorded", delivery=delivery.id, cause=_cause(error))
+        except Exception:  # noqa: BLE001 - the same for a defect
+            _log.error("delivery failed by a defect", delivery=delivery.id, exc_info=True)
+        finally:
+            self._free.release()
+            self._wake.set()
+
+
+def build_runner(postgres: PostgresSettings) -> DeliveryRunner:
+    """The runner of the billing worker, from the environment. It has a few database connections of its own."""
+    shared, settings = NotificationSettings(), DeliverySettings()
+    engine = db.connect(postgres.model_copy(update={"postgres_pool_max": _CONNECTIONS}))
+    hosts = HostLookup(allow_loopback=shared.notifications_allow_loopback, timeout_ms=shared.notifications_resolve_ms)
+    webhooks = WebhookSender(
+        hosts,
+        timeout_ms=settings.notifications_timeout_ms,
+        response_bytes_max=settings.notifications_response_bytes_max,
+    )
+    emails, box = EmailSender(SmtpSettings()), SecretBox(shared.notification_keys)
+    courier = Courier(webhooks, emails, box, sender=shared.notifications_email_from)
+    return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings)
+
+
+def _cause(error: Exception) -> str:
+    """The driver's words, without SQLAlchemy's copy of the statement and its parameters."""
+    return str(getattr(error, "orig", error))[:500]
+
+
+def _utc(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,258 @@
+"""A tenant's endpoints: registered, confirmed, changed, rotated and deleted, in the caller's transaction. It opens no
+connection: the caller has looked a webhook's host up before.
+
+An e-mail address gets nothing but its confirmation code until its reader has sent the code back, so that no tenant can
+send mail to strangers.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, cast
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from billing.notifications.delivery_queue import fail_pending
+from billing.notifications.event_types import ENDPOINT_CONFIRMATION, ENDPOINT_TEST
+from billing.notifications.models import Notification, NotificationEndpoint
+from billing.notifications.outbox import notify
+from billing.notifications.settings import is_mailbox
+from billing.notifications.signing_secrets import SecretBox
+from billing.notifications.views import EndpointKind, EndpointSecret, EndpointStatus, EndpointView
+from core.db import database_now
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooManyRequests
+from core.ids import new_id
+
+BY_TENANT: Final = "disabled by the tenant"
+_STORE_NOW: Final = "Store this signing secret now. It is shown only once."
+_CODE_SENT: Final = "A message with a code is on its way to this address. Confirm the endpoint with the code."
+_NOT_KEPT: Final = (
+    "This is a replay without the signing secret, which was only in the first response. If you lost it, rotate it."
+)
+_HOUR: Final = timedelta(hours=1)
+_REQUESTED: Final = (ENDPOINT_TEST, ENDPOINT_CONFIRMATION)
+
+
+def create(
+    session: Session,
+    box: SecretBox,
+    *,
+    tenant_id: str,
+    kind: EndpointKind,
+    address: str,
+    event_types: Sequence[str],
+    endpoints_max: int,
+) -> EndpointSecret:
+    """Add an endpoint: an active webhook, or an e-mail address that must be confirmed. The caller has locked the
+    tenant, so that no two requests create the last one. Raises Conflict, Forbidden and InvalidRequest.
+    """
+    if kind == "email" and not is_mailbox(address):
+        raise InvalidRequest(
+            "address: this is no plain e-mail address. Write one such as owner@example.com, without a name.",
+            code="invalid_email_address",
+            param="address",
+        )
+    mine = _of(tenant_id)
+    if session.exec(mine.where(NotificationEndpoint.kind == kind, NotificationEndpoint.address == address)).first():
+        raise Conflict(
+            "address: you have an endpoint with this address. Change that one.",
+            code="notification_endpoint_exists",
+            param="address",
+        )
+    if len(session.exec(mine.limit(endpoints_max)).all()) >= endpoints_max:
+        raise Forbidden(
+            f"notification_endpoints: a tenant may have at most {endpoints_max}. Delete one that is no longer used.",
+            code="notification_endpoint_quota_exceeded",
+        )
+    endpoint_id, now = new_id("nep"), database_now(session)
+    secret = box.new_secret() if kind == "webhook" else None
+    row = NotificationEndpoint(
+        id=endpoint_id,
+        tenant_id=tenant_id,
+        kind=kind,
+        address=address,
+        event_types=sorted(set(event_types)),
+        status="active" if kind == "webhook" else "unconfirmed",
+        signing_secret=box.seal(secret, endpoint_id) if secret else None,
+        created_at=now,
+        updated_at=now,
+    )
+    session.add(row)
+    session.flush()
+    return _with_secret(row, secret, _STORE_NOW if secret else _CODE_SENT)
+
+
+def without_secret(created: EndpointSecret) -> EndpointSecret:
+    """The response that is stored for an Idempotency-Key: without the secret."""
+    return created if created.secret is None else msgspec.structs.replace(created, secret=None, note=_NOT_KEPT)
+
+
+def list_endpoints(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[EndpointView]:
+    """The tenant's endpoints, newest first. ``after`` is the last id of the previous page."""
+    mine = _of(tenant_id).order_by(col(NotificationEndpoint.id).desc()).limit(limit)
+    return [endpoint_view(row) for row in session.exec(mine.where(NotificationEndpoint.id < after) if after else mine)]
+
+
+def get(session: Session, *, tenant_id: str, endpoint_id: str) -> EndpointView:
+    """One of the tenant's endpoints. Raises NotFound."""
+    return endpoint_view(find(session, tenant_id=tenant_id, endpoint_id=endpoint_id))
+
+
+def change(
+    session: Session,
+    *,
+    tenant_id: str,
+    endpoint_id: str,
+    event_types: Sequence[str] | None,
+    status: EndpointStatus | None,
+) -> EndpointView:
+    """Choose other event types, disable the endpoint, or make it active again. What waits for a disabled endpoint ends,
+    and can be replayed. Raises NotFound, and Conflict for an address that is not confirmed.
+    """
+    row, now = find(session, tenant_id=tenant_id, endpoint_id=endpoint_id, lock=True), database_now(session)
+    if event_types is not None:
+        row.event_types = sorted(set(event_types))
+    if status is not None and status != row.status:
+        if row.status == "unconfirmed":
+            raise _unconfirmed()
+        row.status, row.disabled_reason = status, BY_TENANT if status == "disabled" else None
+        row.failing_since = None
+        if status == "disabled":
+            fail_pending(session, row.id, "the endpoint is disabled")
+    row.updated_at = now
+    session.flush()
+    return endpoint_view(row)
+
+
+def delete(session: Session, *, tenant_id: str, endpoint_id: str) -> None:
+    """Delete an endpoint and forget its secrets. What waits for it ends. Raises NotFound."""
+    row = find(session, tenant_id=tenant_id, endpoint_id=endpoint_id, lock=True)
+    row.status, row.disabled_reason, row.updated_at = "deleted", None, database_now(session)
+    row.signing_secret = row.previous_secret = row.previous_secret_until = None
+    session.flush()
+    fail_pending(session, row.id, "the endpoint is deleted")
+
+
+def rotate_secret(
+    session: Session, box: SecretBox, *, tenant_id: str, endpoint_id: str, overlap_s: int
+) -> EndpointSecret:
+    """Give a webhook a new secret. Messages are signed with both for ``overlap_s``; a secret before the old one ends at
+    once. Raises NotFound, and Conflict for e-mail.
+    """
+    row, now = find(session, tenant_id=tenant_id, endpoint_id=endpoint_id, lock=True), database_now(session)
+    if row.kind != "webhook":
+        raise Conflict("An e-mail address has no signing secret. Only webhooks have one.", code="endpoint_not_webhook")
+    secret = box.new_secret()
+    row.previous_secret = row.signing_secret if overlap_s else None
+    row.previous_secret_until = now + timedelta(seconds=overlap_s) if overlap_s else None
+    row.signing_secret, row.updated_at = box.seal(secret, row.id), now
+    session.flush()
+    return _with_secret(row, secret, _STORE_NOW)
+
+
+def confirm(session: Session, box: SecretBox, *, tenant_id: str, endpoint_id: str, code: str) -> EndpointView:
+    """Make an e-mail address active with the code that was sent to it. Raises NotFound, and InvalidRequest for a wrong
+    code. An endpoint that is confirmed stays as it is.
+    """
+    row = find(session, tenant_id=tenant_id, endpoint_id=endpoint_id, lock=True)
+    if row.status == "unconfirmed":
+        if not box.confirms(code, row.id, row.address):
+            raise InvalidRequest(
+                "code: this is not the code that was sent to the address. Copy it from the message, or request another "
+                "message.",
+                code="invalid_confirmation_code",
+                param="code",
+            )
+        row.status, row.updated_at = "active", database_now(session)
+        session.flush()
+    return endpoint_view(row)
+
+
+def request_message(session: Session, *, tenant_id: str, endpoint_id: str, per_hour_max: int) -> str:
+    """Queue a test message to the endpoint, or the confirmation code to an address that is not confirmed. Returns the
+    notification's id. The caller has locked the tenant. Raises NotFound, Conflict for a disabled endpoint, and
+    TooManyRequests.
+    """
+    row = find(session, tenant_id=tenant_id, endpoint_id=endpoint_id)
+    if row.status == "disabled":
+        raise _inactive()
+    now = database_now(session)
+    recent = select(sa.func.count()).where(
+        col(Notification.tenant_id) == tenant_id,
+        col(Notification.event_type).in_(_REQUESTED),
+        col(Notification.created_at) > now - _HOUR,
+    )
+    if session.exec(recent).one() >= per_hour_max:
+        raise TooManyRequests(
+            f"notification_endpoints: a tenant may request {per_hour_max} messages per hour. Try again later.",
+            code="notification_messages_exceeded",
+            retry_after_s=_HOUR.total_seconds(),
+        )
+    event_type = ENDPOINT_CONFIRMATION if row.status == "unconfirmed" else ENDPOINT_TEST
+    written = notify(
+        session,
+        tenant_id=tenant_id,
+        event_type=event_type,
+        data={"endpoint_id": row.id},
+        dedupe_key=f"{event_type}:{row.id}:{now.isoformat()}",
+        endpoint_id=row.id,
+    )
+    assert written is not None, "the key has the time of this request, and the tenant is locked"
+    return written
+
+
+def find(session: Session, *, tenant_id: str, endpoint_id: str, lock: bool = False) -> NotificationEndpoint:
+    """The row of one of the tenant's endpoints that is not deleted. Raises NotFound."""
+    mine = _of(tenant_id).where(NotificationEndpoint.id == endpoint_id)
+    found = session.exec(mine.with_for_update(key_share=True) if lock else mine) if endpoint_id.isascii() else None
+    row = found.first() if found else None
+    if row is None:
+        raise NotFound("Notification endpoint not found.", code="notification_endpoint_not_found")
+    return row
+
+
+def require_active(row: NotificationEndpoint) -> None:
+    """Raise Conflict unless messages may be queued for the endpoint."""
+    if row.status == "unconfirmed":
+        raise _unconfirmed()
+    if row.status != "active":
+        raise _inactive()
+
+
+def endpoint_view(row: NotificationEndpoint) -> EndpointView:
+    """The endpoint as its tenant sees it."""
+    return EndpointView(
+        id=row.id,
+        kind=cast("EndpointKind", row.kind),
+        address=row.address,
+        event_types=row.event_types,
+        status=cast("EndpointStatus", row.status),
+        disabled_reason=row.disabled_reason,
+        failing_since=row.failing_since,
+        last_success_at=row.last_success_at,
+        previous_secret_until=row.previous_secret_until,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def _of(tenant_id: str) -> SelectOfScalar[NotificationEndpoint]:
+    return select(NotificationEndpoint).where(
+        NotificationEndpoint.tenant_id == tenant_id, NotificationEndpoint.status != "deleted"
+    )
+
+
+def _with_secret(row: NotificationEndpoint, secret: str | None, note: str) -> EndpointSecret:
+    return EndpointSecret(**msgspec.structs.asdict(endpoint_view(row)), secret=secret, note=note)
+
+
+def _unconfirmed() -> Conflict:
+    return Conflict(
+        "This address is not confirmed. Confirm it with the code that was sent to it.", code="endpoint_unconfirmed"
+    )
+
+
+def _inactive() -> Conflict:
+    return Conflict("This endpoint is disabled. Set its status to active first.", code="endpoint_disabled")

@@ -1,0 +1,52 @@
+"""Wire types of the notifications room. Answers are ``billing.notifications.views``."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+EventTypeName = Literal[
+    "spend.threshold_reached",
+    "balance.low",
+    "commitment.threshold_reached",
+    "top_up.succeeded",
+    "top_up.failed",
+    "invoice.finalized",
+    "invoice.payment_failed",
+    "invoice.payment_action_required",
+    "tenant.suspended",
+    "tenant.restored",
+    "endpoint.disabled",
+]
+EventTypeNames = Annotated[tuple[EventTypeName, ...], msgspec.Meta(max_length=50)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+Code = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class NewEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new endpoint: an e-mail address, or the https URL of a webhook. Without ``event_types`` it gets all types. The
+    address cannot be changed later.
+    """
+
+    kind: Literal["email", "webhook"]
+    address: Address
+    event_types: EventTypeNames = ()
+
+
+class EndpointPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change. An omitted field keeps its value."""
+
+    event_types: EventTypeNames | msgspec.UnsetType = msgspec.UNSET
+    status: Literal["active", "disabled"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The code that was sent to the address."""
+
+    code: Code
+
+
+class ReplaySince(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From which instant on missed messages are sent again."""
+
+    since: Annotated[datetime, msgspec.Meta(tz=True)]

@@ -1,0 +1,115 @@
+"""Notifications are written with their cause, once each, and only for endpoints that want them."""
+
+import threading
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.notifications import outbox
+from billing.notifications.event_types import EVENT_TYPES, SUBSCRIBABLE
+from billing.notifications.outbox import notify
+from core.db import unit_of_work
+from tests.integration.billing.notifications.conftest import SPEND
+
+
+def written(alerts, tenant: str) -> int:
+    return alerts.row("SELECT count(*) AS n FROM notifications WHERE tenant_id = :t", t=tenant)["n"]
+
+
+def test_a_notification_exists_only_if_its_cause_is_committed(alerts):
+    alerts.endpoint("tn_1", "https://example.com/")
+    with Session(alerts.engine) as session:
+        notify(session, tenant_id="tn_1", event_type="spend.threshold_reached", data=SPEND, dedupe_key="k")
+        session.rollback()
+    assert (written(alerts, "tn_1"), alerts.rows("SELECT id FROM notification_deliveries")) == (0, [])
+
+
+def test_one_key_is_written_once_for_each_tenant(alerts):
+    endpoint, _ = alerts.endpoint("tn_1", "https://example.com/")
+    assert alerts.notify("tn_1", "spend:50") is not None
+    assert alerts.notify("tn_1", "spend:50", percent=80) is None
+    assert alerts.notify("tn_2", "spend:50") is not None
+    assert (written(alerts, "tn_1"), written(alerts, "tn_2"), len(alerts.deliveries(endpoint))) == (1, 1, 1)
+
+
+def test_one_key_is_written_once_by_eight_transactions_at_once(alerts):
+    endpoint, _ = alerts.endpoint("tn_1", "https://example.com/")
+    barrier, found = threading.Barrier(8), []
+
+    def run() -> None:
+        barrier.wait(30)
+        found.append(alerts.notify("tn_1", "spend:50"))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert len(found) == 8
+    assert len([each for each in found if each]) == 1
+    assert len(alerts.deliveries(endpoint)) == 1
+
+
+def test_only_active_endpoints_of_the_tenant_that_want_the_type_get_it(alerts):
+    wants_all, _ = alerts.endpoint("tn_1", "https://example.com/all")
+    wants_it, _ = alerts.endpoint("tn_1", "https://example.com/it", event_types=["spend.threshold_reached"])
+    alerts.endpoint("tn_1", "https://example.com/other", event_types=["balance.low"])
+    alerts.endpoint("tn_1", "https://example.com/off", status="disabled", disabled_reason="tests")
+    alerts.endpoint("tn_1", "new@example.com", status="unconfirmed")
+    alerts.endpoint("tn_2", "https://example.com/foreign")
+    alerts.notify("tn_1", "spend:50")
+    found = alerts.rows("SELECT endpoint_id FROM notification_deliveries")
+    assert {each["endpoint_id"] for each in found} == {wants_all, wants_it}
+
+
+def test_every_email_address_hears_of_a_disabled_endpoint(alerts):
+    owner, _ = alerts.endpoint("tn_1", "owner@example.com", event_types=["balance.low"])
+    alerts.endpoint("tn_1", "https://example.com/", event_types=["balance.low"])
+    data = {"endpoint_id": "nep_1", "address": "https://example.com/gone", "reason": "tests"}
+    with unit_of_work(alerts.engine) as session:
+        notify(session, tenant_id="tn_1", event_type="endpoint.disabled", data=data, dedupe_key="k")
+    assert [each["endpoint_id"] for each in alerts.rows("SELECT * FROM notification_deliveries")] == [owner]
+
+
+@pytest.mark.parametrize(
+    ("event_type", "data", "says"),
+    [
+        ("spend.threshold", SPEND, "event_types.py"),
+        ("spend.threshold_reached", {"percent": 50}, "lacks scope"),
+        ("spend.threshold_reached", SPEND | {"spent_nanos": 1.5}, "fraction"),
+        ("spend.threshold_reached", SPEND | {"more": [{"deep": 0.25}]}, "fraction"),
+        ("spend.threshold_reached", SPEND | {"scope": "x" * 20_000}, "16384"),
+        ("spend.threshold_reached", SPEND | {"scope": "a\x00b"}, "NUL"),
+    ],
+)
+def test_data_that_cannot_be_shown_is_refused_before_anything_is_written(alerts, event_type, data, says):
+    with Session(alerts.engine) as session, pytest.raises(ValueError, match=says):
+        notify(session, tenant_id="tn_1", event_type=event_type, data=data, dedupe_key="k")
+    assert written(alerts, "tn_1") == 0
+
+
+def test_a_full_queue_takes_nothing_more_and_keeps_what_it_did_not_take(alerts, monkeypatch):
+    monkeypatch.setattr(outbox, "PENDING_PER_ENDPOINT_MAX", 2)
+    endpoint, _ = alerts.endpoint("tn_1", "https://example.com/")
+    for number in range(3):
+        alerts.notify("tn_1", f"spend:{number}")
+    assert [each["state"] for each in alerts.deliveries(endpoint)] == ["pending", "pending", "failed"]
+    assert alerts.deliveries(endpoint)[-1]["last_error"] == outbox.QUEUE_FULL
+
+
+@pytest.mark.parametrize("statement", ["UPDATE notifications SET data = '{}'", "DELETE FROM notifications"])
+def test_the_database_refuses_to_change_a_notification(alerts, statement):
+    alerts.notify("tn_1", "spend:50")
+    with pytest.raises(sa.exc.IntegrityError) as refused, alerts.engine.begin() as connection:
+        connection.execute(sa.text(statement))
+    assert isinstance(refused.value.orig, psycopg.errors.RestrictViolation)
+
+
+def test_the_text_of_each_type_names_only_fields_that_its_data_must_have():
+    for kind in EVENT_TYPES.values():
+        values = dict.fromkeys(kind.fields, "x") | {"code": "x"}
+        assert kind.subject.format_map(values)
+        assert kind.text.format_map(values)
+    assert set(SUBSCRIBABLE) == set(EVENT_TYPES) - {"endpoint.test", "endpoint.confirmation"}

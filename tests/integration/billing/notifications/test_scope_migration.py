@@ -1,0 +1,49 @@
+"""Keys from before the scope for notifications: those with every scope get it, and those with fewer do not."""
+
+import secrets
+
+import sqlalchemy as sa
+from alembic import command
+
+from core import db
+from tests.conftest import alembic_config, create_database
+
+EVERY = ["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
+
+
+def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postgres_server):
+    settings = create_database(postgres_server, f"scopes_{secrets.token_hex(6)}")
+    config, engine = alembic_config(settings), db.connect(settings)
+    command.upgrade(config, "2026_11_24_3000")
+    rows = {
+        "key_all": ("tn_1", EVERY),
+        "key_some": ("tn_1", ["inference", "billing:read"]),
+        "key_admin": (None, ["admin"]),
+    }
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO plans (id, name, created_at) VALUES ('pl_1', 'p', now())"))
+        connection.execute(
+            sa.text(
+                "INSERT INTO tenants (id, name, plan_id, status, limit_overrides, created_at)"
+                " VALUES ('tn_1', 't', 'pl_1', 'active', '{}', now())"
+            )
+        )
+        for key, (tenant, scopes) in rows.items():
+            connection.execute(
+                sa.text(
+                    "INSERT INTO api_keys (id, tenant_id, name, key_hash, redacted, scopes, created_at)"
+                    " VALUES (:id, :tenant, 'k', :id, 'k', :scopes, now())"
+                ),
+                {"id": key, "tenant": tenant, "scopes": scopes},
+            )
+
+    def found() -> dict[str, list[str]]:
+        with engine.connect() as connection:
+            return dict(connection.execute(sa.text("SELECT id, scopes FROM api_keys")).all())
+
+    before = found()
+    command.upgrade(config, "2026_11_24_3010")
+    assert found() == before | {"key_all": sorted([*EVERY, "notifications:write"])}
+    command.downgrade(config, "2026_11_24_3000")
+    assert {key: sorted(scopes) for key, scopes in found().items()} == {k: sorted(v) for k, v in before.items()}
+    engine.dispose()
