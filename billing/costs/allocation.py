@@ -13,7 +13,7 @@ import msgspec
 
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.replica_time import TimeState
-from billing.costs.step_model import PS_PER_MS, StepWeights, StepWork, ratio_ppm
+from billing.costs.step_model import StepWeights, StepWork, ratio_ppm
 
 CostKind = Literal[
     "requests", "aborted_prefill", "adapter_load", "pinned", "platform", "unclaimed", "idle", "starting", "draining",
@@ -181,7 +181,7 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fraction]:
     claims = [*given.claims, _probe_claim(given.probes)]
     claims.append(_unclaimed(given.work, claims))
-    kinds: list[CostKind] = ["requests"] * len(given.claims) + ["platform", "unclaimed"]
+    kinds: list[CostKind] = [*("requests" for _ in given.claims), "platform", "unclaimed"]
     sequence_steps = sum(claim.sequence_steps for claim in claims)
     with_adapter = sum(claim.sequence_steps for claim in claims if claim.owner.adapter_id)
     fixed = Fraction(weights.fixed_ps * given.work.steps, sequence_steps or 1)
@@ -230,8 +230,3 @@ def _unclaimed(work: StepWork, claims: Iterable[WorkClaim]) -> WorkClaim:
         context_tokens=beyond(work.context_tokens, (claim.context_tokens for claim in claims)),
         sequence_steps=beyond(work.sequence_steps, (claim.sequence_steps for claim in claims)),
     )
-
-
-def predicted_ms(weights: StepWeights, work: StepWork) -> int:
-    """The predicted time of these steps in whole milliseconds."""
-    return weights.predict_ps(work) // PS_PER_MS

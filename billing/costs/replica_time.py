@@ -85,7 +85,7 @@ def charges(found: Iterable[StateSpan], rates: Sequence[PoolRate]) -> Mapping[Ti
     for span in found:
         whole = charge(rates, span.start_ms, span.end_ms)
         if span.state in ("starting", "lost"):
-            total[span.state] += whole  # type: ignore[index] # the two states above
+            total[span.state] += whole
             continue
         busy = whole * span.busy_ms // (span.end_ms - span.start_ms)
         total["busy"] += busy
