@@ -181,7 +181,8 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fraction]:
     claims = [*given.claims, _probe_claim(given.probes)]
     claims.append(_unclaimed(given.work, claims))
-    kinds: list[CostKind] = [*("requests" for _ in given.claims), "platform", "unclaimed"]
+    requests: list[CostKind] = ["requests"]
+    kinds = [*requests * len(given.claims), "platform", "unclaimed"]
     sequence_steps = sum(claim.sequence_steps for claim in claims)
     with_adapter = sum(claim.sequence_steps for claim in claims if claim.owner.adapter_id)
     fixed = Fraction(weights.fixed_ps * given.work.steps, sequence_steps or 1)
