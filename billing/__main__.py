@@ -1,11 +1,16 @@
-"""``python -m billing``: the worker, and two repair commands for dead letters and for quotas that Redis lost.
-What these commands do is in ``billing.worker``, ``billing.stream`` and ``billing.quota_rebuild``.
+"""``python -m billing``: the worker, two repair commands for dead letters and for quotas that Redis lost, and two
+commands of cost attribution. What they do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild`` and
+``billing.costs``.
 """
 
 import argparse
 import sys
 
 from billing import quota_rebuild, worker
+from billing.costs import cost_functions
+from billing.costs.hours import allocate_due
+from billing.costs.settings import CostSettings
+from billing.costs.step_model import described
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import db
@@ -36,11 +41,18 @@ def main() -> None:
         "rebuild-quotas", help="rebuild the month's tokens and the spending in Redis from the ledger"
     )
     rebuild.add_argument("--tenant", metavar="ID", help="rebuild only this tenant (default: all tenants)")
+    commands.add_parser("fit-costs", help="fit the cost function of each kind of replica to its newest windows")
+    commands.add_parser("allocate-costs", help="share out the cost of all hours that are due, as the worker does")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
     elif arguments.command == "rebuild-quotas":
         _rebuild(arguments.tenant)
+    elif arguments.command == "fit-costs":
+        _fit_costs()
+    elif arguments.command == "allocate-costs":
+        stored = allocate_due(db.connect(PostgresSettings()), CostSettings())
+        sys.stdout.write(f"{stored} hours of replicas shared out\n")
     else:
         moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
@@ -52,6 +64,26 @@ def _redrive(count: int) -> int:
         record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=count)
     with worker.connect_redis(RedisSettings(), settings) as redis:
         return UsageStream(redis, settings.billing_consumer).redrive(count=count)
+
+
+def _fit_costs() -> None:
+    engine, settings, failed = db.connect(PostgresSettings()), CostSettings(), []
+    with db.unit_of_work(engine) as session:
+        found = cost_functions.kinds(session)
+    if not found:
+        sys.exit("no replica has reported steps; run `python -m benchmarks.calibration` or wait for traffic")
+    for kind in found:
+        name = f"{kind.base_model} rank {kind.rank_max}, {kind.engine} {kind.device}"
+        try:
+            with db.unit_of_work(engine) as session:
+                fitted = cost_functions.fit_kind(session, kind, windows_max=settings.cost_fit_windows_max)
+        except AppError as error:
+            failed.append(name)
+            sys.stdout.write(f"{name}: {error.message}\n")
+            continue
+        sys.stdout.write(f"{name}: {fitted.id}\n{described(fitted.weights, fitted.quality)}\n")
+    if len(failed) == len(found):
+        sys.exit(1)
 
 
 def _rebuild(tenant_id: str | None) -> None:

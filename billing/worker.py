@@ -15,6 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from billing import metrics
+from billing.costs.background import CostThread
+from billing.costs.settings import CostSettings
 from billing.metering import OUTAGES, Meter
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
@@ -25,6 +27,7 @@ from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
 
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
+_COSTS_STOP_S: Final = 5
 
 _log = structlog.get_logger()
 
@@ -166,5 +169,9 @@ def run() -> None:
             every_s=settings.billing_quota_drift_s,
             tenants_max=settings.billing_quota_drift_tenants_max,
         )
-        BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
+        with connect_redis(RedisSettings(), settings) as redis_of_costs:
+            costs = CostThread(engine, redis_of_costs, CostSettings())
+            costs.start()
+            BillingWorker(redis, stream, Meter(engine, stream, settings), quotas, drift, settings, stop).run_forever()
+            costs.stop(_COSTS_STOP_S)
     engine.dispose()

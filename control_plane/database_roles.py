@@ -22,6 +22,7 @@ _CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
 _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
+_COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -47,6 +48,12 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "entries": _LEDGER,
     "invoices": {WEB: _ADD, WORKER: _READ},
     "invoice_lines": {WEB: _ADD, WORKER: _READ},
+    "replica_cost_windows": _COSTS,
+    "cost_functions": _COSTS,
+    "cost_hours": _COSTS,
+    "cost_rows": _COSTS,
+    "pool_rates": _PRICES,
+    "outside_prices": _PRICES,
     "usage_records": {WEB: "SELECT, UPDATE (invoice_id)", WORKER: _READ, BILLING: _ADD},
 }
 """By table and role. A table that is not here is the owner's alone."""

@@ -31,12 +31,15 @@ class StateWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Time in one reported state, or ``lost``. Spans of one replica do not overlap."""
+    """Time in one reported state, or ``lost``. Spans of one replica do not overlap. ``reported_ms`` is the start of the
+    window that the span is, or of the last one before lost time: reports count the span to the hour of that instant.
+    """
 
     start_ms: int
     end_ms: int
     state: ReplicaState | Literal["lost"]
     busy_ms: int = 0
+    reported_ms: int = 0
 
 
 def spans(windows: Iterable[StateWindow], *, now_ms: int, lost_after_ms: int) -> list[StateSpan]:
@@ -50,7 +53,7 @@ def spans(windows: Iterable[StateWindow], *, now_ms: int, lost_after_ms: int) ->
     for window in sorted(windows, key=lambda each: (each.start_ms, each.end_ms, each.boot_id)):
         reached = found[-1].end_ms if found else window.start_ms
         if before is not None and not before.final:
-            _add_lost(found, reached, window.start_ms, lost_after_ms)
+            _add_lost(found, before, reached, window.start_ms, lost_after_ms)
         start_ms = max(window.start_ms, reached)
         if start_ms < window.end_ms:
             length = window.end_ms - start_ms
@@ -60,19 +63,20 @@ def spans(windows: Iterable[StateWindow], *, now_ms: int, lost_after_ms: int) ->
                     end_ms=window.end_ms,
                     state=window.state,
                     busy_ms=min(max(window.busy_ms, 0), length),
+                    reported_ms=window.start_ms,
                 )
             )
         if before is None or window.end_ms >= before.end_ms:
             before = window
     if before is not None and not before.final:
-        _add_lost(found, before.end_ms, now_ms, lost_after_ms)
+        _add_lost(found, before, before.end_ms, now_ms, lost_after_ms)
     return found
 
 
-def _add_lost(found: list[StateSpan], start_ms: int, end_ms: int, lost_after_ms: int) -> None:
+def _add_lost(found: list[StateSpan], before: StateWindow, start_ms: int, end_ms: int, lost_after_ms: int) -> None:
     end_ms = min(end_ms, start_ms + lost_after_ms)
     if start_ms < end_ms:
-        found.append(StateSpan(start_ms=start_ms, end_ms=end_ms, state="lost"))
+        found.append(StateSpan(start_ms=start_ms, end_ms=end_ms, state="lost", reported_ms=before.start_ms))
 
 
 def charges(found: Iterable[StateSpan], rates: Sequence[PoolRate]) -> Mapping[TimeState, int]:

@@ -134,6 +134,23 @@ def quality(weights: StepWeights, held_out: Sequence[Observation], *, observatio
     )
 
 
+def described(weights: StepWeights, quality: FitQuality) -> str:
+    """The cost function and its error for people, on two lines."""
+
+    def ms(picoseconds: int) -> str:
+        return f"{picoseconds // PS_PER_MS}.{picoseconds % PS_PER_MS * 10_000 // PS_PER_MS:04d}"
+
+    flags = f"; FLAGGED: {', '.join(quality.flags)}" if quality.flags else ""
+    return (
+        f"  step ms = {ms(weights.fixed_ps)} + {ms(weights.prefill_token_ps)}/prompt token"
+        f" + {ms(weights.decode_token_ps)}/decoded token + {ms(weights.context_token_ps * 1000)}/1000 context tokens"
+        f" + {ms(weights.adapter_ps)}/adapter\n"
+        f"  {quality.observations} windows, {quality.held_out} held out: median error"
+        f" {quality.median_error_ppm // 1_000 / 10:.1f} %, predicted/measured {quality.ratio_ppm // 1_000 / 1_000:.3f}"
+        f"{flags}"
+    )
+
+
 def _regressors(work: StepWork) -> tuple[int, ...]:
     """In the order of ``StepWeights``."""
     return (work.steps, work.prefill_tokens, work.decode_tokens, work.context_tokens, work.adapter_steps)

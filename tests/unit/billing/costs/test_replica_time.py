@@ -38,7 +38,7 @@ def test_charges_of_adjacent_times_add_up(borders, change_at):
 @pytest.mark.scenario(174)
 def test_a_silent_replica_is_lost_until_it_is_given_up():
     found = spans([window(0, 45, "starting"), window(45, 60)], now_ms=300_000, lost_after_ms=22_500)
-    assert found[-1] == StateSpan(start_ms=60_000, end_ms=82_500, state="lost")
+    assert found[-1] == StateSpan(start_ms=60_000, end_ms=82_500, state="lost", reported_ms=45_000)
 
 
 def test_a_replica_that_ended_in_order_is_not_lost():
