@@ -19,6 +19,7 @@ from control_plane.api_keys.api import ApiKeys, TenantApiKeys
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
+from control_plane.costs.api import AdminCosts
 from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
@@ -145,6 +146,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminCosts,
             Changes,
         ],
     )
