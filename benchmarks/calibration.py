@@ -68,7 +68,7 @@ class Sweep:
 
 SWEEPS = {
     "full": Sweep(
-        prompts=(16, 128, 512, 1536), concurrencies=(1, 4, 16, 32), adapters=(0, 1, 4, 8), output_tokens=96,
+        prompts=(16, 128, 512, 1024), concurrencies=(1, 4, 16), adapters=(0, 1, 4, 8), output_tokens=96,
         cell_s=6, window_s=2, seed=1,
     ),
     "short": Sweep(
