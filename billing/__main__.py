@@ -51,8 +51,7 @@ def main() -> None:
     elif arguments.command == "fit-costs":
         _fit_costs()
     elif arguments.command == "allocate-costs":
-        stored = allocate_due(db.connect(PostgresSettings()), CostSettings())
-        sys.stdout.write(f"{stored} hours of replicas shared out\n")
+        _allocate_costs()
     else:
         moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
@@ -64,6 +63,14 @@ def _redrive(count: int) -> int:
         record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=count)
     with worker.connect_redis(RedisSettings(), settings) as redis:
         return UsageStream(redis, settings.billing_consumer).redrive(count=count)
+
+
+def _allocate_costs() -> None:
+    run = allocate_due(db.connect(PostgresSettings()), CostSettings())
+    sys.stdout.write(f"{run.hours} hours of replicas shared out\n")
+    if run.without_rate:
+        replicas = ", ".join(sorted(run.without_rate))
+        sys.exit(f"the pools of {replicas} have no rate; add one with POST /api/v1/admin/costs/rates")
 
 
 def _fit_costs() -> None:

@@ -33,6 +33,7 @@ class CostThread:
         self._redis = redis
         self._settings = settings
         self._stopping = threading.Event()
+        self._without_rate: frozenset[str] = frozenset()
         self._allocate_due = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="costs", daemon=True)
 
@@ -58,4 +59,7 @@ class CostThread:
         store_windows(self._engine, self._redis, self._settings)
         if time.monotonic() >= self._allocate_due:
             self._allocate_due = time.monotonic() + _ALLOCATE_EVERY_S
-            allocate_due(self._engine, self._settings)
+            without_rate = allocate_due(self._engine, self._settings).without_rate
+            if without_rate - self._without_rate:
+                _log.warning("costs wait for a rate of the pool", replicas=sorted(without_rate))
+            self._without_rate = without_rate

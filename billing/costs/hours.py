@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import msgspec
 import sqlalchemy as sa
-import structlog
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
@@ -26,8 +25,6 @@ from billing.costs.step_model import StepWork
 from billing.locks import serialize_decision
 from core import clock
 from core.db import database_now, unit_of_work
-
-_log = structlog.get_logger()
 
 # Replicas by a loose index scan, then each one's hours after its last one that was shared out.
 _DUE = sa.text("""
@@ -71,8 +68,17 @@ class HourCost(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.function is None else self.allocation.ratio_ppm
 
 
-def allocate_due(engine: Engine, settings: CostSettings) -> int:
-    """Share out all hours that ended long enough ago. Returns how many were stored. One transaction per hour."""
+class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run did. ``without_rate`` are replicas whose pool has no rate for the hour that is due."""
+
+    hours: int
+    without_rate: frozenset[str] = frozenset()
+
+
+def allocate_due(engine: Engine, settings: CostSettings) -> AllocationRun:
+    """Share out all hours that ended long enough ago. One transaction per hour, so that a run can be stopped. Raises
+    Unavailable while another run holds the allocation.
+    """
     stored, blocked = 0, set[str]()
     while True:
         with unit_of_work(engine) as session:
@@ -83,11 +89,12 @@ def allocate_due(engine: Engine, settings: CostSettings) -> int:
             hours = [(replica_id, hour_ms) for replica_id, hour_ms in due if replica_id not in blocked]
             first = [(replica_id, hour_ms) for replica_id, hour_ms in hours if hour_ms == hours[0][1]]
             if not first:
-                return stored
+                return AllocationRun(hours=stored, without_rate=frozenset(blocked))
             found, without_rate = compute(session, first, now_ms=now_ms, settings=settings)
             for each in found:
                 _store(session, each)
             blocked |= without_rate
+            metrics.COST_HOURS_REFUSED.inc(len(without_rate))
             stored += len(found)
         metrics.COST_HOURS.inc(len(found))
 
@@ -142,8 +149,6 @@ def compute(
             )
         except NoRate:
             without_rate.add(replica_id)
-            metrics.COST_HOURS_REFUSED.inc()
-            _log.warning("cost not shared out: the pool has no rate", replica_id=replica_id, hour_ms=hour_ms)
     return found, without_rate
 
 

@@ -52,7 +52,7 @@ def test_an_hour_is_shared_out_once_and_adds_up_to_rate_times_time(costs):
         costs.window(105, 150, busy_ms=4_000, **work),
         costs.window(150, 160, "draining", busy_ms=500),
     )
-    assert allocate_due(costs.engine, costs.settings) == 1
+    assert allocate_due(costs.engine, costs.settings).hours == 1
     found = costs.rows()
     # Before a fit, a prompt token weighs 1 and a decoded one 2: a did 2,001 of 4,002 parts, b the rest.
     assert found == {
@@ -64,7 +64,7 @@ def test_an_hour_is_shared_out_once_and_adds_up_to_rate_times_time(costs):
         "lost": 60_000_000,
     }
     assert sum(found.values()) == (160 + 60) * 1_000_000
-    assert allocate_due(costs.engine, costs.settings) == 0
+    assert allocate_due(costs.engine, costs.settings).hours == 0
 
 
 def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_counted_twice(costs):
@@ -91,16 +91,17 @@ def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_coun
         (0, 100, 100),
     ]
     assert [each.context_tokens for each in found] == [105_050, 115_050]
-    assert allocate_due(costs.engine, costs.settings) == 2
+    assert allocate_due(costs.engine, costs.settings).hours == 2
     assert costs.rows() == {a: 10_000_000}
     assert costs.rows(costs.hour_ms + MS_PER_HOUR) == {a: 10_000_000}
 
 
 def test_a_pool_without_a_rate_waits_for_one_and_is_not_free(costs):
     costs.store(costs.window(0, 10, final=True))
-    assert allocate_due(costs.engine, costs.settings) == 0
+    refused = allocate_due(costs.engine, costs.settings)
+    assert (refused.hours, refused.without_rate) == (0, {"rep_1"})
     costs.rate()
-    assert allocate_due(costs.engine, costs.settings) == 1
+    assert allocate_due(costs.engine, costs.settings).hours == 1
     assert costs.rows() == {"idle": 10_000_000}
 
 
@@ -120,7 +121,7 @@ def test_what_is_below_one_nanodollar_is_carried_to_the_next_hour(costs):
         costs.window(3_600, 3_601, end_ms=costs.hour_ms + 3_600_010, final=True),
     )
     settings = costs.settings.model_copy(update={"cost_lost_after_s": 0})
-    assert allocate_due(costs.engine, settings) == 2
+    assert allocate_due(costs.engine, settings).hours == 2
     stored = costs.stage.rows("SELECT charge, carry_in, carry, total_nanos FROM cost_hours ORDER BY hour_ms")
     assert [row["total_nanos"] for row in stored] == [3, 3]
     assert stored[1]["carry_in"] == stored[0]["carry"] > 0
@@ -131,7 +132,7 @@ def test_an_hour_that_is_not_over_is_previewed_and_not_stored(costs):
     costs.rate()
     now_s = costs.stage.value("SELECT extract(epoch FROM clock_timestamp())::bigint") - costs.hour_ms // 1_000
     costs.store(costs.window(now_s - 2, now_s - 1, final=True))
-    assert allocate_due(costs.engine, costs.settings) == 0
+    assert allocate_due(costs.engine, costs.settings).hours == 0
     with unit_of_work(costs.engine) as session:
         (found,) = hours.preview(session, costs.settings, hours_max=3)
     assert found.allocation.total_nanos == 1_000_000
@@ -168,6 +169,6 @@ def test_two_workers_share_an_hour_out_once(costs):
     costs.rate()
     costs.store(*(costs.window(10 * n, 10 * n + 10, replica_id=f"rep_{n}", final=True) for n in range(6)))
     with ThreadPoolExecutor(2) as workers:
-        stored = list(workers.map(lambda _: allocate_due(costs.engine, costs.settings), range(2)))
+        stored = list(workers.map(lambda _: allocate_due(costs.engine, costs.settings).hours, range(2)))
     assert sum(stored) == 6
     assert costs.rows() == {"idle": 60_000_000}

@@ -63,7 +63,7 @@ def test_a_second_fit_is_a_new_version_and_changes_no_hour(costs):
     before = costs.rows()
     second = fitted(costs)
     assert second.id > first.id
-    assert (allocate_due(costs.engine, costs.settings), costs.rows()) == (0, before)
+    assert (allocate_due(costs.engine, costs.settings).hours, costs.rows()) == (0, before)
 
 
 def test_too_few_windows_give_no_fit(costs):

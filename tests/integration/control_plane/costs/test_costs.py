@@ -42,7 +42,7 @@ def idle_minute(api, engine):
     )  # fmt: skip
     with unit_of_work(engine) as session:
         store(session, [window])
-    assert allocate_due(engine, CostSettings()) == 1
+    assert allocate_due(engine, CostSettings()).hours == 1
 
 
 def test_rates_and_outside_prices_are_added_once_and_listed(api):
