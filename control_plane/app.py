@@ -85,6 +85,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         pepper=Pepper(*settings.keys.peppers),
         web=settings.web,
         upload=settings.upload,
+        costs=settings.costs,
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 

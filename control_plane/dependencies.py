@@ -14,6 +14,7 @@ from sqlmodel import Session
 
 from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
+from billing.costs.settings import CostSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
@@ -51,6 +52,7 @@ class Resources:
     pepper: Pepper
     web: WebSettings
     upload: UploadSettings
+    costs: CostSettings
 
 
 def open_redis(url: str) -> Redis:
@@ -89,6 +91,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "pepper": resources.pepper,
         "web": resources.web,
         "upload": resources.upload,
+        "cost_settings": resources.costs,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

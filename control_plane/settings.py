@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
+from billing.costs.settings import CostSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -307,4 +308,5 @@ class ControlSettings:
     signing: SnapshotSigningSettings = field(default_factory=SnapshotSigningSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    costs: CostSettings = field(default_factory=CostSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from billing.costs import price_book
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
 from billing.costs.report import CostGrouping
+from billing.costs.settings import CostSettings
 from control_plane.auth.authenticate import Principal
 from control_plane.costs import service
 from control_plane.costs.schemas import CostFunctionView, CostReportView, NewOutsidePrice, NewPoolRate
@@ -38,6 +39,7 @@ class AdminCosts(Controller):
     def get_cost_report(
         self,
         reports: NamedDependency[Engine],
+        cost_settings: NamedDependency[CostSettings],
         start: Start = None,
         end: End = None,
         group_by: Annotated[CostGrouping, QueryParameter(description="Rows of the report.")] = "tenant",
@@ -48,7 +50,12 @@ class AdminCosts(Controller):
         """Get revenue, cost and margin, with break-even and savings by base model."""
         with unit_of_work(reports) as session:
             return service.read_report(
-                session, start=start, end=end, group_by=group_by, include_open_hours=include_open_hours
+                session,
+                cost_settings,
+                start=start,
+                end=end,
+                group_by=group_by,
+                include_open_hours=include_open_hours,
             )
 
     @get("/focus.csv", sync_to_thread=True, media_type="text/csv")

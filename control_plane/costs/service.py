@@ -51,7 +51,13 @@ def list_functions(session: Session, *, limit: int) -> list[CostFunctionView]:
 
 
 def read_report(
-    session: Session, *, start: datetime | None, end: datetime | None, group_by: CostGrouping, include_open_hours: bool
+    session: Session,
+    settings: CostSettings,
+    *,
+    start: datetime | None,
+    end: datetime | None,
+    group_by: CostGrouping,
+    include_open_hours: bool,
 ) -> CostReportView:
     """The report of a period: the running UTC month up to the end of this hour, unless it is given."""
     start, end = period(start, end)
@@ -60,7 +66,7 @@ def read_report(
         start=start,
         end=end,
         group_by=group_by,
-        settings=CostSettings(),
+        settings=settings,
         include_open_hours=include_open_hours,
     )
     return CostReportView(

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from adapters.settings import CacheSettings, StoreSettings
+from billing.costs.settings import CostSettings
 from billing.settings import BillingSettings
 from control_plane.settings import ControlSettings
 from core.settings import Fragment, PostgresSettings, RedisSettings, S3Settings, TelemetrySettings
@@ -43,7 +44,7 @@ PROCESSES: Final = (
     Process(
         "Billing worker",
         "python -m billing worker",
-        (BillingSettings, PostgresSettings, RedisSettings, TelemetrySettings),
+        (BillingSettings, CostSettings, PostgresSettings, RedisSettings, TelemetrySettings),
     ),
     Process("Replica", "python -m data_plane replica", (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)),
     Process("One machine", "tenora up", (StackSettings,)),
