@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -175,7 +177,12 @@ def test_the_focus_file_adds_up_and_names_its_method(costs, used):
     lines = list(csv.DictReader(io.StringIO(text)))
     assert tuple(lines[0]) == focus.COLUMNS
     assert sum(int(line["BilledCost"].replace(".", "")) for line in lines) == 20_000_000
-    assert [line["SubAccountId"] for line in lines] == ["", *used]
+    assert [line["AllocatedResourceId"] for line in lines] == ["", *used]
+    assert [json.loads(line["AllocatedTags"])["tenora/tenant"] for line in lines[1:]] == list(used)
+    ratios = [json.loads(line["AllocatedMethodDetails"], parse_float=Decimal)["Elements"][0] for line in lines]
+    assert sum(each["AllocatedRatio"] for each in ratios) == 1
+    assert sum(Decimal(line["PricingQuantity"]) for line in lines) == Decimal("0.005555555")
+    assert {line["ResourceId"] for line in lines} == {"rep_1"}
     assert {line["x_CostKind"] for line in lines} == {"idle", "requests"}
     assert {line["AllocatedMethodId"] for line in lines} == {focus.METHOD}
     assert lines[0]["ChargePeriodStart"] == f"{costs.at(0):%Y-%m-%dT%H:00:00Z}"
