@@ -1,12 +1,16 @@
-"""``python -m billing``: the worker, two repair commands for dead letters and for quotas that Redis lost, and one for a
-rotation of the notifications' key. What they do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``
-and ``billing.notifications.reseal``.
+"""``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, one for a
+rotation of the notifications' key, and two of cost attribution. What they do is in ``billing.worker``, ``billing.stream``,
+``billing.quota_rebuild``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
 import argparse
 import sys
 
 from billing import quota_rebuild, worker
+from billing.costs import cost_functions
+from billing.costs.hours import allocate_due
+from billing.costs.settings import CostSettings
+from billing.costs.step_model import described
 from billing.notifications import reseal
 from billing.notifications.settings import NotificationSettings
 from billing.notifications.signing_secrets import SecretBox
@@ -41,6 +45,8 @@ def main() -> None:
     )
     rebuild.add_argument("--tenant", metavar="ID", help="rebuild only this tenant (default: all tenants)")
     commands.add_parser("reseal-secrets", help="encrypt webhooks' signing secrets again, with the current key")
+    commands.add_parser("fit-costs", help="fit the cost function of each kind of replica to its newest windows")
+    commands.add_parser("allocate-costs", help="share out the cost of all hours that are due, as the worker does")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
@@ -48,6 +54,10 @@ def main() -> None:
         _rebuild(arguments.tenant)
     elif arguments.command == "reseal-secrets":
         _reseal()
+    elif arguments.command == "fit-costs":
+        _fit_costs()
+    elif arguments.command == "allocate-costs":
+        _allocate_costs()
     else:
         moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
@@ -73,6 +83,34 @@ def _reseal() -> None:
     except AppError as error:
         sys.exit(error.message)
     sys.stdout.write(f"{count} webhooks encrypted with the current key\n")
+
+
+def _allocate_costs() -> None:
+    run = allocate_due(db.connect(PostgresSettings()), CostSettings())
+    sys.stdout.write(f"{run.hours} hours of replicas shared out\n")
+    if run.without_rate:
+        replicas = ", ".join(sorted(run.without_rate))
+        sys.exit(f"the pools of {replicas} have no rate; add one with POST /api/v1/admin/costs/rates")
+
+
+def _fit_costs() -> None:
+    engine, settings, failed = db.connect(PostgresSettings()), CostSettings(), []
+    with db.unit_of_work(engine) as session:
+        found = cost_functions.kinds(session)
+    if not found:
+        sys.exit("no replica has reported steps; run `python -m benchmarks.calibration` or wait for traffic")
+    for kind in found:
+        name = f"{kind.base_model} rank {kind.rank_max}, {kind.engine} {kind.device}"
+        try:
+            with db.unit_of_work(engine) as session:
+                fitted = cost_functions.fit_kind(session, kind, windows_max=settings.cost_fit_windows_max)
+        except AppError as error:
+            failed.append(name)
+            sys.stdout.write(f"{name}: {error.message}\n")
+            continue
+        sys.stdout.write(f"{name}: {fitted.id}\n{described(fitted.weights, fitted.quality)}\n")
+    if len(failed) == len(found):
+        sys.exit(1)
 
 
 def _rebuild(tenant_id: str | None) -> None:

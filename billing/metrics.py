@@ -29,6 +29,22 @@ QUOTA_DRIFTS = Counter(
 QUOTA_DRIFT_TOKENS = Gauge(
     "tenora_billing_quota_drift_tokens", "Tokens by which quotas differed from the ledger at the last look."
 )
+COST_WINDOWS = Counter(
+    "tenora_billing_cost_windows_total",
+    "Windows of replicas' time: stored, known already, or refused as impossible. Alert on refused.",
+    ["result"],
+)
+COST_FAILURES = Counter(
+    "tenora_billing_cost_failures_total", "Turns of cost attribution that failed and are tried again."
+)
+COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
+COST_HOURS_REFUSED = Counter(
+    "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a pool without a rate."
+)
+COST_WINDOWS_LATE = Counter(
+    "tenora_billing_cost_windows_late_total",
+    "Windows that arrived after their hour was shared out, and whose cost is missing. Alert on any.",
+)
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the usage stream that billing has not read.")
 PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")

@@ -19,6 +19,8 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.costs.background import CostThread
+from billing.costs.settings import CostSettings
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
 from billing.metering import OUTAGES, Meter
@@ -36,6 +38,7 @@ _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 2
 _TABLES_EVERY_MS: Final = 3_600_000
+_COSTS_STOP_S: Final = 5
 
 _log = structlog.get_logger()
 
@@ -174,15 +177,19 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
-        jobs.start()
-        notifications = delivery.build_runner(PostgresSettings())
-        notifications.start()
-        try:
-            BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
-        finally:
-            notifications.stop()
-        jobs.stop(timeout_s=_JOBS_STOP_S)
+        with connect_redis(RedisSettings(), settings) as redis_of_costs:
+            jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
+            jobs.start()
+            costs = CostThread(engine, redis_of_costs, CostSettings())
+            costs.start()
+            notifications = delivery.build_runner(PostgresSettings())
+            notifications.start()
+            try:
+                BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
+            finally:
+                notifications.stop()
+            jobs.stop(timeout_s=_JOBS_STOP_S)
+            costs.stop(_COSTS_STOP_S)
     engine.dispose()
 
 

@@ -19,6 +19,7 @@ from control_plane.api_keys.api import ApiKeys, TenantApiKeys
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
+from control_plane.costs.api import AdminCosts
 from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
@@ -87,6 +88,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         web=settings.web,
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
+        costs=settings.costs,
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -149,6 +151,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminCosts,
             Changes,
         ],
     )

@@ -23,6 +23,7 @@ _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
+_COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
 
@@ -58,6 +59,12 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
+    "replica_cost_windows": _COSTS,
+    "cost_functions": _COSTS,
+    "cost_hours": _COSTS,
+    "cost_rows": _COSTS,
+    "pool_rates": _PRICES,
+    "outside_prices": _PRICES,
 }
 """By table and role. A table that is not here is the owner's alone."""
 

@@ -14,6 +14,7 @@ from sqlmodel import Session
 
 from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
+from billing.costs.settings import CostSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
@@ -54,6 +55,7 @@ class Resources:
     web: WebSettings
     upload: UploadSettings
     notification_rules: NotificationRules
+    costs: CostSettings
 
 
 def open_redis(url: str) -> Redis:
@@ -94,6 +96,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "upload": resources.upload,
         "notification_rules": resources.notification_rules,
         "base_model_ids": base_models.ids,
+        "cost_settings": resources.costs,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

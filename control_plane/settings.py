@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
+from billing.costs.settings import CostSettings
 from billing.notifications.settings import NotificationSettings
 from core.settings import (
     CorsSettings,
@@ -315,4 +316,5 @@ class ControlSettings:
     upload: UploadSettings = field(default_factory=UploadSettings)
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    costs: CostSettings = field(default_factory=CostSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 Kind = Literal[
     "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
-    "gw", "nep", "ntf", "ndl",
+    "gw", "nep", "ntf", "ndl", "cf",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -23,6 +23,12 @@ _ANY_ID: Final = re.compile(rf"(?P<kind>[a-z]+)_{_BODY}")
 def new_id(kind: Kind) -> str:
     """A new id such as ``tn_01jd3kq5...``: 26 characters after the prefix."""
     number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10))
+    return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
+
+
+def first_id_of_ms(kind: Kind, unix_ms: int) -> str:
+    """The smallest id that an object of this millisecond can have: a bound for a range of time-ordered ids."""
+    number = max(0, unix_ms) << 80
     return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
 
 

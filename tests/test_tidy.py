@@ -18,12 +18,13 @@ SOLE_IMPORTERS = {
     "stripe": {"billing/stripe_client.py", "tenora/stripe_simulator/annotations.py"},  # a client, and its types
     "standardwebhooks": {"billing/notifications/webhook_signatures.py"},
     "numba": {"data_plane/engine/cpu_lora/kernel.py", "data_plane/engine/cpu_lora/loops.py"},
-    # The front end's names, the CPU's arithmetic, the worker's tiers, an abort that reports progress, and a parser that
-    # costs linear time: vLLM offers a seam for the first and the last alone.
+    # The front end's names, the CPU's arithmetic, the worker's tiers, an abort that reports progress, a meter of steps,
+    # and a parser that costs linear time: vLLM offers a seam for the first and the last alone.
     "vllm": {
         "adapters/vllm_resolver.py",
         "data_plane/engine/cpu_lora/punica_wrapper.py",
         "data_plane/engine/engine_core.py",
+        "data_plane/engine/step_meter.py",
         "data_plane/engine/tool_parser.py",
         "data_plane/engine/worker/slot_manager.py",
         "data_plane/engine/worker/lora_manager.py",

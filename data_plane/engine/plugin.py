@@ -1,6 +1,6 @@
 """The vLLM plugin (entry point group ``vllm.general_plugins``), which vLLM loads in each of its processes. It installs
-the adapter resolver and the parser of tool calls in the API server, the abort and the measure of KV page-time in
-EngineCore, the LoRA manager in the worker and, on a CPU, the LoRA arithmetic.
+the adapter resolver and the parser of tool calls in the API server, the abort, the measure of KV page-time
+and the step meter in EngineCore, the LoRA manager in the worker and, on a CPU, the LoRA arithmetic.
 
 Outside a replica it does nothing: a plain vLLM in the same environment is not changed.
 """
@@ -58,10 +58,11 @@ def register() -> None:
         prepare_run_dir(SharedEngineSettings())
         vllm_resolver.register(os.environ[BASE_MODEL], S3Settings(), StoreSettings(), CacheSettings())
     else:
-        from data_plane.engine import engine_core
+        from data_plane.engine import engine_core, step_meter
         from data_plane.engine.worker import lora_manager
 
         engine_core.install()
+        step_meter.install(SharedEngineSettings().run_dir)
         lora_manager.install()
     if device == "cpu":
         from data_plane.engine.cpu_lora import punica_wrapper

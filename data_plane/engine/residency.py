@@ -43,7 +43,7 @@ class EngineResidency(msgspec.Struct, frozen=True, kw_only=True):
 
     ``staged`` adapters are in host memory as well, but no step has used them yet. ``failed`` adapters could not be
     loaded in a step: their slot is empty, and the tokens generated with it belong to no adapter. Evictions are counts
-    since the engine started.
+    since the engine started, and ``step_stall_ms`` is the time that steps have waited for loads since then.
     """
 
     started_at_ms: int
@@ -56,6 +56,7 @@ class EngineResidency(msgspec.Struct, frozen=True, kw_only=True):
     slot_evictions: int
     memory_evictions: int
     loads: tuple[LoadRecord, ...]
+    step_stall_ms: int = 0
 
     @property
     def in_memory(self) -> frozenset[str]:

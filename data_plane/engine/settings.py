@@ -97,6 +97,27 @@ class AdapterTaskSettings(Fragment):
     )
 
 
+class CostWindowSettings(Fragment):
+    """How the agent reports its replica's time and steps to billing."""
+
+    cost_window_s: float = Field(
+        default=10, ge=1, le=600,
+        description="Length of the windows in which a replica reports its time and its engine's steps for cost "
+        "attribution. A change of the replica's state ends a window early.",
+    )  # fmt: skip
+    cost_window_poll_s: float = Field(
+        default=0.25, gt=0, le=10, description="Pause between two looks at the state and the step counters."
+    )
+    cost_windows_unsent_max: int = Field(
+        default=360, ge=1, le=100_000,
+        description="Windows that an agent keeps while Redis does not answer; beyond it, the oldest are lost.",
+    )  # fmt: skip
+    cost_windows_stream_max: int = Field(
+        default=100_000, ge=100, le=10_000_000,
+        description="Windows that wait in Redis for billing; beyond it, the oldest are lost.",
+    )  # fmt: skip
+
+
 class SharedEngineSettings(Fragment):
     """Settings that the agent, the middleware and the worker of one replica must agree on. The agent passes them to its
     engine in the environment.
@@ -177,7 +198,12 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
 
 
 class ReplicaSettings(
-    AdapterTaskSettings, MiddlewareSettings, RedisSettings, SnapshotVerifyingSettings, TelemetrySettings
+    AdapterTaskSettings,
+    CostWindowSettings,
+    MiddlewareSettings,
+    RedisSettings,
+    SnapshotVerifyingSettings,
+    TelemetrySettings,
 ):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from adapters.settings import CacheSettings, StoreSettings
+from billing.costs.settings import CostSettings
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
@@ -47,6 +48,7 @@ PROCESSES: Final = (
         "python -m billing worker",
         (
             BillingSettings,
+            CostSettings,
             StripeSettings,
             NotificationSettings,
             DeliverySettings,

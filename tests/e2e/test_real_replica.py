@@ -5,10 +5,13 @@ adapters lie is published as the engine has it.
 import os
 import time
 
+import msgspec
 import pytest
 
 from adapters.validation.validate import PlatformBounds
 from adapters.validation.weight_rules import WeightBounds
+from core import redis_keys
+from core.contracts.costs import CostWindow
 from core.ids import new_id
 from data_plane.engine.settings import ReplicaSettings
 from tenora.doctor.collect import engine_truth
@@ -111,3 +114,35 @@ def test_a_revoked_adapter_leaves_slots_memory_and_disk_of_the_real_engine(room,
     assert '"level": "error"' not in os.linesep.join(
         line for line in room.log.read_text(errors="replace").splitlines() if '"process": "replica"' in line
     )
+
+
+def test_the_windows_count_what_the_engine_counted(room, engine):
+    """Steps on a CPU are not overlapped, so that the counts are exact."""
+    wait_until(room.is_settled, what="the counters to follow the engine's")
+
+    def totals() -> dict[str, int]:
+        found = [
+            msgspec.json.decode(fields[b"window"], type=CostWindow)
+            for _, fields in room.client.xrange(redis_keys.COST_WINDOWS)
+        ]
+        return {
+            name: sum(getattr(window, name) for window in found)
+            for name in ("busy_ms", "steps", "prefill_tokens", "decode_tokens", "context_tokens", "adapter_steps")
+        }
+
+    def settled() -> dict[str, int]:
+        before = (room.counters(), totals())
+        time.sleep(11)  # a whole window
+        assert room.counters() == before[0], "nothing else uses the engine"
+        return totals()
+
+    before, counted = settled(), room.counters()
+    name, numbers = engine.new_adapter(220, scale=0.06), [7 * each % 900 + 100 for each in range(60)]
+    engine.complete(name, numbers, max_tokens=9, ignore_eos=True).raise_for_status()
+    wait_until(lambda: room.is_settled() and room.counters() != counted, what="the counters to follow the engine's")
+    after = settled()
+    grown = {name: after[name] - before[name] for name in after}
+    assert (grown["prefill_tokens"], grown["decode_tokens"]) == (60, 8)
+    assert (grown["steps"], grown["adapter_steps"]) == (9, 9)
+    assert grown["context_tokens"] == sum(range(60, 68))
+    assert grown["busy_ms"] > 0

@@ -15,6 +15,11 @@ READY: Final = Gauge(
     "tenora_replica_ready", "1 when the engine serves requests, 0 while it starts, drains or has failed."
 )
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence uses.")
+COST_WINDOWS: Final = Counter(
+    "tenora_replica_cost_windows_total",
+    "Windows of the replica's time and steps: sent to billing, or lost because Redis did not answer for too long.",
+    ["result"],
+)
 TASK_FAILURES: Final = Counter(
     "tenora_replica_task_failures_total",
     "Failed runs of the agent's background tasks, each retried after a pause.",

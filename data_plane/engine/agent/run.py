@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from core.ids import new_id
 from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.agent import Agent
+from data_plane.engine.agent.cost_windows import CostWindows
 from data_plane.engine.agent.engine_client import LocalEngine, ProbeTokens
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.engine_state import EngineState
@@ -26,11 +27,16 @@ async def run_replica(settings: ReplicaSettings) -> int:
         environment = engine_env(settings, device, dict(os.environ))
         return EngineProcess(engine_argv(settings, device), environment, device=device)
 
-    return await run_with_engine(settings, start_engine)
+    device, version = installed_engine()
+    return await run_with_engine(settings, start_engine, engine_name=f"vllm {version}", device=device)
 
 
-async def run_with_engine(settings: ReplicaSettings, start: Callable[[], EngineProcess]) -> int:
-    """Run one replica with the engine that ``start`` starts. Returns the exit status."""
+async def run_with_engine(
+    settings: ReplicaSettings, start: Callable[[], EngineProcess], *, engine_name: str = "unnamed", device: str = ""
+) -> int:
+    """Run one replica with the engine that ``start`` starts. Its costs are reported under ``engine_name`` and
+    ``device``. Returns the exit status.
+    """
     boot_id, engine_state, probes = new_id("boot"), EngineState(), ProbeTokens()
     async with aiohttp.ClientSession() as session:
         redis = Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=5)
@@ -38,8 +44,13 @@ async def run_with_engine(settings: ReplicaSettings, start: Callable[[], EngineP
             engine = LocalEngine(session, settings)
             publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id)
             adapter_tasks = AdapterTasks(settings, redis, session, engine_state, probes, boot_id=boot_id)
-            return await Agent(
-                settings, engine, publisher, adapter_tasks, engine_state, probes, start=start
-            ).run_forever()
+            windows = CostWindows(
+                settings, redis, engine_state, probes, boot_id=boot_id, engine_name=engine_name, device=device
+            )
+            async with windows.reporting() as ended:
+                ended.exit_status = await Agent(
+                    settings, engine, publisher, adapter_tasks, engine_state, probes, start=start
+                ).run_forever()
+            return ended.exit_status
         finally:
             await redis.aclose()

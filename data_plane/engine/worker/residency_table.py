@@ -60,6 +60,7 @@ class ResidencyTable(Generic[Weights]):
         self._revoked: frozenset[str] = frozenset()
         self._failed: dict[str, None] = {}
         self._slot_evictions = self._memory_evictions = 0
+        self._step_stall_us = 0
         self._loads: deque[LoadRecord] = deque(maxlen=LOADS_MAX)
 
     def acquire(self, name: str) -> ResidentTier | None:
@@ -156,6 +157,7 @@ class ResidencyTable(Generic[Weights]):
         """Record one load and its duration."""
         with self._changed:
             self._sequence += 1
+            self._step_stall_us += round(ms * 1000) if in_step else 0
             self._loads.append(
                 LoadRecord(seq=self._sequence, name=name, kind=kind, ms=round(ms, 3), in_step=in_step, at_ms=now_ms())
             )
@@ -222,6 +224,7 @@ class ResidencyTable(Generic[Weights]):
                 slot_evictions=self._slot_evictions,
                 memory_evictions=self._memory_evictions,
                 loads=tuple(self._loads),
+                step_stall_ms=self._step_stall_us // 1000,
             )
 
     def wait_for_change(self, seen_version: int, timeout_s: float) -> bool:

@@ -45,6 +45,10 @@ NOT_IN_A_SCHEMA = {
     ("POST", "/api/v1/admin/base-models", "rank_max"),
     ("POST", "/api/v1/admin/base-models", "rank_classes"),
     ("POST", "/api/v1/admin/billing/close", "until"),
+    ("GET", "/api/v1/admin/costs", "start"),
+    ("GET", "/api/v1/admin/costs", "end"),
+    ("GET", "/api/v1/admin/costs/focus.csv", "start"),
+    ("GET", "/api/v1/admin/costs/focus.csv", "end"),
     ("GET", "/api/v1/usage", "start"),
     ("GET", "/api/v1/usage", "end"),
 }

@@ -14,7 +14,7 @@ EVERY = ["inference", "adapters:read", "adapters:write", "usage:read", "billing:
 def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postgres_server):
     settings = create_database(postgres_server, f"scopes_{secrets.token_hex(6)}")
     config, engine = alembic_config(settings), db.connect(settings)
-    command.upgrade(config, "2026_11_24_3000")
+    command.upgrade(config, "2026_11_24_1040")
     rows = {
         "key_all": ("tn_1", EVERY),
         "key_some": ("tn_1", ["inference", "billing:read"]),
@@ -42,8 +42,8 @@ def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postg
             return dict(connection.execute(sa.text("SELECT id, scopes FROM api_keys")).all())
 
     before = found()
-    command.upgrade(config, "2026_11_24_3010")
+    command.upgrade(config, "2026_11_24_1050")
     assert found() == before | {"key_all": sorted([*EVERY, "notifications:write"])}
-    command.downgrade(config, "2026_11_24_3000")
+    command.downgrade(config, "2026_11_24_1040")
     assert {key: sorted(scopes) for key, scopes in found().items()} == {k: sorted(v) for k, v in before.items()}
     engine.dispose()

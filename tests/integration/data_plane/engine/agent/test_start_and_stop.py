@@ -3,12 +3,14 @@
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import msgspec
 import pytest
 import redis
 
 from core import redis_keys
+from core.contracts.costs import CostWindow
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, engine_name
@@ -134,3 +136,37 @@ def test_revocations_known_before_redis_went_away_stay_in_force(tmp_path):
             )
             assert name.partition("@")[0] in harness.inventory()["revoked"]
             assert agent.process.poll() is None
+
+
+def test_the_agent_reports_its_time_from_its_start_to_its_end_without_a_gap(client, redis_server, tmp_path):
+    publisher = Publisher(client, processes.PEPPER)
+    with processes.agent(tmp_path, redis_server, REPLICA, cost_window_s=1) as agent:
+        harness = AgentHarness(client, publisher, agent)
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
+        boot_id = harness.status().boot_id
+        wait_until(lambda: any(each.state == "ready" for each in cost_windows(client)), what="a window of service")
+        agent.process.send_signal(signal.SIGTERM)
+        agent.process.wait(20)
+    windows = cost_windows(client)
+    assert {window.boot_id for window in windows} == {boot_id}
+    assert [window.sequence for window in windows] == list(range(len(windows)))
+    assert all(one.end_ms == two.start_ms for one, two in pairwise(windows))
+    assert windows[0].state == "starting"
+    assert [window.final for window in windows] == [False] * (len(windows) - 1) + [True]
+    assert sum(window.probe_decode_tokens for window in windows) >= 1
+
+
+def test_an_agent_whose_engine_fails_leaves_no_final_window(client, redis_server, tmp_path):
+    publisher = Publisher(client, processes.PEPPER)
+    with processes.agent(tmp_path, redis_server, REPLICA, cost_window_s=1) as agent:
+        harness = AgentHarness(client, publisher, agent)
+        wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
+        agent.engine.kill()
+        agent.process.wait(20)
+    assert not any(window.final for window in cost_windows(client))
+
+
+def cost_windows(client) -> list[CostWindow]:
+    return [
+        msgspec.json.decode(fields[b"window"], type=CostWindow) for _, fields in client.xrange(redis_keys.COST_WINDOWS)
+    ]

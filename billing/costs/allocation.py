@@ -1,0 +1,233 @@
+"""Shares the cost of a replica's time out to those who caused it, in whole nanodollars that add up. Pure.
+
+Busy time is shared by predicted step time (``costs.step_model``), a load stall goes to the adapter that caused it, and
+everything that belongs to no tenant is a row of its own. No cost is dropped or spread silently: the rows of a slice add
+up to rate × time, which ``allocate`` asserts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from billing.costs.rates import MS_PER_HOUR
+from billing.costs.replica_time import TimeState
+from billing.costs.step_model import StepWeights, StepWork, ratio_ppm
+
+CostKind = Literal[
+    "requests", "aborted_prefill", "adapter_load", "pinned", "platform", "unclaimed", "idle", "starting", "draining",
+    "lost",
+]  # fmt: skip
+"""``platform``: probes and canaries. ``unclaimed``: work and stalls that the engine measured and no usage claims."""
+
+
+class CostOwner(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Whose cost a row is. Without a tenant it is the platform's."""
+
+    tenant_id: str = ""
+    adapter_id: str = ""
+    plan_id: str = ""
+
+
+PLATFORM = CostOwner()
+
+
+class WorkClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """What the usage of one owner says it did on the replica in the slice. ``prefill_tokens`` are computed prompt
+    tokens, without cached ones and without those of aborted prompts. Owners are unique within a slice.
+    """
+
+    owner: CostOwner
+    prefill_tokens: int = 0
+    aborted_prefill_tokens: int = 0
+    decode_tokens: int = 0
+    context_tokens: int = 0
+    sequence_steps: int = 0
+    stall_ms: int = 0
+
+
+class SlotPin(msgspec.Struct, frozen=True, kw_only=True):
+    """The declared charge of an owner's pinned slots (``costs.rates.slot_charge``)."""
+
+    owner: CostOwner
+    charge: int
+
+
+class ReplicaSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica in one slice of time: its charges by state, what its engine measured, and who claims what. ``probes``
+    is the part of the work that belongs to the agent's own requests.
+    """
+
+    charges: Mapping[TimeState, int]
+    busy_ms: int = 0
+    stall_ms: int = 0
+    work: StepWork = StepWork()
+    probes: StepWork = StepWork()
+    claims: Sequence[WorkClaim] = ()
+    pins: Sequence[SlotPin] = ()
+
+
+class CostShare(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One row: the cost of one owner for one reason."""
+
+    owner: CostOwner
+    kind: CostKind
+    nanos: int
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows of a slice. ``carry`` is the charge below one nanodollar that the next slice of the replica begins with.
+    ``ratio_ppm`` is predicted over measured busy time; None for an idle slice.
+    """
+
+    rows: tuple[CostShare, ...]
+    carry: int
+    ratio_ppm: int | None
+
+    @property
+    def total_nanos(self) -> int:
+        """The cost of the slice."""
+        return sum(row.nanos for row in self.rows)
+
+
+_Key = tuple[CostOwner, CostKind]
+
+
+def largest_remainder(exact: Mapping[_Key, Fraction], total: int) -> dict[_Key, int]:
+    """Whole numbers that add up to ``total``, each within one of its exact value. ``exact`` adds up to at least
+    ``total`` and to less than ``total + 1``. Of equal remainders, the smaller key is first.
+    """
+    rounded = {key: value.numerator // value.denominator for key, value in exact.items()}
+    missing = total - sum(rounded.values())
+    assert 0 <= missing <= len(exact), "the exact values add up to the total"
+    by_remainder = sorted(exact, key=lambda key: (rounded[key] - exact[key], key))
+    for key in by_remainder[:missing]:
+        rounded[key] += 1
+    return rounded
+
+
+def allocate(given: ReplicaSlice, weights: StepWeights, *, carry: int = 0) -> Allocation:
+    """The rows of one slice, by owner and kind. Rows of zero are left out."""
+    total, new_carry = divmod(sum(given.charges.values()) + carry, MS_PER_HOUR)
+    exact: dict[_Key, Fraction] = {}
+    for state in ("starting", "draining", "lost"):
+        _add(exact, (PLATFORM, state), Fraction(given.charges.get(state, 0), MS_PER_HOUR))
+    pins = _pinned_charges(given)
+    idle = given.charges.get("idle", 0) - sum(pins.values())
+    for owner, pinned in pins.items():
+        _add(exact, (owner, "pinned"), pinned / MS_PER_HOUR)
+    _add(exact, (PLATFORM, "idle"), idle / Fraction(MS_PER_HOUR))
+    parts, predicted_ps = _busy_parts(given, weights)
+    busy, whole = Fraction(given.charges.get("busy", 0), MS_PER_HOUR), sum(parts.values())
+    for key, part in parts.items():
+        _add(exact, key, busy * part / whole)
+    # What the last slice left below one nanodollar joins the largest row, where it changes least.
+    if carry:
+        largest = max(exact, key=lambda key: (exact[key], key), default=(PLATFORM, "idle"))
+        _add(exact, largest, Fraction(carry, MS_PER_HOUR))
+    nanos = largest_remainder(exact, total)
+    rows = tuple(
+        CostShare(owner=owner, kind=kind, nanos=nanos[owner, kind])
+        for owner, kind in sorted(nanos)
+        if nanos[owner, kind]
+    )
+    found = Allocation(rows=rows, carry=new_carry, ratio_ppm=ratio_ppm(predicted_ps, given.busy_ms - given.stall_ms))
+    assert found.total_nanos * MS_PER_HOUR + new_carry - carry == sum(given.charges.values()), "rows = rate × time"
+    return found
+
+
+def _add(exact: dict[_Key, Fraction], key: _Key, value: Fraction) -> None:
+    if value:
+        exact[key] = exact.get(key, Fraction(0)) + value
+
+
+def _pinned_charges(given: ReplicaSlice) -> dict[CostOwner, Fraction]:
+    """Pinned slots at their declared cost. Together they take at most the idle charge, each its part."""
+    declared, idle = sum(pin.charge for pin in given.pins), given.charges.get("idle", 0)
+    if declared <= idle:
+        return {pin.owner: Fraction(pin.charge) for pin in given.pins if pin.charge}
+    return {pin.owner: Fraction(idle * pin.charge, declared) for pin in given.pins if pin.charge and idle}
+
+
+def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, Fraction], int]:
+    """The parts of the busy time, in any common unit, and the predicted picoseconds of all measured work.
+
+    Stalls count with their measured time; the rest of the measured time is shared by predicted step time. The fixed
+    part of the steps is shared by sequence-steps, the adapters' part among owners with an adapter. Measured work that
+    is not claimed is one more participant.
+    """
+    stalls = {claim.owner: claim.stall_ms for claim in given.claims if claim.stall_ms}
+    claimed_stall_ms = sum(stalls.values())
+    stall_ms = min(max(given.stall_ms, claimed_stall_ms), given.busy_ms)
+    steps_ms = given.busy_ms - stall_ms
+    predicted = _predicted_parts(given, weights)
+    predicted_sum = sum(predicted.values())
+    parts: dict[_Key, Fraction] = {}
+    for key, part in predicted.items():
+        _add(parts, key, part * steps_ms / predicted_sum)
+    # Usage may report more stall than the slice measured, when a load crosses its border: then all shrink alike.
+    shrink = Fraction(min(stall_ms, claimed_stall_ms), claimed_stall_ms) if claimed_stall_ms else Fraction(0)
+    for owner, each in stalls.items():
+        _add(parts, (owner, "adapter_load"), each * shrink)
+    _add(parts, (PLATFORM, "unclaimed"), Fraction(stall_ms - min(stall_ms, claimed_stall_ms)))
+    if not predicted_sum:
+        _add(parts, (PLATFORM, "unclaimed"), Fraction(steps_ms))
+    if not parts and given.charges.get("busy", 0):
+        parts[PLATFORM, "unclaimed"] = Fraction(1)
+    return parts, weights.predict_ps(given.work)
+
+
+def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fraction]:
+    claims = [*given.claims, _probe_claim(given.probes)]
+    claims.append(_unclaimed(given.work, claims))
+    requests: list[CostKind] = ["requests"]
+    kinds = [*requests * len(given.claims), "platform", "unclaimed"]
+    sequence_steps = sum(claim.sequence_steps for claim in claims)
+    with_adapter = sum(claim.sequence_steps for claim in claims if claim.owner.adapter_id)
+    fixed = Fraction(weights.fixed_ps * given.work.steps, sequence_steps or 1)
+    adapters = Fraction(weights.adapter_ps * given.work.adapter_steps, with_adapter or 1)
+    parts: dict[_Key, Fraction] = {}
+    for claim, kind in zip(claims, kinds, strict=True):
+        part = (
+            weights.prefill_token_ps * claim.prefill_tokens
+            + weights.decode_token_ps * claim.decode_tokens
+            + weights.context_token_ps * claim.context_tokens
+            + fixed * claim.sequence_steps
+            + (adapters * claim.sequence_steps if claim.owner.adapter_id else 0)
+        )
+        _add(parts, (claim.owner, kind), Fraction(part))
+        _add(
+            parts,
+            (claim.owner, "aborted_prefill"),
+            Fraction(weights.prefill_token_ps * claim.aborted_prefill_tokens),
+        )
+    return parts
+
+
+def _probe_claim(probes: StepWork) -> WorkClaim:
+    return WorkClaim(
+        owner=PLATFORM,
+        prefill_tokens=probes.prefill_tokens,
+        decode_tokens=probes.decode_tokens,
+        context_tokens=probes.context_tokens,
+        sequence_steps=probes.sequence_steps,
+    )
+
+
+def _unclaimed(work: StepWork, claims: Iterable[WorkClaim]) -> WorkClaim:
+    """Measured work beyond all claims. Claims may exceed it: a request's tokens are then shared, not created."""
+    claims = list(claims)
+
+    def beyond(measured: int, claimed: Iterable[int]) -> int:
+        return max(0, measured - sum(claimed))
+
+    return WorkClaim(
+        owner=PLATFORM,
+        prefill_tokens=beyond(
+            work.prefill_tokens, (claim.prefill_tokens + claim.aborted_prefill_tokens for claim in claims)
+        ),
+        decode_tokens=beyond(work.decode_tokens, (claim.decode_tokens for claim in claims)),
+        context_tokens=beyond(work.context_tokens, (claim.context_tokens for claim in claims)),
+        sequence_steps=beyond(work.sequence_steps, (claim.sequence_steps for claim in claims)),
+    )

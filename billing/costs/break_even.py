@@ -1,0 +1,98 @@
+"""Own cost per million tokens, and what the same tokens would cost elsewhere. Pure; amounts are whole nanodollars.
+
+A price that is missing, old or in another currency is shown as such and never as 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+from typing import Final, Literal
+
+import msgspec
+
+from billing.costs.rates import MS_PER_HOUR
+
+MEGATOKENS: Final = 1_000_000
+STALE_AFTER: Final = timedelta(days=90)
+SAVING_GOAL_PPM: Final = 400_000
+PPM: Final = 1_000_000
+CURRENCY: Final = "usd"
+
+PriceStatus = Literal["current", "stale", "missing", "other_currency"]
+
+
+class OutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider charged for a million tokens of a model on a day, in billionths of its currency."""
+
+    model: str
+    provider: str
+    as_of: date
+    currency: str
+    input_nanos_per_mtok: int
+    output_nanos_per_mtok: int
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """Own cost beside an outside price. Without a usable price, ``outside_nanos`` and ``saving_ppm`` are None and
+    ``status`` says why. ``saving_ppm`` is negative when the own cost is higher.
+    """
+
+    status: PriceStatus
+    provider: str | None = None
+    as_of: date | None = None
+    outside_nanos: int | None = None
+    own_nanos: int = 0
+    saving_ppm: int | None = None
+
+    @property
+    def reaches_goal(self) -> bool | None:
+        """Whether at least 40 % is saved; None without a usable price."""
+        return None if self.saving_ppm is None else self.saving_ppm >= SAVING_GOAL_PPM
+
+
+def nanos_per_mtok(nanos_per_hour: int, tokens_per_hour: int) -> int | None:
+    """Rate per hour over tokens per hour, times a million; to the nearest nanodollar. None without tokens."""
+    if tokens_per_hour <= 0:
+        return None
+    return (nanos_per_hour * MEGATOKENS + tokens_per_hour // 2) // tokens_per_hour
+
+
+def tokens_per_hour(tokens: int, over_ms: int) -> int:
+    """Tokens per hour at the speed of ``tokens`` in ``over_ms``; 0 without time."""
+    return 0 if over_ms <= 0 else tokens * MS_PER_HOUR // over_ms
+
+
+def break_even(*, nanos_per_hour: int, tokens: int, busy_ms: int, paid_ms: int) -> Mapping[str, int | None]:
+    """Own cost per million tokens. ``observed``: over all paid time, idle included. ``full_use``: as if the replicas
+    were busy all the time, at the speed that they had while busy.
+    """
+    return {
+        "observed": nanos_per_mtok(nanos_per_hour, tokens_per_hour(tokens, paid_ms)),
+        "full_use": nanos_per_mtok(nanos_per_hour, tokens_per_hour(tokens, busy_ms)),
+    }
+
+
+def saving(
+    prices: Iterable[OutsidePrice], *, model: str, on: date, input_tokens: int, output_tokens: int, own_nanos: int
+) -> Saving:
+    """Compare with the newest price of the model in dollars that is not after ``on``. Of two prices of one day, the
+    provider first in the alphabet counts.
+    """
+    known = [price for price in prices if price.model == model and price.as_of <= on]
+    ours = [price for price in known if price.currency.lower() == CURRENCY]
+    if not ours:
+        status: PriceStatus = "other_currency" if known else "missing"
+        return Saving(status=status, own_nanos=own_nanos)
+    newest = min(ours, key=lambda price: (-price.as_of.toordinal(), price.provider))
+    if on - newest.as_of > STALE_AFTER:
+        return Saving(status="stale", provider=newest.provider, as_of=newest.as_of, own_nanos=own_nanos)
+    outside = (
+        input_tokens * newest.input_nanos_per_mtok + output_tokens * newest.output_nanos_per_mtok + MEGATOKENS // 2
+    ) // MEGATOKENS
+    return Saving(
+        status="current",
+        provider=newest.provider,
+        as_of=newest.as_of,
+        outside_nanos=outside,
+        own_nanos=own_nanos,
+        saving_ppm=None if not outside else (outside - own_nanos) * PPM // outside,
+    )

@@ -1,0 +1,119 @@
+"""The fitted cost functions: fits them to the stored windows, stores each as an immutable version, and finds the one in
+force.
+"""
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.costs.models import CostFunctionRow, ReplicaCostWindow
+from billing.costs.step_model import UNFITTED, FitQuality, Observation, StepWeights, StepWork, fit
+from core.db import database_now
+from core.ids import new_id
+
+
+class ReplicaKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """What a cost function holds for: replicas of one base model and rank class, on one engine and device."""
+
+    base_model: str
+    rank_max: int
+    engine: str
+    device: str
+
+
+class FittedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored cost function. ``flags`` say why it needs a new calibration."""
+
+    id: str
+    kind: ReplicaKind
+    weights: StepWeights
+    quality: FitQuality
+    measured_from_ms: int
+    measured_to_ms: int
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """See ``FitQuality.flags``."""
+        return self.quality.flags
+
+
+def kinds(session: Session) -> list[ReplicaKind]:
+    """The kinds of replicas that have reported steps."""
+    columns = [col(getattr(ReplicaCostWindow, name)) for name in ReplicaKind.__struct_fields__]
+    found = sa.select(*columns).where(col(ReplicaCostWindow.steps) > 0).distinct()
+    return sorted(ReplicaKind(**row) for row in session.connection().execute(found).mappings())
+
+
+def fit_kind(session: Session, kind: ReplicaKind, *, windows_max: int) -> FittedFunction:
+    """Fit the newest windows of one kind of replica and store the result. Raises Unprocessable for too few."""
+    newest = (
+        select(ReplicaCostWindow)
+        .where(
+            *(col(getattr(ReplicaCostWindow, name)) == getattr(kind, name) for name in ReplicaKind.__struct_fields__),
+            col(ReplicaCostWindow.steps) > 0,
+            col(ReplicaCostWindow.state) != "starting",
+        )
+        .order_by(col(ReplicaCostWindow.start_ms).desc(), col(ReplicaCostWindow.replica_id))
+        .limit(windows_max)
+    )
+    windows = list(reversed(session.exec(newest).all()))
+    weights, quality = fit([observation_of(window) for window in windows])
+    row = CostFunctionRow(
+        id=new_id("cf"),
+        **msgspec.structs.asdict(kind),
+        **msgspec.structs.asdict(weights),
+        **msgspec.structs.asdict(quality),
+        measured_from_ms=min(window.start_ms for window in windows),
+        measured_to_ms=max(window.end_ms for window in windows),
+        created_at=database_now(session),
+    )
+    session.add(row)
+    session.flush()
+    return _view(row)
+
+
+def in_force(session: Session, kind: ReplicaKind) -> FittedFunction | None:
+    """The newest cost function of a kind of replica; None before the first fit."""
+    newest = (
+        select(CostFunctionRow)
+        .where(*(col(getattr(CostFunctionRow, name)) == getattr(kind, name) for name in ReplicaKind.__struct_fields__))
+        .order_by(col(CostFunctionRow.created_at).desc(), col(CostFunctionRow.id).desc())
+        .limit(1)
+    )
+    row = session.exec(newest).first()
+    return None if row is None else _view(row)
+
+
+def list_functions(session: Session, *, limit: int) -> list[FittedFunction]:
+    """Cost functions, newest first."""
+    newest = select(CostFunctionRow).order_by(col(CostFunctionRow.id).desc()).limit(limit)
+    return [_view(row) for row in session.exec(newest).all()]
+
+
+def weights_of(function: FittedFunction | None) -> StepWeights:
+    """The weights that share costs: the fitted ones, or before a fit those of ``UNFITTED``."""
+    return UNFITTED if function is None else function.weights
+
+
+def work_of(window: ReplicaCostWindow) -> StepWork:
+    """The measured work of a window."""
+    return StepWork(**{name: getattr(window, name) for name in StepWork.__struct_fields__})
+
+
+def observation_of(window: ReplicaCostWindow) -> Observation:
+    """A window as the fit sees it."""
+    return Observation(work=work_of(window), busy_ms=window.busy_ms, stall_ms=min(window.stall_ms, window.busy_ms))
+
+
+def _view(row: CostFunctionRow) -> FittedFunction:
+    def part(shape: type[msgspec.Struct]) -> dict[str, object]:
+        return {name: getattr(row, name) for name in shape.__struct_fields__}
+
+    return FittedFunction(
+        id=row.id,
+        kind=msgspec.convert(part(ReplicaKind), ReplicaKind),
+        weights=msgspec.convert(part(StepWeights), StepWeights),
+        quality=msgspec.convert(part(FitQuality), FitQuality),
+        measured_from_ms=row.measured_from_ms,
+        measured_to_ms=row.measured_to_ms,
+    )

@@ -1,0 +1,260 @@
+"""Shares out what each replica cost, hour by hour: reads its windows, rates and claims, and stores the rows once.
+
+The computation is in the pure modules; this one loads and stores. A replica's hours are shared out in order, because
+each begins with the charge below one nanodollar that the last one left. An hour of a pool without a rate stops its
+replica until the rate is there: it is not taken as free.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import Engine
+from sqlmodel import Session, col, select
+
+from billing import metrics
+from billing.costs import cost_functions, price_book, usage_source
+from billing.costs.allocation import Allocation, ReplicaSlice, WorkClaim, allocate
+from billing.costs.cost_functions import FittedFunction, ReplicaKind
+from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
+from billing.costs.price_book import DatedRate
+from billing.costs.rates import MS_PER_HOUR, NoRate
+from billing.costs.replica_time import StateWindow, charges, spans
+from billing.costs.settings import CostSettings
+from billing.costs.step_model import StepWork
+from billing.locks import serialize_decision
+from core import clock
+from core.db import database_now, unit_of_work
+
+# Replicas by a loose index scan, then each one's hours after its last one that was shared out.
+_DUE = sa.text("""
+WITH RECURSIVE replicas AS (
+    (SELECT replica_id FROM replica_cost_windows ORDER BY replica_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.replica_id FROM replica_cost_windows w WHERE w.replica_id > r.replica_id
+            ORDER BY w.replica_id LIMIT 1)
+    FROM replicas r WHERE r.replica_id IS NOT NULL
+)
+SELECT r.replica_id, h.hour_ms
+FROM replicas r
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(c.hour_ms) + 3600000, 0) AS since FROM cost_hours c WHERE c.replica_id = r.replica_id
+) done
+CROSS JOIN LATERAL (
+    SELECT DISTINCT w.start_ms / 3600000 * 3600000 AS hour_ms FROM replica_cost_windows w
+    WHERE w.replica_id = r.replica_id AND w.start_ms >= done.since AND w.start_ms < :before_ms
+) h
+ORDER BY h.hour_ms, r.replica_id
+LIMIT :limit
+""")
+
+
+class HourCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of one replica in one hour, as it is stored."""
+
+    replica_id: str
+    hour_ms: int
+    kind: ReplicaKind
+    function: FittedFunction | None
+    charge: int
+    carry_in: int
+    paid_ms: int
+    busy_ms: int
+    allocation: Allocation
+
+    @property
+    def ratio_ppm(self) -> int | None:
+        """Predicted over measured busy time; None before a fit."""
+        return None if self.function is None else self.allocation.ratio_ppm
+
+
+class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run did. ``without_rate`` are replicas whose pool has no rate for the hour that is due."""
+
+    hours: int
+    without_rate: frozenset[str] = frozenset()
+
+
+def allocate_due(engine: Engine, settings: CostSettings) -> AllocationRun:
+    """Share out all hours that ended long enough ago. One transaction per hour, so that a run can be stopped. Raises
+    Unavailable while another run holds the allocation.
+    """
+    stored, blocked = 0, set[str]()
+    while True:
+        with unit_of_work(engine) as session:
+            serialize_decision(session, "the cost allocation")
+            now_ms = clock.to_ms(database_now(session))
+            border_ms = (now_ms - settings.cost_allocation_delay_s * 1000) // MS_PER_HOUR * MS_PER_HOUR
+            due = _due(session, border_ms, settings)
+            hours = [(replica_id, hour_ms) for replica_id, hour_ms in due if replica_id not in blocked]
+            first = [(replica_id, hour_ms) for replica_id, hour_ms in hours if hour_ms == hours[0][1]]
+            if not first:
+                return AllocationRun(hours=stored, without_rate=frozenset(blocked))
+            found, without_rate = compute(session, first, now_ms=now_ms, settings=settings)
+            for each in found:
+                _store(session, each)
+            blocked |= without_rate
+            metrics.COST_HOURS_REFUSED.inc(len(without_rate))
+            stored += len(found)
+        metrics.COST_HOURS.inc(len(found))
+
+
+def preview(session: Session, settings: CostSettings, *, hours_max: int) -> list[HourCost]:
+    """The hours that are not shared out yet, the running one included, as they would be now. Stores nothing. Replicas
+    of pools without a rate are left out.
+    """
+    now_ms = clock.to_ms(database_now(session))
+    found: list[HourCost] = []
+    carries: dict[str, int] = {}
+    due = _due(session, now_ms, settings)
+    for hour_ms in sorted({hour_ms for _, hour_ms in due})[:hours_max]:
+        replicas = [pair for pair in due if pair[1] == hour_ms]
+        hour, _ = compute(session, replicas, now_ms=now_ms, settings=settings, carries=carries)
+        carries |= {each.replica_id: each.allocation.carry for each in hour}
+        found += hour
+    return found
+
+
+def _due(session: Session, before_ms: int, settings: CostSettings) -> list[tuple[str, int]]:
+    rows = session.connection().execute(
+        _DUE, {"before_ms": before_ms, "limit": settings.cost_allocation_hours_max * 1_000}
+    )
+    return [(replica_id, hour_ms) for replica_id, hour_ms in rows]
+
+
+def compute(
+    session: Session,
+    hours: Sequence[tuple[str, int]],
+    *,
+    now_ms: int,
+    settings: CostSettings,
+    carries: dict[str, int] | None = None,
+) -> tuple[list[HourCost], set[str]]:
+    """The costs of some replicas in one hour, and the replicas of pools without a rate. ``carries`` replaces stored
+    carries.
+    """
+    (hour_ms,) = {hour_ms for _, hour_ms in hours}
+    claims = usage_source.claims(
+        session, start_ms=hour_ms, end_ms=hour_ms + MS_PER_HOUR, request_hours_max=settings.cost_request_hours_max
+    )
+    rates = price_book.list_rates(session)
+    found, without_rate = [], set()
+    for replica_id, _ in hours:
+        carry = (carries or {}).get(replica_id)
+        if carry is None:
+            carry = _stored_carry(session, replica_id, hour_ms)
+        try:
+            found.append(
+                _cost_of(session, (replica_id, hour_ms), claims.get(replica_id, []), rates, carry, now_ms, settings)
+            )
+        except NoRate:
+            without_rate.add(replica_id)
+    return found, without_rate
+
+
+def _cost_of(
+    session: Session,
+    hour: tuple[str, int],
+    claims: list[WorkClaim],
+    rates: Sequence[DatedRate],
+    carry: int,
+    now_ms: int,
+    settings: CostSettings,
+) -> HourCost:
+    replica_id, hour_ms = hour
+    lost_after_ms = settings.cost_lost_after_s * 1000
+    windows = _windows(session, replica_id, hour_ms - MS_PER_HOUR, hour_ms + MS_PER_HOUR + lost_after_ms)
+    mine = [window for window in windows if hour_ms <= window.start_ms < hour_ms + MS_PER_HOUR]
+    last = mine[-1]
+    kind = ReplicaKind(base_model=last.base_model, rank_max=last.rank_max, engine=last.engine, device=last.device)
+    function = cost_functions.in_force(session, kind)
+    time = spans([_state_window(window) for window in windows], now_ms=now_ms, lost_after_ms=lost_after_ms)
+    time = [span for span in time if hour_ms <= span.reported_ms < hour_ms + MS_PER_HOUR]
+    served = [window for window in mine if window.state != "starting"]
+    busy_ms = sum(span.busy_ms for span in time if span.state not in ("starting", "lost"))
+    given = ReplicaSlice(
+        charges=charges(time, price_book.rates_of(rates, kind.base_model, kind.rank_max)),
+        busy_ms=busy_ms,
+        stall_ms=min(busy_ms, sum(window.stall_ms for window in served)),
+        work=_sum_of(served),
+        probes=StepWork(
+            prefill_tokens=sum(window.probe_prefill_tokens for window in served),
+            decode_tokens=sum(window.probe_decode_tokens for window in served),
+            sequence_steps=sum(window.probe_decode_tokens for window in served),
+        ),
+        claims=claims,
+    )
+    return HourCost(
+        replica_id=replica_id,
+        hour_ms=hour_ms,
+        kind=kind,
+        function=function,
+        charge=sum(given.charges.values()),
+        carry_in=carry,
+        paid_ms=sum(span.end_ms - span.start_ms for span in time),
+        busy_ms=busy_ms,
+        allocation=allocate(given, cost_functions.weights_of(function), carry=carry),
+    )
+
+
+def _windows(session: Session, replica_id: str, from_ms: int, until_ms: int) -> list[ReplicaCostWindow]:
+    found = (
+        select(ReplicaCostWindow)
+        .where(
+            ReplicaCostWindow.replica_id == replica_id,
+            ReplicaCostWindow.start_ms >= from_ms,
+            ReplicaCostWindow.start_ms <= until_ms,
+        )
+        .order_by(col(ReplicaCostWindow.start_ms), col(ReplicaCostWindow.boot_id))
+    )
+    return list(session.exec(found).all())
+
+
+def _state_window(window: ReplicaCostWindow) -> StateWindow:
+    return msgspec.convert({name: getattr(window, name) for name in StateWindow.__struct_fields__}, StateWindow)
+
+
+def _sum_of(windows: Sequence[ReplicaCostWindow]) -> StepWork:
+    return StepWork(**{name: sum(getattr(each, name) for each in windows) for name in StepWork.__struct_fields__})
+
+
+def _stored_carry(session: Session, replica_id: str, hour_ms: int) -> int:
+    last = (
+        select(CostHour.carry)
+        .where(CostHour.replica_id == replica_id, CostHour.hour_ms < hour_ms)
+        .order_by(col(CostHour.hour_ms).desc())
+        .limit(1)
+    )
+    return session.exec(last).first() or 0
+
+
+def _store(session: Session, cost: HourCost) -> None:
+    session.add(
+        CostHour(
+            replica_id=cost.replica_id,
+            hour_ms=cost.hour_ms,
+            base_model=cost.kind.base_model,
+            rank_max=cost.kind.rank_max,
+            cost_function_id=None if cost.function is None else cost.function.id,
+            charge=cost.charge,
+            carry_in=cost.carry_in,
+            carry=cost.allocation.carry,
+            total_nanos=cost.allocation.total_nanos,
+            paid_ms=cost.paid_ms,
+            busy_ms=cost.busy_ms,
+            ratio_ppm=cost.ratio_ppm,
+            created_at=database_now(session),
+        )
+    )
+    session.flush()  # the rows refer to it
+    session.add_all(
+        CostRow(
+            replica_id=cost.replica_id,
+            hour_ms=cost.hour_ms,
+            **msgspec.structs.asdict(row.owner),
+            kind=row.kind,
+            nanos=row.nanos,
+        )
+        for row in cost.allocation.rows
+    )
+    session.flush()

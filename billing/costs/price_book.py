@@ -1,0 +1,125 @@
+"""The dated tables that an admin fills: what replicas of a pool cost, and what other providers charge. Insert-only."""
+
+from collections.abc import Iterable
+from datetime import date, datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.costs.break_even import OutsidePrice
+from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
+from billing.costs.rates import MS_PER_HOUR, PoolRate
+from core import clock
+from core.db import database_now
+from core.errors import Conflict
+
+
+class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica of a pool costs from ``effective_from`` on, in nanodollars per hour."""
+
+    base_model: str
+    rank_max: int
+    effective_from: datetime
+    nanos_per_hour: int
+    slot_nanos_per_hour: int
+
+
+class DatedOutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider charged for a million tokens on a day, in billionths of its currency, and where that is said."""
+
+    base_model: str
+    provider: str
+    as_of: date
+    currency: str
+    input_nanos_per_mtok: int
+    output_nanos_per_mtok: int
+    source: str
+
+
+def add_rate(session: Session, rate: DatedRate) -> DatedRate:
+    """Add a pool's rate. Raises Conflict when it would change an hour whose cost is shared out already, or when the
+    pool has a rate from that instant on.
+    """
+    allocated = session.exec(
+        select(sa.func.max(CostHour.hour_ms)).where(
+            col(CostHour.base_model) == rate.base_model, col(CostHour.rank_max) == rate.rank_max
+        )
+    ).one()
+    if allocated is not None and clock.to_ms(rate.effective_from) < allocated + MS_PER_HOUR:
+        raise Conflict(
+            f"effective_from: the pool's costs are shared out up to "
+            f"{clock.from_ms(allocated + MS_PER_HOUR).isoformat()}; use that instant or a later one.",
+            code="rate_in_allocated_time",
+            param="effective_from",
+        )
+    if session.get(PoolRateRow, (rate.base_model, rate.rank_max, rate.effective_from)) is not None:
+        raise Conflict(
+            "effective_from: the pool has a rate from this instant on; use a later one.",
+            code="rate_exists",
+            param="effective_from",
+        )
+    session.add(PoolRateRow(**msgspec.structs.asdict(rate), created_at=database_now(session)))
+    session.flush()
+    return rate
+
+
+def list_rates(session: Session) -> list[DatedRate]:
+    """All rates by pool and time."""
+    columns = (PoolRateRow.base_model, PoolRateRow.rank_max, PoolRateRow.effective_from)
+    rows = session.exec(select(PoolRateRow).order_by(*(col(column) for column in columns))).all()
+    return [DatedRate(**{name: getattr(row, name) for name in DatedRate.__struct_fields__}) for row in rows]
+
+
+def rates_of(rates: Iterable[DatedRate], base_model: str, rank_max: int) -> list[PoolRate]:
+    """One pool's rates in order of time, as ``costs.rates`` takes them."""
+    mine = [rate for rate in rates if (rate.base_model, rate.rank_max) == (base_model, rank_max)]
+    return sorted(
+        (
+            PoolRate(
+                effective_from_ms=clock.to_ms(rate.effective_from),
+                nanos_per_hour=rate.nanos_per_hour,
+                slot_nanos_per_hour=rate.slot_nanos_per_hour,
+            )
+            for rate in mine
+        ),
+        key=lambda rate: rate.effective_from_ms,
+    )
+
+
+def add_outside_price(session: Session, price: DatedOutsidePrice) -> DatedOutsidePrice:
+    """Add an outside price. Raises Conflict when the provider has one for that model, day and currency."""
+    key = (price.base_model, price.provider, price.as_of, price.currency)
+    if session.get(OutsidePriceRow, key) is not None:
+        raise Conflict(
+            "as_of: this provider has a price of the model on this day in this currency; use another day.",
+            code="outside_price_exists",
+            param="as_of",
+        )
+    session.add(OutsidePriceRow(**msgspec.structs.asdict(price), created_at=database_now(session)))
+    session.flush()
+    return price
+
+
+def list_outside_prices(session: Session) -> list[DatedOutsidePrice]:
+    """All outside prices by model, provider and day."""
+    columns = (OutsidePriceRow.base_model, OutsidePriceRow.provider, OutsidePriceRow.as_of, OutsidePriceRow.currency)
+    rows = session.exec(select(OutsidePriceRow).order_by(*(col(column) for column in columns))).all()
+    return [
+        DatedOutsidePrice(**{name: getattr(row, name) for name in DatedOutsidePrice.__struct_fields__}) for row in rows
+    ]
+
+
+def outside_prices(session: Session) -> list[OutsidePrice]:
+    """All outside prices, as ``costs.break_even`` takes them."""
+    return [
+        OutsidePrice(
+            model=row.base_model,
+            provider=row.provider,
+            as_of=row.as_of,
+            currency=row.currency,
+            input_nanos_per_mtok=row.input_nanos_per_mtok,
+            output_nanos_per_mtok=row.output_nanos_per_mtok,
+        )
+        for row in list_outside_prices(session)
+    ]

@@ -1,0 +1,310 @@
+"""Revenue, cost and margin by tenant, adapter, model or plan; break-even and savings by model.
+
+Costs are the stored rows of hours that are shared out, and on request a preview of those that are not yet. The direct
+cost is what an owner caused. The absorbed cost also spreads the platform's rows (idle, start, lost …) of a pool over
+its owners by their direct cost; the two are never mixed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.costs import hours, price_book, usage_source
+from billing.costs.allocation import CostKind, CostOwner
+from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
+from billing.costs.rates import MS_PER_HOUR
+from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
+from billing.costs.usage_source import Revenue
+from core import clock
+from core.errors import InvalidRequest
+
+CostGrouping = Literal["tenant", "adapter", "model", "plan"]
+PPM = 1_000_000
+
+_ROWS = sa.text("""
+SELECT h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind, sum(r.nanos)::bigint AS nanos
+FROM cost_rows r JOIN cost_hours h USING (replica_id, hour_ms)
+WHERE r.hour_ms >= :start_ms AND r.hour_ms < :end_ms
+GROUP BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
+ORDER BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
+""")
+_HOURS = sa.text("""
+SELECT base_model, rank_max, sum(total_nanos)::bigint AS total_nanos, sum(paid_ms)::bigint AS paid_ms,
+       sum(busy_ms)::bigint AS busy_ms, max(hour_ms) AS last_hour_ms,
+       count(*) FILTER (WHERE cost_function_id IS NULL)::bigint AS unfitted_hours,
+       count(*) FILTER (WHERE ratio_ppm < 800000 OR ratio_ppm > 1250000)::bigint AS flagged_hours
+FROM cost_hours WHERE hour_ms >= :start_ms AND hour_ms < :end_ms
+GROUP BY base_model, rank_max ORDER BY base_model, rank_max
+""")
+
+
+class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner's cost for one reason in a pool."""
+
+    base_model: str
+    rank_max: int
+    owner: CostOwner
+    kind: CostKind
+    nanos: int
+
+
+class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replicas of a pool cost, and for how long. ``unfitted_hours`` were shared out before a cost function was
+    fitted, ``flagged_hours`` with one that predicted less than 0.8 or more than 1.25 of the measured time.
+    """
+
+    base_model: str
+    rank_max: int
+    total_nanos: int
+    paid_ms: int
+    busy_ms: int
+    last_hour_ms: int
+    unfitted_hours: int = 0
+    flagged_hours: int = 0
+
+
+class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Revenue beside cost of one tenant, adapter, model or plan. ``key`` is its id, empty for the base model's own
+    usage. ``margin_ppm`` is None without revenue.
+    """
+
+    key: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    revenue_nanos: int
+    cost_nanos: int
+    absorbed_cost_nanos: int
+    margin_nanos: int
+    margin_ppm: int | None
+
+
+class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
+    """One base model: what a million of its tokens cost, observed and at full use, and beside an outside price."""
+
+    base_model: str
+    tokens: int
+    total_nanos: int
+    paid_ms: int
+    busy_ms: int
+    utilisation_ppm: int
+    break_even_observed_nanos: int | None
+    break_even_full_use_nanos: int | None
+    saving: Saving
+    reaches_goal: bool | None
+    unfitted_hours: int
+    flagged_hours: int
+
+
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All replicas of a period. ``total_nanos`` is the sum of the rows' cost and of the ``platform`` amounts by kind.
+    ``allocated_until`` is the end of the last hour that is shared out for good.
+    """
+
+    start: datetime
+    end: datetime
+    allocated_until: datetime | None
+    group_by: CostGrouping
+    total_nanos: int
+    revenue_nanos: int
+    rows: tuple[MarginRow, ...]
+    platform: dict[str, int]
+    models: tuple[ModelEconomics, ...]
+
+
+def report(
+    session: Session,
+    *,
+    start: datetime,
+    end: datetime,
+    group_by: CostGrouping,
+    settings: CostSettings,
+    include_open_hours: bool = False,
+) -> CostReport:
+    """The report of the hours in ``[start, end)``. With ``include_open_hours``, hours that are not shared out for good
+    are computed as they are now. Raises InvalidRequest for a period without whole hours or that is too long.
+    """
+    start_ms, end_ms = checked_hours(start, end)
+    costs, pools = stored_costs(session, start_ms, end_ms)
+    allocated_ms = max((pool.last_hour_ms + MS_PER_HOUR for pool in pools), default=None)
+    if include_open_hours:
+        _add_open_hours(session, start_ms, end_ms, settings, costs, pools)
+    charged = usage_source.revenue(session, start=start, end=end)
+    rows = margins(costs, charged, group_by)
+    if len(rows) > REPORT_ROWS_MAX:
+        raise InvalidRequest(
+            f"group_by: the report would have more than {REPORT_ROWS_MAX} rows; ask for a shorter period or group by "
+            "plan or model.",
+            param="group_by",
+        )
+    platform = Counter[str]()
+    for cost in costs:
+        if not cost.owner.tenant_id:
+            platform[cost.kind] += cost.nanos
+    prices = price_book.outside_prices(session)
+    models = sorted({pool.base_model for pool in pools})
+    return CostReport(
+        start=start,
+        end=end,
+        allocated_until=None if allocated_ms is None else clock.from_ms(allocated_ms),
+        group_by=group_by,
+        total_nanos=sum(cost.nanos for cost in costs),
+        revenue_nanos=sum(each.revenue_nanos for each in charged),
+        rows=tuple(rows),
+        platform=dict(sorted(platform.items())),
+        models=tuple(_economics(model, pools, charged, prices, end) for model in models),
+    )
+
+
+def checked_hours(start: datetime, end: datetime) -> tuple[int, int]:
+    """The period in Unix milliseconds. Raises InvalidRequest unless it consists of whole hours and is short enough."""
+    start_ms, end_ms = clock.to_ms(start), clock.to_ms(end)
+    for name, instant_ms in (("start", start_ms), ("end", end_ms)):
+        if instant_ms % MS_PER_HOUR:
+            raise InvalidRequest(f"{name}: costs are shared out by the hour; use a whole hour in UTC.", param=name)
+    if start_ms >= end_ms:
+        raise InvalidRequest("end: it is not after start; make it later.", param="end")
+    if end_ms - start_ms > REPORT_DAYS_MAX * 24 * MS_PER_HOUR:
+        raise InvalidRequest(f"start: a report covers at most {REPORT_DAYS_MAX} days; make it later.", param="start")
+    return start_ms, end_ms
+
+
+def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[OwnedCost], list[PoolTime]]:
+    """The costs of the hours that are shared out, by owner and kind, and the pools' time."""
+    period = {"start_ms": start_ms, "end_ms": end_ms}
+    costs = [
+        OwnedCost(
+            base_model=row["base_model"],
+            rank_max=row["rank_max"],
+            owner=CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"]),
+            kind=row["kind"],
+            nanos=row["nanos"],
+        )
+        for row in session.connection().execute(_ROWS, period).mappings()
+    ]
+    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period).mappings()]
+    return costs, pools
+
+
+def _add_open_hours(
+    session: Session,
+    start_ms: int,
+    end_ms: int,
+    settings: CostSettings,
+    costs: list[OwnedCost],
+    pools: list[PoolTime],
+) -> None:
+    for hour in hours.preview(session, settings, hours_max=PREVIEW_HOURS_MAX):
+        if not start_ms <= hour.hour_ms < end_ms:
+            continue
+        base_model, rank_max = hour.kind.base_model, hour.kind.rank_max
+        costs += [
+            OwnedCost(base_model=base_model, rank_max=rank_max, owner=row.owner, kind=row.kind, nanos=row.nanos)
+            for row in hour.allocation.rows
+        ]
+        pools.append(
+            PoolTime(
+                base_model=base_model,
+                rank_max=rank_max,
+                total_nanos=hour.allocation.total_nanos,
+                paid_ms=hour.paid_ms,
+                busy_ms=hour.busy_ms,
+                last_hour_ms=hour.hour_ms,
+                unfitted_hours=int(hour.function is None),
+            )
+        )
+
+
+def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: CostGrouping) -> list[MarginRow]:
+    """Revenue and cost by key, for every key that has either. Costs without a tenant are in no row, but spread over the
+    rows of their pool in the absorbed cost.
+    """
+    direct, absorbed = Counter[str](), Counter[str]()
+    for cost in costs:
+        if cost.owner.tenant_id:
+            direct[_key(cost.owner, cost.base_model, group_by)] += cost.nanos
+    for (owner, base_model), nanos in absorbed_costs(costs).items():
+        absorbed[_key(owner, base_model, group_by)] += nanos
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in charged:
+        mine = sums[_key(each.owner, each.base_model, group_by)]
+        for name in ("input_tokens", "cached_tokens", "output_tokens", "revenue_nanos"):
+            mine[name] += getattr(each, name)
+    return [_margin_row(key, sums[key], direct[key], absorbed[key]) for key in sorted(sums.keys() | direct.keys())]
+
+
+def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int) -> MarginRow:
+    revenue = sums["revenue_nanos"]
+    return MarginRow(
+        key=key,
+        input_tokens=sums["input_tokens"],
+        cached_tokens=sums["cached_tokens"],
+        output_tokens=sums["output_tokens"],
+        revenue_nanos=revenue,
+        cost_nanos=cost,
+        absorbed_cost_nanos=absorbed,
+        margin_nanos=revenue - cost,
+        margin_ppm=(revenue - cost) * PPM // revenue if revenue else None,
+    )
+
+
+def absorbed_costs(costs: Iterable[OwnedCost]) -> dict[tuple[CostOwner, str], int]:
+    """Direct cost plus a part of the platform's cost of the same pool, by owner and base model. Whole nanodollars: the
+    parts of a pool add up to its cost. A pool without usage spreads nothing.
+    """
+    direct: dict[tuple[str, int], Counter[CostOwner]] = defaultdict(Counter)
+    overhead: Counter[tuple[str, int]] = Counter()
+    for cost in costs:
+        pool = (cost.base_model, cost.rank_max)
+        if cost.owner.tenant_id:
+            direct[pool][cost.owner] += cost.nanos
+        else:
+            overhead[pool] += cost.nanos
+    found: Counter[tuple[CostOwner, str]] = Counter()
+    for pool, owners in direct.items():
+        whole, so_far, given = sum(owners.values()), 0, 0
+        for owner in sorted(owners):  # each gets what the running total has grown by, so that nothing is lost
+            so_far += owners[owner]
+            share = overhead[pool] * so_far // whole - given
+            given += share
+            found[owner, pool[0]] += owners[owner] + share
+    return dict(found)
+
+
+def _key(owner: CostOwner, base_model: str, group_by: CostGrouping) -> str:
+    keys = {"tenant": owner.tenant_id, "adapter": owner.adapter_id, "plan": owner.plan_id, "model": base_model}
+    return keys[group_by]
+
+
+def _economics(
+    model: str, pools: Iterable[PoolTime], charged: Iterable[Revenue], prices: Sequence[OutsidePrice], end: datetime
+) -> ModelEconomics:
+    mine = [pool for pool in pools if pool.base_model == model]
+    used = [each for each in charged if each.base_model == model]
+    inputs, outputs = sum(each.input_tokens for each in used), sum(each.output_tokens for each in used)
+    total, paid_ms, busy_ms = (
+        sum(getattr(pool, name) for pool in mine) for name in ("total_nanos", "paid_ms", "busy_ms")
+    )
+    rate = int(Fraction(total * MS_PER_HOUR, paid_ms or 1))
+    found = break_even(nanos_per_hour=rate, tokens=inputs + outputs, busy_ms=busy_ms, paid_ms=paid_ms)
+    compared = saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total)
+    return ModelEconomics(
+        base_model=model,
+        tokens=inputs + outputs,
+        total_nanos=total,
+        paid_ms=paid_ms,
+        busy_ms=busy_ms,
+        utilisation_ppm=busy_ms * PPM // paid_ms if paid_ms else 0,
+        break_even_observed_nanos=found["observed"],
+        break_even_full_use_nanos=found["full_use"],
+        saving=compared,
+        reaches_goal=compared.reaches_goal,
+        unfitted_hours=sum(pool.unfitted_hours for pool in mine),
+        flagged_hours=sum(pool.flagged_hours for pool in mine),
+    )

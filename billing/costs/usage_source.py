@@ -1,0 +1,106 @@
+"""The only place where cost attribution reads recorded usage.
+
+``claims`` says what usage claims of each replica's work in a piece of time; ``revenue`` what was charged for usage.
+Both read ``usage_records``. When usage is stored otherwise, only this module changes.
+"""
+
+from collections import defaultdict
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.costs.allocation import CostOwner, WorkClaim
+from billing.costs.rates import MS_PER_HOUR
+from core.ids import first_id_of_ms
+
+# A request's prompt counts when its first token came (or, without one, when it ended), its output evenly from there to
+# its end, its stall at its end. ``done_…`` is what it had decoded by an instant, so adjacent pieces of time add up.
+# The first output token comes out of the prefill. A decode step reads the prompt and what was decoded before, so that d
+# of them read d·p + d(d+1)/2 tokens.
+_CLAIMS = sa.text("""
+WITH timed AS (
+    SELECT r.replica_id, r.tenant_id, coalesce(r.adapter_id, '') AS adapter_id, v.plan_id,
+           r.input_tokens AS prompt, greatest(r.input_tokens - r.cached_tokens, 0) AS computed,
+           r.aborted_prefill_tokens AS aborted, greatest(r.output_tokens - 1, 0) AS decoded, r.stall_ms,
+           floor(extract(epoch FROM r.settled_at) * 1000)::bigint AS ends,
+           least(
+               floor(extract(epoch FROM r.settled_at) * 1000)::bigint,
+               CASE WHEN r.output_tokens = 0 THEN floor(extract(epoch FROM r.settled_at) * 1000)::bigint
+               ELSE floor(extract(epoch FROM r.started_at) * 1000)::bigint + coalesce(r.first_token_ms, 0) END
+           ) AS first
+    FROM usage_records r JOIN price_versions v ON v.id = r.price_version_id
+    WHERE r.request_id >= :low AND r.request_id < :high
+), counted AS (
+    SELECT *,
+           CASE WHEN ends > first THEN
+               decoded * (greatest(least(:end_ms, ends), first) - first) / (ends - first)
+               ELSE CASE WHEN ends < :end_ms THEN decoded ELSE 0 END END AS done_after,
+           CASE WHEN ends > first THEN
+               decoded * (greatest(least(:start_ms, ends), first) - first) / (ends - first)
+               ELSE CASE WHEN ends < :start_ms THEN decoded ELSE 0 END END AS done_before,
+           first >= :start_ms AND first < :end_ms AS prefilled,
+           ends >= :start_ms AND ends < :end_ms AS ended
+    FROM timed WHERE ends >= :start_ms AND first < :end_ms
+)
+SELECT replica_id, tenant_id, adapter_id, plan_id,
+       coalesce(sum(greatest(computed - aborted, 0)) FILTER (WHERE prefilled), 0)::bigint AS prefill_tokens,
+       coalesce(sum(least(aborted, computed)) FILTER (WHERE prefilled), 0)::bigint AS aborted_prefill_tokens,
+       sum(done_after - done_before)::bigint AS decode_tokens,
+       sum((done_after - done_before) * prompt + done_after * (done_after + 1) / 2
+           - done_before * (done_before + 1) / 2)::bigint AS context_tokens,
+       (sum(done_after - done_before) + count(*) FILTER (WHERE prefilled))::bigint AS sequence_steps,
+       coalesce(sum(stall_ms) FILTER (WHERE ended), 0)::bigint AS stall_ms
+FROM counted GROUP BY replica_id, tenant_id, adapter_id, plan_id ORDER BY replica_id, tenant_id, adapter_id, plan_id
+""")
+
+_REVENUE = sa.text("""
+SELECT r.tenant_id, coalesce(r.adapter_id, '') AS adapter_id, v.plan_id, r.base_model,
+       sum(r.input_tokens)::bigint AS input_tokens, sum(r.cached_tokens)::bigint AS cached_tokens,
+       sum(r.output_tokens)::bigint AS output_tokens, sum(r.amount_nanos)::bigint AS revenue_nanos
+FROM usage_records r JOIN price_versions v ON v.id = r.price_version_id
+WHERE r.settled_at >= :start AND r.settled_at < :end
+GROUP BY r.tenant_id, coalesce(r.adapter_id, ''), v.plan_id, r.base_model
+ORDER BY r.tenant_id, adapter_id, v.plan_id, r.base_model
+""")
+
+
+class Revenue(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner's usage of one base model was charged: rated usage, before credits and discounts."""
+
+    owner: CostOwner
+    base_model: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    revenue_nanos: int
+
+
+def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: int) -> dict[str, list[WorkClaim]]:
+    """What usage claims of each replica's work in ``[start_ms, end_ms)``, by replica. Requests that began more than
+    ``request_hours_max`` before are not found: ids are ordered by time, which makes this a range of the primary key.
+    """
+    parameters = {
+        "start_ms": start_ms,
+        "end_ms": end_ms,
+        "low": first_id_of_ms("req", start_ms - request_hours_max * MS_PER_HOUR),
+        "high": first_id_of_ms("req", end_ms + MS_PER_HOUR),  # a gateway's clock may be ahead
+    }
+    found: dict[str, list[WorkClaim]] = defaultdict(list)
+    for row in session.connection().execute(_CLAIMS, parameters).mappings():
+        owner = CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"])
+        work = {name: row[name] for name in WorkClaim.__struct_fields__ if name != "owner"}
+        found[row["replica_id"]].append(WorkClaim(owner=owner, **work))
+    return found
+
+
+def revenue(session: Session, *, start: datetime, end: datetime) -> list[Revenue]:
+    """What usage settled in ``[start, end)`` was charged, by owner and base model."""
+    return [
+        Revenue(
+            owner=CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"]),
+            **{name: row[name] for name in Revenue.__struct_fields__ if name != "owner"},
+        )
+        for row in session.connection().execute(_REVENUE, {"start": start, "end": end}).mappings()
+    ]

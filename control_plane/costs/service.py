@@ -1,0 +1,125 @@
+"""Unit economics for admins. ``billing.costs`` computes; this room adds audit rows, defaults and the wire format."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from billing.costs import cost_functions, focus, price_book, report
+from billing.costs.cost_functions import FittedFunction
+from billing.costs.price_book import DatedOutsidePrice, DatedRate
+from billing.costs.report import CostGrouping, ModelEconomics
+from billing.costs.settings import CostSettings
+from control_plane.audit import service as audit
+from control_plane.costs.schemas import (
+    CostFunctionView,
+    CostReportView,
+    ModelEconomicsView,
+    NewOutsidePrice,
+    NewPoolRate,
+    SavingView,
+)
+from core import clock
+from core.db import unit_of_work
+
+_ISSUER = "Tenora"
+
+
+def add_rate(session: Session, rate: NewPoolRate, *, actor: str) -> DatedRate:
+    """Add a pool's rate. Raises Conflict for time whose cost is shared out already."""
+    added = price_book.add_rate(session, DatedRate(**msgspec.structs.asdict(rate)))
+    details = {"effective_from": rate.effective_from.isoformat(), "nanos_per_hour": rate.nanos_per_hour}
+    audit.record(
+        session, actor=actor, action="pool_rate.added", target=f"{rate.base_model}/{rate.rank_max}", details=details
+    )
+    return added
+
+
+def add_outside_price(session: Session, price: NewOutsidePrice, *, actor: str) -> DatedOutsidePrice:
+    """Add an outside price. Raises Conflict when it is there already."""
+    added = price_book.add_outside_price(session, DatedOutsidePrice(**msgspec.structs.asdict(price)))
+    details = {"provider": price.provider, "as_of": price.as_of.isoformat(), "currency": price.currency}
+    audit.record(session, actor=actor, action="outside_price.added", target=price.base_model, details=details)
+    return added
+
+
+def list_functions(session: Session, *, limit: int) -> list[CostFunctionView]:
+    """The newest cost functions."""
+    return [_function(each) for each in cost_functions.list_functions(session, limit=limit)]
+
+
+def read_report(
+    session: Session,
+    settings: CostSettings,
+    *,
+    start: datetime | None,
+    end: datetime | None,
+    group_by: CostGrouping,
+    include_open_hours: bool,
+) -> CostReportView:
+    """The report of a period: the running UTC month up to the end of this hour, unless it is given."""
+    start, end = period(start, end)
+    found = report.report(
+        session,
+        start=start,
+        end=end,
+        group_by=group_by,
+        settings=settings,
+        include_open_hours=include_open_hours,
+    )
+    return CostReportView(
+        start=found.start,
+        end=found.end,
+        allocated_until=found.allocated_until,
+        group_by=found.group_by,
+        total_nanos=found.total_nanos,
+        revenue_nanos=found.revenue_nanos,
+        rows=list(found.rows),
+        platform=found.platform,
+        models=[_economics(model) for model in found.models],
+    )
+
+
+def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None) -> Iterator[str]:
+    """The FOCUS file of a period in pieces. Raises InvalidRequest for an impossible period, before the first piece."""
+    start_ms, end_ms = report.checked_hours(*period(start, end))
+
+    def pieces() -> Iterator[str]:
+        with unit_of_work(engine) as session:
+            yield from focus.focus_csv(session, start_ms=start_ms, end_ms=end_ms, issuer=_ISSUER)
+
+    return pieces()
+
+
+def period(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+    """The given period; by default from the first of the UTC month to the end of the running hour."""
+    this_hour = clock.now().replace(minute=0, second=0, microsecond=0)
+    end = end or this_hour + timedelta(hours=1)
+    return start or (end - timedelta(hours=1)).replace(day=1, hour=0), end
+
+
+def _function(found: FittedFunction) -> CostFunctionView:
+    return CostFunctionView(
+        id=found.id,
+        **msgspec.structs.asdict(found.kind),
+        **msgspec.structs.asdict(found.weights),
+        **msgspec.structs.asdict(found.quality),
+        flags=list(found.flags),
+        measured_from=clock.from_ms(found.measured_from_ms),
+        measured_until=clock.from_ms(found.measured_to_ms),
+    )
+
+
+def _economics(model: ModelEconomics) -> ModelEconomicsView:
+    saving = SavingView(
+        status=model.saving.status,
+        provider=model.saving.provider,
+        as_of=model.saving.as_of,
+        outside_nanos=model.saving.outside_nanos,
+        saving_ppm=model.saving.saving_ppm,
+        reaches_goal=model.reaches_goal,
+    )
+    plain = {name: getattr(model, name) for name in ModelEconomicsView.__struct_fields__ if name != "saving"}
+    return ModelEconomicsView(**plain, saving=saving)

@@ -1,0 +1,66 @@
+"""The thread of the billing worker that stores windows and shares out hours, with the worker's own rights."""
+
+import pytest
+import redis as redis_client
+import sqlalchemy as sa
+
+from billing.costs.background import CostThread
+from billing.worker import connect_redis
+from control_plane import database_roles
+from core import db, redis_acl
+from tests.conftest import wait_until
+from tests.fixtures.least_privilege import as_role, as_user
+
+
+@pytest.fixture
+def as_billing(costs, postgres_settings, redis_settings):
+    """The connections of a billing worker: its role of Postgres and its user of Redis."""
+    engine = db.connect(as_role(postgres_settings, database_roles.BILLING))
+    with connect_redis(as_user(redis_settings, redis_acl.BILLING), costs.stage.settings) as redis:
+        yield engine, redis
+    engine.dispose()
+
+
+def test_windows_are_stored_and_hours_shared_out_in_the_background(costs, as_billing):
+    costs.rate()
+    costs.publish(costs.window(0, 10, final=True))
+    thread = CostThread(*as_billing, costs.settings.model_copy(update={"cost_poll_s": 0.05}))
+    thread.start()
+    try:
+        wait_until(lambda: costs.rows() == {"idle": 10_000_000}, what="the shared-out hour")
+    finally:
+        thread.stop(10)
+    costs.publish(costs.window(10, 20))
+    assert costs.redis.xlen("tenora:cost_windows") == 1, "a stopped thread reads nothing"
+
+
+def test_an_outage_is_survived(costs, as_billing):
+    engine, redis = as_billing
+
+    class FailsFirst:
+        """A client whose first call fails."""
+
+        failed = False
+
+        def __getattr__(self, name):
+            if not self.failed:
+                self.failed = True
+                raise redis_client.ConnectionError("down")
+            return getattr(redis, name)
+
+    costs.rate()
+    costs.publish(costs.window(0, 10, final=True))
+    thread = CostThread(engine, FailsFirst(), costs.settings.model_copy(update={"cost_poll_s": 0.05}))
+    thread.start()
+    try:
+        wait_until(lambda: costs.rows() == {"idle": 10_000_000}, what="the shared-out hour")
+    finally:
+        thread.stop(10)
+
+
+def test_a_billing_worker_cannot_change_rates_or_rows(costs, as_billing):
+    engine, _ = as_billing
+    costs.rate()
+    for sql in ("INSERT INTO pool_rates SELECT * FROM pool_rates", "UPDATE cost_rows SET nanos = 1"):
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied"), engine.begin() as connection:
+            connection.execute(sa.text(sql))

@@ -1,0 +1,174 @@
+"""Windows from Redis to rows of hours: stored once, shared out once, adding up to rate × time."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from billing.costs import hours
+from billing.costs.hours import allocate_due
+from billing.costs.rates import MS_PER_HOUR
+from core import redis_keys
+from core.db import unit_of_work
+
+
+def test_windows_are_stored_once_however_often_they_arrive(costs):
+    first, second = costs.window(0, 10), costs.window(10, 20)
+    assert costs.store(first, second) == 2
+    assert costs.store(first, second) == 0
+    assert costs.redis.xlen(redis_keys.COST_WINDOWS) == 0
+    assert costs.stage.value("SELECT count(*) FROM replica_cost_windows") == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"not json",
+        b'{"replica_id": "rep_1"}',
+        {"end_ms": 4_000_000_000_000},
+        {"busy_ms": -1},
+        {"start_ms": 2_000, "end_ms": 2_000},
+        {"state": "asleep"},
+    ],
+)
+def test_an_impossible_window_is_refused_and_stops_no_other(costs, bad):
+    if isinstance(bad, dict):
+        bad = msgspec.json.encode(msgspec.to_builtins(costs.window(0, 10)) | bad)
+    assert costs.store(bad, costs.window(10, 20)) == 1
+    assert costs.redis.xlen(redis_keys.COST_WINDOWS) == 0
+
+
+@pytest.mark.scenario(174)
+def test_an_hour_is_shared_out_once_and_adds_up_to_rate_times_time(costs):
+    costs.rate()
+    a, b = costs.tenants(2)
+    costs.use(a, ended_s=120, input_tokens=2_001, output_tokens=1)
+    costs.use(b, ended_s=130, input_tokens=1_001, output_tokens=501, first_token_s=10)
+    work = {"steps": 502, "prefill_tokens": 3_002, "decode_tokens": 500, "sequence_steps": 502}
+    costs.store(
+        costs.window(0, 45, "starting"),
+        costs.window(45, 105),
+        costs.window(105, 150, busy_ms=4_000, **work),
+        costs.window(150, 160, "draining", busy_ms=500),
+    )
+    assert allocate_due(costs.engine, costs.settings).hours == 1
+    found = costs.rows()
+    # Before a fit, a prompt token weighs 1 and a decoded one 2: a did 2,001 of 4,002 parts, b the rest.
+    assert found == {
+        a: 2_250_000,
+        b: 2_250_000,
+        "starting": 45_000_000,
+        "idle": 101_000_000,
+        "draining": 9_500_000,
+        "lost": 60_000_000,
+    }
+    assert sum(found.values()) == (160 + 60) * 1_000_000
+    assert allocate_due(costs.engine, costs.settings).hours == 0
+
+
+def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_counted_twice(costs):
+    costs.rate()
+    (a,) = costs.tenants(1)
+    # A prompt of 1,000 computed 10 s before the border, then 200 tokens until 10 s after it.
+    costs.use(a, ended_s=3_610, lasted_s=20, input_tokens=1_000, output_tokens=201)
+    costs.store(
+        costs.window(3_590, 3_600, busy_ms=10_000, steps=101, prefill_tokens=1_000, decode_tokens=100,
+                     context_tokens=105_050, sequence_steps=101),
+        costs.window(3_600, 3_610, busy_ms=10_000, steps=100, decode_tokens=100, context_tokens=115_050,
+                     sequence_steps=100, final=True),
+    )  # fmt: skip
+    with unit_of_work(costs.engine) as session:
+        found = [
+            hours.usage_source.claims(
+                session, start_ms=costs.hour_ms + n * MS_PER_HOUR, end_ms=costs.hour_ms + (n + 1) * MS_PER_HOUR,
+                request_hours_max=2,
+            )["rep_1"][0]
+            for n in (0, 1)
+        ]  # fmt: skip
+    assert [(each.prefill_tokens, each.decode_tokens, each.sequence_steps) for each in found] == [
+        (1_000, 100, 101),
+        (0, 100, 100),
+    ]
+    assert [each.context_tokens for each in found] == [105_050, 115_050]
+    assert allocate_due(costs.engine, costs.settings).hours == 2
+    assert costs.rows() == {a: 10_000_000}
+    assert costs.rows(costs.hour_ms + MS_PER_HOUR) == {a: 10_000_000}
+
+
+def test_a_pool_without_a_rate_waits_for_one_and_is_not_free(costs):
+    costs.store(costs.window(0, 10, final=True))
+    refused = allocate_due(costs.engine, costs.settings)
+    assert (refused.hours, refused.without_rate) == (0, {"rep_1"})
+    costs.rate()
+    assert allocate_due(costs.engine, costs.settings).hours == 1
+    assert costs.rows() == {"idle": 10_000_000}
+
+
+@pytest.mark.scenario(175)
+def test_a_rate_that_changes_within_an_hour_counts_from_its_instant(costs):
+    costs.rate()
+    costs.rate(7_200_000_000, from_ms=costs.hour_ms + 30_000)
+    costs.store(costs.window(0, 60, final=True))
+    allocate_due(costs.engine, costs.settings)
+    assert costs.rows() == {"idle": 90_000_000}
+
+
+def test_what_is_below_one_nanodollar_is_carried_to_the_next_hour(costs):
+    costs.rate(1_234_567)  # 0.34 nanodollars a millisecond
+    costs.store(
+        costs.window(0, 1, end_ms=costs.hour_ms + 10),
+        costs.window(3_600, 3_601, end_ms=costs.hour_ms + 3_600_010, final=True),
+    )
+    settings = costs.settings.model_copy(update={"cost_lost_after_s": 0})
+    assert allocate_due(costs.engine, settings).hours == 2
+    stored = costs.stage.rows("SELECT charge, carry_in, carry, total_nanos FROM cost_hours ORDER BY hour_ms")
+    assert [row["total_nanos"] for row in stored] == [3, 3]
+    assert stored[1]["carry_in"] == stored[0]["carry"] > 0
+    assert sum(row["total_nanos"] for row in stored) == 2 * 10 * 1_234_567 // MS_PER_HOUR
+
+
+def test_an_hour_that_is_not_over_is_previewed_and_not_stored(costs):
+    costs.rate()
+    now_s = costs.stage.value("SELECT extract(epoch FROM clock_timestamp())::bigint") - costs.hour_ms // 1_000
+    costs.store(costs.window(now_s - 2, now_s - 1, final=True))
+    assert allocate_due(costs.engine, costs.settings).hours == 0
+    with unit_of_work(costs.engine) as session:
+        (found,) = hours.preview(session, costs.settings, hours_max=3)
+    assert found.allocation.total_nanos == 1_000_000
+    assert costs.stage.value("SELECT count(*) FROM cost_rows") == 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("UPDATE cost_rows SET nanos = nanos + 1", "written once"),
+        ("DELETE FROM cost_hours", "written once"),
+        ("UPDATE replica_cost_windows SET busy_ms = 0", "written once"),
+        ("DELETE FROM pool_rates", "written once"),
+        (
+            "INSERT INTO cost_rows SELECT replica_id, hour_ms, 'tn_x', '', '', 'requests', 1 FROM cost_hours",
+            "is not being written",
+        ),
+        (
+            """INSERT INTO cost_hours SELECT 'rep_2', hour_ms, base_model, rank_max, NULL, charge, carry_in, carry,
+            total_nanos, paid_ms, busy_ms, NULL, created_at FROM cost_hours""",
+            "add up to 0",
+        ),
+    ],
+)
+def test_the_database_refuses_to_change_costs(costs, sql, reason):
+    costs.rate()
+    costs.store(costs.window(0, 10, final=True))
+    allocate_due(costs.engine, costs.settings)
+    with pytest.raises(sa.exc.DBAPIError, match=reason):
+        costs.stage.change(sql)
+
+
+def test_two_workers_share_an_hour_out_once(costs):
+    costs.rate()
+    costs.store(*(costs.window(10 * n, 10 * n + 10, replica_id=f"rep_{n}", final=True) for n in range(6)))
+    with ThreadPoolExecutor(2) as workers:
+        stored = list(workers.map(lambda _: allocate_due(costs.engine, costs.settings).hours, range(2)))
+    assert sum(stored) == 6
+    assert costs.rows() == {"idle": 60_000_000}

@@ -1,0 +1,119 @@
+"""Unit economics through the admin API: dated tables in, the report and the FOCUS file out."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing.costs.hours import allocate_due
+from billing.costs.rates import MS_PER_HOUR
+from billing.costs.settings import CostSettings
+from billing.costs.window_reader import store
+from core import clock
+from core.contracts.costs import CostWindow
+from core.db import unit_of_work
+
+HOUR = (datetime.now(UTC) - timedelta(hours=3)).replace(minute=0, second=0, microsecond=0)
+BASE = "tiny-instruct"
+RATE = {
+    "base_model": BASE, "rank_max": 16, "effective_from": HOUR.isoformat(), "nanos_per_hour": 3_600_000_000,
+    "slot_nanos_per_hour": 0,
+}  # fmt: skip
+PRICE = {
+    "base_model": BASE, "provider": "elsewhere", "as_of": HOUR.date().isoformat(), "currency": "usd",
+    "input_nanos_per_mtok": 900_000_000, "output_nanos_per_mtok": 900_000_000, "source": "https://example.com/prices",
+}  # fmt: skip
+PERIOD = {"start": HOUR.isoformat(), "end": (HOUR + timedelta(hours=1)).isoformat()}
+
+
+def add(api, table: str, body: dict):
+    return api.admin.post(f"/api/v1/admin/costs/{table}", json=body)
+
+
+@pytest.fixture
+def idle_minute(api, engine):
+    """One replica that was idle for a minute of the hour."""
+    add(api, "rates", RATE).raise_for_status()
+    start_ms = clock.to_ms(HOUR)
+    window = CostWindow(
+        replica_id="rep_1", boot_id="boot_1", sequence=0, base_model=BASE, rank_max=16, engine="vllm 0.32.0",
+        device="cpu", state="ready", start_ms=start_ms, end_ms=start_ms + 60_000, final=True,
+    )  # fmt: skip
+    with unit_of_work(engine) as session:
+        store(session, [window])
+    assert allocate_due(engine, CostSettings()).hours == 1
+
+
+def test_rates_and_outside_prices_are_added_once_and_listed(api):
+    for table, body in (("rates", RATE), ("outside-prices", PRICE)):
+        made = add(api, table, body)
+        assert made.status_code == 201, made.text
+        listed = api.admin.get(f"/api/v1/admin/costs/{table}").json()["data"]
+        assert len(listed) == 1
+        assert {name: listed[0][name] for name in body if name != "effective_from"} == {
+            name: value for name, value in body.items() if name != "effective_from"
+        }
+        again = add(api, table, body)
+        assert (again.status_code, again.json()["code"]) == (
+            409,
+            "rate_exists" if table == "rates" else "outside_price_exists",
+        )
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("rates", {"nanos_per_hour": -1}),
+        ("rates", {"nanos_per_hour": 1.5}),
+        ("rates", {"effective_from": "2026-01-01T00:00:00"}),
+        ("rates", {"rank_max": 0}),
+        ("rates", {"base_model": ""}),
+        ("outside-prices", {"currency": "USD"}),
+        ("outside-prices", {"as_of": "2026-02-30"}),
+        ("outside-prices", {"input_nanos_per_mtok": "free"}),
+        ("outside-prices", {"source": ""}),
+    ],
+)
+def test_impossible_rates_and_prices_are_refused_and_nothing_is_written(api, table, change):
+    refused = add(api, table, (RATE if table == "rates" else PRICE) | change)
+    assert refused.status_code == 400, refused.text
+    assert next(iter(change)) in refused.text
+    assert api.admin.get(f"/api/v1/admin/costs/{table}").json()["data"] == []
+
+
+def test_a_rate_in_time_that_is_shared_out_is_refused(api, idle_minute):
+    refused = add(api, "rates", RATE | {"effective_from": (HOUR + timedelta(minutes=1)).isoformat()})
+    assert (refused.status_code, refused.json()["code"]) == (409, "rate_in_allocated_time")
+
+
+def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
+    found = api.admin.get("/api/v1/admin/costs", params=PERIOD).json()
+    assert (found["total_nanos"], found["platform"], found["rows"]) == (60_000_000, {"idle": 60_000_000}, [])
+    (model,) = found["models"]
+    assert (model["paid_ms"], model["busy_ms"], model["unfitted_hours"]) == (60_000, 0, 1)
+    assert (model["break_even_observed_nanos"], model["saving"]["status"]) == (None, "missing")
+    assert datetime.fromisoformat(found["allocated_until"]) == HOUR + timedelta(hours=1)
+
+
+def test_the_focus_file_is_csv_with_the_hours_rows(api, idle_minute):
+    answer = api.admin.get("/api/v1/admin/costs/focus.csv", params=PERIOD)
+    assert answer.headers["content-type"].startswith("text/csv")
+    (line,) = csv.DictReader(io.StringIO(answer.text))
+    assert (line["BilledCost"], line["x_CostKind"], line["ResourceId"]) == ("0.060000000", "idle", "rep_1")
+
+
+@pytest.mark.parametrize("path", ["", "/focus.csv"])
+def test_a_part_of_an_hour_is_refused(api, path):
+    half = {"start": (HOUR + timedelta(milliseconds=MS_PER_HOUR // 2)).isoformat(), "end": PERIOD["end"]}
+    refused = api.admin.get(f"/api/v1/admin/costs{path}", params=half)
+    assert (refused.status_code, refused.json()["param"]) == (400, "start")
+
+
+@pytest.mark.parametrize("path", ["", "/focus.csv", "/functions", "/rates", "/outside-prices"])
+def test_tenants_see_no_costs(api, path):
+    assert api.tenant().http.get(f"/api/v1/admin/costs{path}").status_code == 403
+
+
+def test_functions_are_listed(api):
+    assert api.admin.get("/api/v1/admin/costs/functions").json()["data"] == []
