@@ -1,6 +1,6 @@
 """``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, one for a
-rotation of the notifications' key, and two of cost attribution. What they do is in ``billing.worker``, ``billing.stream``,
-``billing.quota_rebuild``, ``billing.notifications.reseal`` and ``billing.costs``.
+rotation of the notifications' key, and two of cost attribution. What they do is in ``billing.worker``,
+``billing.stream``, ``billing.quota_rebuild``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
 import argparse

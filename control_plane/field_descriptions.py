@@ -265,6 +265,7 @@ _FIELDS: Final[dict[str, str]] = {
 }
 
 _OF_TYPE: Final[dict[str, str]] = {
+    "CostReportView.models": "Break-even and savings by base model.",
     "NewEndpoint.kind": "email or webhook.",
     "EndpointView.kind": "email or webhook.",
     "EndpointSecret.kind": "email or webhook.",

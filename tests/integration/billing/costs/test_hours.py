@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from billing.costs import hours
+from billing.costs.allocation import WorkClaim
 from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from core import redis_keys
@@ -172,3 +173,66 @@ def test_two_workers_share_an_hour_out_once(costs):
         stored = list(workers.map(lambda _: allocate_due(costs.engine, costs.settings).hours, range(2)))
     assert sum(stored) == 6
     assert costs.rows() == {"idle": 60_000_000}
+
+
+def claimed(costs, *, hours_later: int = 0):
+    start_ms = costs.hour_ms + hours_later * MS_PER_HOUR
+    with unit_of_work(costs.engine) as session:
+        found = hours.usage_source.claims(
+            session, start_ms=start_ms, end_ms=start_ms + MS_PER_HOUR, request_hours_max=2
+        )
+    return {claim.owner.tenant_id: claim for claim in found.get("rep_1", [])}
+
+
+@pytest.mark.parametrize(
+    ("usage", "claim"),
+    [
+        pytest.param(
+            {"input_tokens": 10_000, "cached_tokens": 8_000, "output_tokens": 1},
+            {"prefill_tokens": 2_000, "sequence_steps": 1},
+            marks=pytest.mark.scenario(171),
+        ),
+        pytest.param(
+            {"input_tokens": 10, "output_tokens": 1, "adapter_id": "ad_c", "adapter_tier": "store", "stall_ms": 400},
+            {"prefill_tokens": 10, "sequence_steps": 1, "stall_ms": 400},
+            marks=pytest.mark.scenario(172),
+        ),
+        pytest.param(
+            {"input_tokens": 30_000, "aborted_prefill_tokens": 30_000, "output_tokens": 0, "outcome": "client_gone"},
+            {"aborted_prefill_tokens": 30_000, "sequence_steps": 1},
+            marks=pytest.mark.scenario(176),
+        ),
+        (
+            {"input_tokens": 100, "cached_tokens": 60, "aborted_prefill_tokens": 100, "output_tokens": 0},
+            {"aborted_prefill_tokens": 40, "sequence_steps": 1},
+        ),
+        (
+            {"input_tokens": 100, "output_tokens": 5, "lasted_s": 0},
+            {"prefill_tokens": 100, "decode_tokens": 4, "context_tokens": 410, "sequence_steps": 5},
+        ),
+    ],
+)
+def test_usage_claims_what_its_engine_computed(costs, usage, claim):
+    (a,) = costs.tenants(1)
+    costs.use(a, ended_s=100, **usage)
+    found = claimed(costs)[a]
+    names = [name for name in WorkClaim.__struct_fields__ if name != "owner"]
+    assert {name: getattr(found, name) for name in names if getattr(found, name)} == claim
+    assert found.owner.adapter_id == usage.get("adapter_id", "")
+
+
+def test_usage_of_other_hours_is_not_claimed(costs):
+    a, b = costs.tenants(2)
+    costs.use(a, ended_s=-1, lasted_s=5)
+    costs.use(b, ended_s=3_700, lasted_s=5)
+    assert claimed(costs) == {}
+    assert set(claimed(costs, hours_later=1)) == {b}
+
+
+def test_a_claim_is_split_at_every_border_without_loss(costs):
+    (a,) = costs.tenants(1)
+    costs.use(a, ended_s=3_601, lasted_s=7, first_token_s=3, input_tokens=100, output_tokens=12)
+    parts = [claimed(costs, hours_later=number)[a] for number in (0, 1)]
+    assert [part.decode_tokens for part in parts] == [8, 3]
+    assert sum(part.context_tokens for part in parts) == 11 * 100 + 11 * 12 // 2
+    assert sum(part.sequence_steps for part in parts) == 12
