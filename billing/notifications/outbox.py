@@ -145,5 +145,5 @@ def _refuse_fractions(event_type: str, value: object) -> None:
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             _refuse_fractions(event_type, each)
-    elif isinstance(value, float):
+    elif value is not None and not isinstance(value, bool | int | str):
         raise ValueError(f"data of {event_type} has the fraction {value}; money is integer nanodollars or cents")  # noqa: TRY004 - a value's fault
