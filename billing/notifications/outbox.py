@@ -146,4 +146,4 @@ def _refuse_fractions(event_type: str, value: object) -> None:
         for each in value.values() if isinstance(value, dict) else value:
             _refuse_fractions(event_type, each)
     elif value is not None and not isinstance(value, bool | int | str):
-        raise ValueError(f"data of {event_type} has the fraction {value}; money is integer nanodollars or cents")  # noqa: TRY004 - a value's fault
+        raise ValueError(f"data of {event_type} has the fraction {value}; money is integer nanodollars or cents")
