@@ -88,6 +88,8 @@ def test_no_route_shows_or_changes_another_tenants_data(api, base, tmp_path):
     bodies = {
         "/api/v1/adapters/{name}/revisions": {"files": files},
         "/api/v1/adapters": {"name": "mine", "base_model": base.id},
+        "/api/v1/notification-endpoints/{endpoint_id}/confirm": {"code": "000000"},
+        "/api/v1/notification-endpoints/{endpoint_id}/replay": {"since": "2026-01-01T00:00:00Z"},
     }
     checked, leaks = 0, []
     for method, path in routes(api):
