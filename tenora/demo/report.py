@@ -1,6 +1,7 @@
 """Prints the demo's results as tables, and writes them as one JSON file."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
             [
                 [
                     f"{line['kind'].replace('_', ' ')}, {names[line['adapter_id'] or '']}",
-                    _quantity(line),
+                    f"{Decimal(line['quantity']):,}",
                     format_usd(line["unit_price_nanos"]),
                     format_usd(line["amount_nanos"]),
                     format_usd(cents_to_nanos(line["amount_cents"])),
@@ -68,12 +69,6 @@ def show_invoice(console: Console, tenant: str, invoice: dict[str, Any], names: 
             ],
         )
     )
-
-
-def _quantity(line: dict[str, Any]) -> str:
-    """Format a line's quantity. Page time is stored in page-milliseconds and priced per page-second."""
-    quantity: int = line["quantity"]
-    return f"{quantity // 1000:,}.{quantity % 1000:03d}" if line["kind"] == "kv_page_seconds" else f"{quantity:,}"
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ def _bill(
         invoice = tenant.control.get(f"/api/v1/invoices/{closed[tenant.id]['id']}")
         show_usage(console, tenant.name, ledger[tenant.id], names)
         show_invoice(console, tenant.name, invoice, names)
-        invoiced_tokens += sum(line["quantity"] for line in invoice["lines"] if line["kind"].endswith("_tokens"))
+        invoiced_tokens += sum(int(line["quantity"]) for line in invoice["lines"] if line["kind"].endswith("_tokens"))
         tenant_rows.append(
             {
                 "id": tenant.id,
