@@ -16,12 +16,20 @@ from billing.models import LedgerAccount, LedgerEntry, LedgerTransfer
 from core.db import database_now
 from core.ids import new_id
 
-AccountKind = Literal["usage_unbilled", "receivable", "revenue", "rounding"]
-TransferKind = Literal["usage", "adjustment", "invoice"]
+AccountKind = Literal[
+    "usage_unbilled", "receivable", "customer_balance", "credits_paid", "credits_promotional",
+    "revenue", "rounding", "cash", "promotions", "breakage", "tax_payable", "bad_debt",
+]  # fmt: skip
+"""What a tenant owes (unbilled usage, receivable) and is owed (balance, credits); then the platform's own accounts."""
+
+TransferKind = Literal[
+    "usage", "adjustment", "invoice", "amendment", "credit_note", "payment", "refund", "void", "write_off", "recovery",
+    "credit_grant", "credit_burn", "credit_lapse", "balance",
+]  # fmt: skip
 
 
 class AccountRef(msgspec.Struct, frozen=True):
-    """An account by its kind and tenant. ``revenue`` and ``rounding`` have no tenant."""
+    """An account by its kind and tenant. The platform's own accounts have no tenant."""
 
     kind: AccountKind
     tenant_id: str | None = None
@@ -35,7 +43,7 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to post: of the usage records that name it, of an adjustment, or of an invoice."""
+    """A transfer to post. ``invoice_id`` is set for the transfer that finalizes an invoice, and only for it."""
 
     transfer_id: str
     kind: TransferKind

@@ -12,11 +12,13 @@ STALE_PRICES = Counter(
     "Usage events that named prices which were not in force; charged by those in force at admission. Alert on any.",
 )
 LATE = Counter("tenora_billing_late_total", "Usage events that arrived after their billing period was closed.")
-CLOSES_FAILED = Counter(
-    "tenora_billing_closes_failed_total", "Tenants whose billing period could not be closed. Alert on any."
+TENANT_FAILURES = Counter(
+    "tenora_billing_tenant_failures_total",
+    "Tenants whose period could not be closed or adjusted, and who are tried again. Alert on any.",
+    ["task"],
 )
 JOBS_FAILED = Counter(
-    "tenora_billing_jobs_failed_total", "Runs of a billing job that failed because a dependency did.", ["job"]
+    "tenora_billing_jobs_failed_total", "Runs of a billing job that failed and are tried again.", ["job"]
 )
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
@@ -33,9 +35,6 @@ COST_WINDOWS = Counter(
     "tenora_billing_cost_windows_total",
     "Windows of replicas' time: stored, known already, or refused as impossible. Alert on refused.",
     ["result"],
-)
-COST_FAILURES = Counter(
-    "tenora_billing_cost_failures_total", "Turns of cost attribution that failed and are tried again."
 )
 COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
 COST_HOURS_REFUSED = Counter(

@@ -5,21 +5,29 @@ transfer that exists, and check at commit that each transfer is whole, so nothin
 """
 
 from datetime import datetime
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
 Instant = sa.DateTime(timezone=True)
 
+_TENANT_KINDS: Final = "'usage_unbilled', 'receivable', 'customer_balance', 'credits_paid', 'credits_promotional'"
+_PLATFORM_KINDS: Final = "'revenue', 'rounding', 'cash', 'promotions', 'breakage', 'tax_payable', 'bad_debt'"
+_TRANSFER_KINDS: Final = (
+    "'usage', 'adjustment', 'invoice', 'amendment', 'credit_note', 'payment', 'refund', 'void', 'write_off',"
+    " 'recovery', 'credit_grant', 'credit_burn', 'credit_lapse', 'balance'"
+)
+
 
 class LedgerAccount(SQLModel, table=True):
-    """Where value is held. ``revenue`` and ``rounding`` belong to the platform; the others exist once per tenant."""
+    """Where value is held. Accounts with a tenant exist once per tenant; the others belong to the platform."""
 
     __tablename__ = "accounts"
     __table_args__ = (
         sa.UniqueConstraint("kind", "tenant_id", postgresql_nulls_not_distinct=True),
-        sa.CheckConstraint("kind IN ('usage_unbilled', 'receivable', 'revenue', 'rounding')", name="kind_known"),
-        sa.CheckConstraint("(tenant_id IS NULL) = (kind IN ('revenue', 'rounding'))", name="owner_fits_kind"),
+        sa.CheckConstraint(f"kind IN ({_TENANT_KINDS}, {_PLATFORM_KINDS})", name="kind_known"),
+        sa.CheckConstraint(f"(tenant_id IS NULL) = (kind IN ({_PLATFORM_KINDS}))", name="owner_fits_kind"),
     )
 
     id: str = Field(primary_key=True)
@@ -28,13 +36,13 @@ class LedgerAccount(SQLModel, table=True):
 
 
 class LedgerTransfer(SQLModel, table=True):
-    """One movement of value: of the usage records that one transaction recorded, of an adjustment of what usage of a
-    period costs, or of one invoice.
+    """One movement of value. Its cause names it: usage records, an adjustment, a payment and so on; an invoice is named
+    by the transfer that finalizes it.
     """
 
     __tablename__ = "transfers"
     __table_args__ = (
-        sa.CheckConstraint("kind IN ('usage', 'adjustment', 'invoice')", name="kind_known"),
+        sa.CheckConstraint(f"kind IN ({_TRANSFER_KINDS})", name="kind_known"),
         sa.CheckConstraint("(kind = 'invoice') = (invoice_id IS NOT NULL)", name="cause_fits_kind"),
     )
 

@@ -42,6 +42,11 @@ def month(name: str) -> Period:
     return Period(datetime(year, number, 1, tzinfo=UTC), datetime(*following, 1, tzinfo=UTC))
 
 
+def month_start(instant: datetime) -> datetime:
+    """The start of the UTC calendar month that holds an aware instant."""
+    return instant.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
 def bucket_start(instant: datetime, bucket: Bucket) -> datetime:
     """The start of the bucket that holds an aware instant: a whole UTC minute, hour or day."""
     return instant - (instant - EPOCH) % BUCKET_LENGTH[bucket]

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.charges.adjustment_runner import AdjustmentRunner
-from billing.costs.background import CostThread
+from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
@@ -36,9 +36,8 @@ from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
 
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
-_JOBS_STOP_S: Final = 2
+_JOBS_STOP_S: Final = 5
 _TABLES_EVERY_MS: Final = 3_600_000
-_COSTS_STOP_S: Final = 5
 
 _log = structlog.get_logger()
 
@@ -177,19 +176,15 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        with connect_redis(RedisSettings(), settings) as redis_of_costs:
-            jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
-            jobs.start()
-            costs = CostThread(engine, redis_of_costs, CostSettings())
-            costs.start()
-            notifications = delivery.build_runner(PostgresSettings())
-            notifications.start()
-            try:
-                BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
-            finally:
-                notifications.stop()
-            jobs.stop(timeout_s=_JOBS_STOP_S)
-            costs.stop(_COSTS_STOP_S)
+        jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
+        jobs.start()
+        notifications = delivery.build_runner(PostgresSettings())
+        notifications.start()
+        try:
+            BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
+        finally:
+            notifications.stop()
+        jobs.stop(timeout_s=_JOBS_STOP_S)
     engine.dispose()
 
 
@@ -215,6 +210,8 @@ def _jobs(
         add_partitions(engine)
         counts.forget_ended()
 
+    cost_settings = CostSettings()
+    costs = CostAttribution(engine, redis, cost_settings)
     price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
     adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
     grace = timedelta(seconds=settings.billing_grace_s)
@@ -223,5 +220,6 @@ def _jobs(
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, counts.run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
+        Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
         Job("tables", _TABLES_EVERY_MS, maintain_tables),
     ]

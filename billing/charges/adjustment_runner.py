@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from billing import quota_rebuild
 from billing.charges.adjustments import adjust
-from billing.charges.totals import first_usage
+from billing.charges.totals import period_start
+from billing.each_tenant import each_tenant
 from billing.metering import ActiveTenants
 from billing.periods import Period
 from billing.prices import price_book
@@ -34,22 +35,23 @@ class AdjustmentRunner:
         self._started = False
 
     def run_once(self) -> None:
-        """Adjust every tenant that is due. After a failure the remaining tenants are due at the next run."""
+        """Adjust every tenant that is due. Those that fail are due again at the next run."""
         self._waiting |= self._active.take()
         if not self._started:
             with unit_of_work(self._engine) as session:
                 self._waiting |= set(read_billed_until(session))
             self._started = True
-        for tenant_id in self._tiered(self._waiting):
-            if self.adjust_tenant(tenant_id):
-                self._correct_quota(tenant_id)
-        self._waiting = set()
+        self._waiting = set(each_tenant(self._tiered(self._waiting), "adjust", self._adjust))
+
+    def _adjust(self, tenant_id: str) -> None:
+        if self.adjust_tenant(tenant_id):
+            self._correct_quota(tenant_id)
 
     def adjust_tenant(self, tenant_id: str) -> bool:
         """Adjust the tenant's open periods. Returns whether the ledger changed."""
         with unit_of_work(self._engine) as session:
             billed_until = lock_billed_until(session, tenant_id)
-            start = first_usage(session, tenant_id) if billed_until is None else billed_until
+            start = period_start(session, tenant_id, billed_until)
             if start is None:
                 return False
             now = database_now(session)

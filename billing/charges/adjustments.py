@@ -4,8 +4,6 @@ Records are charged the highest price, in any order. The cost of the period is a
 (``billing.charges.period_charge``), so the differences end at the same amount, however often they are posted.
 """
 
-from datetime import UTC
-
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
@@ -15,7 +13,6 @@ from billing.charges.models import UsageAdjustment
 from billing.charges.period_charge import charge
 from billing.charges.totals import read_totals
 from billing.periods import Period
-from billing.prices import price_book
 from billing.usage import sums
 from core.db import database_now
 from core.ids import new_id
@@ -26,8 +23,8 @@ def adjust(session: Session, tenant_id: str, period: Period) -> tuple[list[Draft
 
     The caller holds the tenant's subscription, so no usage and no other adjustment of the tenant is posted meanwhile.
     """
-    totals = read_totals(session, tenant_id, period)
-    lines = charge(totals, price_book.versions_by_id(session, {total.price_version_id for total in totals}))
+    totals, versions = read_totals(session, tenant_id, period)
+    lines = charge(totals, versions)
     owed = sum(line.amount_nanos for line in lines)
     posted = sum(total.recorded_nanos for total in totals) + posted_before(session, tenant_id, period)
     difference = owed - posted
@@ -62,5 +59,5 @@ def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int) -
             created_at=now,
         )
     )
-    sums.add_adjustment(session, tenant_id, now.astimezone(UTC), amount_nanos)
+    sums.add_adjustment(session, tenant_id, now, amount_nanos)
     session.flush()

@@ -7,6 +7,7 @@ what was used. Money is rounded once, on the total of all lines; each line then 
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +34,15 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     tier: int | None = None
     used_units: Decimal | None = None
     amount_cents: int = 0
+
+
+class LineFigures(NamedTuple):
+    """Tokens or KV page-milliseconds, their listed unit price, what they cost and how many requests used any."""
+
+    quantity: int
+    unit_price_nanos: int
+    amount_nanos: int
+    request_count: int
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,32 +78,27 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
         """What the records cost."""
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
-    def quantity(self, kind: LineKind) -> int:
-        """Tokens of a kind, or KV page-milliseconds."""
+    def figures(self, kind: LineKind) -> LineFigures:
+        """What was used of a kind, at which price."""
         match kind:
             case "uncached_input_tokens":
-                return self.uncached_input_tokens
+                return LineFigures(
+                    self.uncached_input_tokens, self.prices.input_nanos, self.input_nanos, self.uncached_requests
+                )
             case "cached_input_tokens":
-                return self.cached_tokens
+                return LineFigures(
+                    self.cached_tokens, self.prices.cached_input_nanos, self.cached_input_nanos, self.cached_requests
+                )
             case "output_tokens":
-                return self.output_tokens
+                return LineFigures(
+                    self.output_tokens, self.prices.output_nanos, self.output_nanos, self.output_requests
+                )
             case "kv_page_seconds":
-                return self.kv_page_ms
+                return LineFigures(self.kv_page_ms, self.prices.kv_page_second_nanos, self.kv_nanos, self.kv_requests)
 
     def line(self, kind: LineKind) -> DraftInvoiceLine:
         """The line of a quantity that has no tiers: its amount is what the records cost."""
-        quantity = Decimal(self.quantity(kind))
-        match kind:
-            case "uncached_input_tokens":
-                figures = self.prices.input_nanos, self.input_nanos, self.uncached_requests
-            case "cached_input_tokens":
-                figures = self.prices.cached_input_nanos, self.cached_input_nanos, self.cached_requests
-            case "output_tokens":
-                figures = self.prices.output_nanos, self.output_nanos, self.output_requests
-            case "kv_page_seconds":
-                figures = self.prices.kv_page_second_nanos, self.kv_nanos, self.kv_requests
-        unit_price_nanos, amount_nanos, request_count = figures
-        in_ms = kind == "kv_page_seconds"
+        found = self.figures(kind)
         return DraftInvoiceLine(
             kind=kind,
             base_model=self.base_model,
@@ -102,12 +107,17 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             adapter_name=self.adapter_name,
             price_version_id=self.price_version_id,
             late_for=self.late_for,
-            unit="page_second" if in_ms else "token",
-            quantity=quantity.scaleb(-3) if in_ms else quantity,
-            unit_price_nanos=unit_price_nanos,
-            amount_nanos=amount_nanos,
-            request_count=request_count,
+            unit="page_second" if kind == "kv_page_seconds" else "token",
+            quantity=in_units(kind, found.quantity),
+            unit_price_nanos=found.unit_price_nanos,
+            amount_nanos=found.amount_nanos,
+            request_count=found.request_count,
         )
+
+
+def in_units(kind: LineKind, quantity: int) -> Decimal:
+    """A quantity in the unit of its price: tokens, or page-milliseconds as page-seconds."""
+    return Decimal(quantity).scaleb(-3) if kind == "kv_page_seconds" else Decimal(quantity)
 
 
 def with_cents(lines: Sequence[DraftInvoiceLine]) -> list[DraftInvoiceLine]:

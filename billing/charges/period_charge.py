@@ -11,7 +11,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from billing.charges.lines import DraftInvoiceLine, UsageTotal
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, in_units
 from billing.prices.card import PRICE_OF, TieredPrice, TieredQuantity
 from billing.views import LineUnit, PriceView
 
@@ -34,7 +34,7 @@ def charge(totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]) -> l
     for total in totals:
         version = versions[total.price_version_id]
         for quantity in PRICE_OF:
-            used = total.quantity(quantity)
+            used = total.figures(quantity).quantity
             if used == 0:
                 continue
             price = version.card.tier_of(quantity, total.base_model)
@@ -91,13 +91,11 @@ def _scale(quantity: TieredQuantity) -> int:
 
 
 def _line(part: _Part, tier: int, quantity: int, unit_price_nanos: int) -> DraftInvoiceLine:
-    in_ms = part.price.quantity == "kv_page_seconds"
-    unit: LineUnit = "page_second" if in_ms else "token"
     return _draft(
         part,
         tier=tier,
-        unit=unit,
-        quantity=Decimal(quantity).scaleb(-3) if in_ms else Decimal(quantity),
+        unit="page_second" if part.price.quantity == "kv_page_seconds" else "token",
+        quantity=in_units(part.price.quantity, quantity),
         unit_price_nanos=unit_price_nanos,
         amount_nanos=quantity * unit_price_nanos // _scale(part.price.quantity),
     )
@@ -114,7 +112,7 @@ def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
         quantity=Decimal(packages),
         unit_price_nanos=nanos,
         amount_nanos=packages * nanos,
-        used_units=Decimal(quantity).scaleb(-3) if price.quantity == "kv_page_seconds" else Decimal(quantity),
+        used_units=in_units(price.quantity, quantity),
     )
 
 

@@ -3,7 +3,7 @@ are read from the records, so a close costs the number of hours and adapters, no
 """
 
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, select
@@ -58,7 +58,14 @@ ORDER BY late_for NULLS FIRST, base_model, used.adapter_id, rank_class, price_ve
 """)
 
 
-def read_totals(session: Session, tenant_id: str, period: Period) -> list[UsageTotal]:
+class PeriodTotals(NamedTuple):
+    """The usage of a period, and the price versions that it names, by id."""
+
+    totals: list[UsageTotal]
+    versions: dict[str, PriceView]
+
+
+def read_totals(session: Session, tenant_id: str, period: Period) -> PeriodTotals:
     """The usage that the period bills: what settled in it in time, and late usage that waited for it. Base models come
     before their adapters, late usage comes last.
     """
@@ -84,11 +91,13 @@ def read_totals(session: Session, tenant_id: str, period: Period) -> list[UsageT
         .all()
     )
     versions = price_book.versions_by_id(session, {row["price_version_id"] for row in rows})
-    return [_total(dict(row), versions[row["price_version_id"]]) for row in rows]
+    return PeriodTotals([_total(dict(row), versions[row["price_version_id"]]) for row in rows], versions)
 
 
-def first_usage(session: Session, tenant_id: str) -> datetime | None:
-    """When the tenant's first request settled. None when there was none."""
+def period_start(session: Session, tenant_id: str, billed_until: datetime | None) -> datetime | None:
+    """When the tenant's open period began: at ``billed_until``, or with its first usage. None before there was any."""
+    if billed_until is not None:
+        return billed_until
     return session.exec(select(sa.func.min(UsageRecord.settled_at)).where(UsageRecord.tenant_id == tenant_id)).one()
 
 

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-import structlog
-from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, select
 
-from billing import ledger, metrics
+from billing import ledger
 from billing.charges.adjustments import adjust
 from billing.charges.lines import DraftInvoiceLine, with_cents
-from billing.charges.totals import first_usage
+from billing.charges.totals import period_start
+from billing.each_tenant import each_tenant
 from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.queries import invoice_view
 from billing.locks import serialize_decision
@@ -24,11 +23,9 @@ from billing.periods import Period, aware
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
 from billing.views import InvoiceView
 from core.db import database_now, unit_of_work
-from core.errors import AppError, InvalidRequest
+from core.errors import InvalidRequest
 from core.ids import new_id
 from core.money import cents_to_nanos
-
-_log = structlog.get_logger()
 
 
 class CloseResult(NamedTuple):
@@ -54,17 +51,14 @@ def close_all(engine: sa.Engine, until: datetime | None = None) -> CloseResult:
                 param="until",
             )
         tenant_ids = list(read_billed_until(session))
-    result = CloseResult([], [])
-    for tenant_id in tenant_ids:
-        try:
-            invoice = close_tenant(engine, tenant_id, until)
-        except (AppError, DBAPIError, AssertionError):
-            metrics.CLOSES_FAILED.inc()
-            _log.exception("a tenant's period could not be closed", tenant_id=tenant_id, until=until.isoformat())
-            result.failed.append(tenant_id)
-        else:
-            result.invoices.extend([] if invoice is None else [invoice])
-    return result
+    invoices: list[InvoiceView] = []
+
+    def close(tenant_id: str) -> None:
+        invoice = close_tenant(engine, tenant_id, until)
+        invoices.extend([] if invoice is None else [invoice])
+
+    failed = each_tenant(tenant_ids, "close", close)
+    return CloseResult(invoices, failed)
 
 
 def close_tenant(
@@ -75,7 +69,7 @@ def close_tenant(
     """
     with unit_of_work(engine) as session:
         billed_until = lock_billed_until(session, tenant_id)
-        start = first_usage(session, tenant_id) if billed_until is None else billed_until
+        start = period_start(session, tenant_id, billed_until)
         if start is None or start >= until:
             return None
         period = Period(start, until)

@@ -8,15 +8,13 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 import structlog
-from sqlalchemy.exc import DBAPIError
 
-from billing import metrics
-from billing.charges.totals import first_usage
+from billing.charges.totals import period_start
+from billing.each_tenant import each_tenant
 from billing.invoices.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until
 from billing.subscriptions.calendar import BillingCalendar
 from core.db import database_now, unit_of_work
-from core.errors import AppError
 
 _log = structlog.get_logger()
 
@@ -33,20 +31,16 @@ class PeriodSchedule:
         with unit_of_work(self._engine) as session:
             until = database_now(session) - self._grace
             subscriptions = read_billed_until(session)
-        for tenant_id, billed_until in subscriptions.items():
-            if billed_until is not None and BillingCalendar().period_at(billed_until).end > until:
-                continue
-            try:
-                self._close(tenant_id, billed_until, until)
-            except (AppError, DBAPIError, AssertionError):
-                metrics.CLOSES_FAILED.inc()
-                _log.exception("a tenant's period could not be closed", tenant_id=tenant_id)
+        due = [
+            tenant_id
+            for tenant_id, billed_until in subscriptions.items()
+            if billed_until is None or BillingCalendar().period_at(billed_until).end <= until
+        ]
+        each_tenant(due, "close", lambda tenant_id: self._close(tenant_id, subscriptions[tenant_id], until))
 
     def _close(self, tenant_id: str, billed_until: datetime | None, until: datetime) -> None:
-        start = billed_until
-        if start is None:
-            with unit_of_work(self._engine) as session:
-                start = first_usage(session, tenant_id)
+        with unit_of_work(self._engine) as session:
+            start = period_start(session, tenant_id, billed_until)
         if start is None:
             return
         for end in BillingCalendar().ends_between(start, until):

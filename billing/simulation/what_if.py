@@ -17,7 +17,6 @@ from billing.charges.lines import DraftInvoiceLine, UsageTotal
 from billing.charges.period_charge import charge
 from billing.charges.totals import read_totals
 from billing.periods import Period
-from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
 from core.contracts.grants import Prices
@@ -55,8 +54,7 @@ def simulate(
 
 
 def _tenant(session: Session, tenant_id: str, plan_id: str, card: PriceCard, period: Period) -> SimulatedTenant:
-    totals = read_totals(session, tenant_id, period)
-    versions = price_book.versions_by_id(session, {total.price_version_id for total in totals})
+    totals, versions = read_totals(session, tenant_id, period)
     simulated = {
         version.id: msgspec.structs.replace(version, card=card) if version.plan_id == plan_id else version
         for version in versions.values()

@@ -3,14 +3,14 @@ revision read records. Reports change nothing and never include another tenant.
 """
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 
-from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month
+from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
 from billing.usage.models import UsageHour, UsageMonth, UsageRecord
 from billing.usage.sums import hour_of
@@ -62,7 +62,7 @@ def month_tokens(session: Session, tenant_id: str, name: str) -> int:
 
 def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
     """Nanodollars that each of these tenants was charged before the current UTC month, by the database's clock."""
-    began = database_now(session).astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    began = month_start(database_now(session))
     statement = (
         select(UsageMonth.tenant_id, _total(UsageMonth.amount_nanos))
         .where(col(UsageMonth.tenant_id).in_(tenant_ids), col(UsageMonth.month) < began)

@@ -71,7 +71,8 @@ def record(session: Session, arrivals: Sequence[ReceivedEvent], limits: Recordin
     """
     rated, repeated, refused = _rate(session, arrivals, limits)
     recorded = _insert(session, rated)
-    repeated += [one.arrival for request_id, one in rated.items() if request_id not in recorded]
+    written = set(recorded)
+    repeated += [one.arrival for request_id, one in rated.items() if request_id not in written]
     known = _compare(session, repeated)
     # A rest has an id that no estimate has, so there is no second level.
     rest = record(session, known.recorded, limits) if known.recorded else _NOTHING

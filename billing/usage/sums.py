@@ -6,14 +6,14 @@ request. Rows are written in the order of their keys, so that two workers wait f
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, SQLModel
 
-from billing.periods import EPOCH, bucket_start
+from billing.periods import EPOCH, bucket_start, month_start
 from billing.usage.models import UsageHour, UsageMonth
 from core.contracts.usage import REST
 
@@ -49,16 +49,16 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for row, estimate in records:
         hours[_hour_key(row)].update(_hour_sums(row, estimate))
-        month = row["settled_at"].astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        months[row["tenant_id"], month, row["key_id"]].update({name: row[name] for name in _MONTH_SUMS})
+        months[row["tenant_id"], month_start(row["settled_at"]), row["key_id"]].update(
+            {name: row[name] for name in _MONTH_SUMS}
+        )
     _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
 
 
 def add_adjustment(session: Session, tenant_id: str, at: datetime, amount_nanos: int) -> None:
     """Add an adjustment to the tenant's spending of the month ``at`` lies in. It belongs to no key."""
-    month = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    added = {(tenant_id, month, ""): Counter({"amount_nanos": amount_nanos})}
+    added = {(tenant_id, month_start(at), ""): Counter({"amount_nanos": amount_nanos})}
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, added)
 
 

@@ -1,10 +1,11 @@
-"""The thread of the billing worker that stores windows and shares out hours, with the worker's own rights."""
+"""The job of the billing worker that stores windows and shares out hours, with the worker's own rights."""
 
 import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing.costs.background import CostThread
+from billing.costs.background import CostAttribution
+from billing.jobs import Job, JobThreads
 from billing.worker import connect_redis
 from control_plane import database_roles
 from core import db, redis_acl
@@ -21,10 +22,14 @@ def as_billing(costs, postgres_settings, redis_settings):
     engine.dispose()
 
 
+def background(engine, redis, settings) -> JobThreads:
+    return JobThreads([Job("costs", 50, CostAttribution(engine, redis, settings).run_once)])
+
+
 def test_windows_are_stored_and_hours_shared_out_in_the_background(costs, as_billing):
     costs.rate()
     costs.publish(costs.window(0, 10, final=True))
-    thread = CostThread(*as_billing, costs.settings.model_copy(update={"cost_poll_s": 0.05}))
+    thread = background(*as_billing, costs.settings)
     thread.start()
     try:
         wait_until(lambda: costs.rows() == {"idle": 10_000_000}, what="the shared-out hour")
@@ -50,7 +55,7 @@ def test_an_outage_is_survived(costs, as_billing):
 
     costs.rate()
     costs.publish(costs.window(0, 10, final=True))
-    thread = CostThread(engine, FailsFirst(), costs.settings.model_copy(update={"cost_poll_s": 0.05}))
+    thread = background(engine, FailsFirst(), costs.settings)
     thread.start()
     try:
         wait_until(lambda: costs.rows() == {"idle": 10_000_000}, what="the shared-out hour")
