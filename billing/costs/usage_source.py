@@ -1,7 +1,7 @@
 """The only place where cost attribution reads recorded usage.
 
-``claims`` says what usage claims of each replica's work in a piece of time; ``revenue`` what was charged for usage.
-Both read ``usage_records``. When usage is stored otherwise, only this module changes.
+``claims`` says what usage claims of each replica's work in a piece of time, from records; ``revenue`` what was charged
+for usage, from the sums by hour.
 """
 
 from collections import defaultdict
@@ -56,13 +56,14 @@ FROM counted GROUP BY replica_id, tenant_id, adapter_id, plan_id ORDER BY replic
 """)
 
 _REVENUE = sa.text("""
-SELECT r.tenant_id, coalesce(r.adapter_id, '') AS adapter_id, v.plan_id, r.base_model,
-       sum(r.input_tokens)::bigint AS input_tokens, sum(r.cached_tokens)::bigint AS cached_tokens,
-       sum(r.output_tokens)::bigint AS output_tokens, sum(r.amount_nanos)::bigint AS revenue_nanos
-FROM usage_records r JOIN price_versions v ON v.id = r.price_version_id
-WHERE r.settled_at >= :start AND r.settled_at < :end
-GROUP BY r.tenant_id, coalesce(r.adapter_id, ''), v.plan_id, r.base_model
-ORDER BY r.tenant_id, adapter_id, v.plan_id, r.base_model
+SELECT u.tenant_id, u.adapter_id, v.plan_id, u.base_model,
+       sum(u.input_tokens)::bigint AS input_tokens, sum(u.cached_tokens)::bigint AS cached_tokens,
+       sum(u.output_tokens)::bigint AS output_tokens,
+       sum(u.input_nanos + u.cached_input_nanos + u.output_nanos + u.kv_nanos)::bigint AS revenue_nanos
+FROM usage_hours u JOIN price_versions v ON v.id = u.price_version_id
+WHERE u.hour >= :start AND u.hour < :end
+GROUP BY u.tenant_id, u.adapter_id, v.plan_id, u.base_model
+ORDER BY u.tenant_id, u.adapter_id, v.plan_id, u.base_model
 """)
 
 
@@ -96,7 +97,7 @@ def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: i
 
 
 def revenue(session: Session, *, start: datetime, end: datetime) -> list[Revenue]:
-    """What usage settled in ``[start, end)`` was charged, by owner and base model."""
+    """What usage settled in the whole hours from ``start`` to ``end`` was charged, by owner and base model."""
     return [
         Revenue(
             owner=CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"]),
