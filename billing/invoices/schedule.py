@@ -13,7 +13,8 @@ from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.invoices.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until
-from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.calendar import CalendarHistory
+from billing.subscriptions.terms import all_calendars
 from core.db import database_now, unit_of_work
 
 _log = structlog.get_logger()
@@ -31,19 +32,24 @@ class PeriodSchedule:
         with unit_of_work(self._engine) as session:
             until = database_now(session) - self._grace
             subscriptions = read_billed_until(session)
+            calendars = all_calendars(session)
         due = [
             tenant_id
             for tenant_id, billed_until in subscriptions.items()
-            if billed_until is None or BillingCalendar().period_at(billed_until).end <= until
+            if billed_until is None or calendars[tenant_id].period_at(billed_until).end <= until
         ]
-        each_tenant(due, "close", lambda tenant_id: self._close(tenant_id, subscriptions[tenant_id], until))
+        each_tenant(
+            due,
+            "close",
+            lambda tenant_id: self._close(tenant_id, calendars[tenant_id], subscriptions[tenant_id], until),
+        )
 
-    def _close(self, tenant_id: str, billed_until: datetime | None, until: datetime) -> None:
+    def _close(self, tenant_id: str, calendar: CalendarHistory, billed_until: datetime | None, until: datetime) -> None:
         with unit_of_work(self._engine) as session:
             start = period_start(session, tenant_id, billed_until)
         if start is None:
             return
-        for end in BillingCalendar().ends_between(start, until):
+        for end in calendar.ends_between(start, until):
             invoice = close_tenant(self._engine, tenant_id, end, close_empty=True)
             if invoice is not None:
                 _log.info("period closed", tenant_id=tenant_id, invoice=invoice.number, until=end.isoformat())

@@ -7,7 +7,7 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.prices import price_book
+from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
@@ -28,7 +28,7 @@ def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
     tenant = Tenant(name=new.name, plan_id=plan.id)
     session.add(tenant)
     session.flush()
-    price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+    assignments.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     publish_change(session, "tenants", tenant.id)
     audit.record(
         session,
@@ -57,7 +57,7 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         plan = _plan(session, patch.plan)
         if plan.id != tenant.plan_id:
             tenant.plan_id = plan.id
-            price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+            assignments.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     session.add(tenant)
     publish_change(session, "tenants", tenant.id)
     audit.record(
