@@ -58,8 +58,9 @@ def _missing(
     terms: TenantTerms, committed: Period, whole: Period, interval: Literal["period", "year"], charged_nanos: int
 ) -> Iterator[DraftInvoiceLine]:
     stretches = [(each, _committed(each, interval)) for each in terms.stretches(committed)]
-    missing = prorated(stretches, whole) - charged_nanos
-    if missing > 0:
+    committed_nanos = prorated(stretches, whole)
+    missing = committed_nanos - charged_nanos
+    if committed_nanos and missing > 0:
         yield amount_line("commitment", missing, description="Rest of the commitment", covers=committed)
 
 

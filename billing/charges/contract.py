@@ -55,9 +55,7 @@ def read_used(
     """What the tenant used in the billed time, and late usage that waited for it. Resources without a price are left
     out, unless ``unpriced_resources`` are wanted.
     """
-    totals = read_totals(session, tenant_id, billed)
-    unknown = {total.price_version_id for total in totals} - contract.versions.keys()
-    versions = {**contract.versions, **(price_book.versions_by_id(session, unknown) if unknown else {})}
+    totals, versions = read_totals(session, tenant_id, billed)
     return Used(
         totals, versions, list(_read_resources(session, tenant_id, contract.terms, billed, unpriced=unpriced_resources))
     )

@@ -100,7 +100,7 @@ class PriceBook:
     def _read_spans(self, tenant_id: str) -> Iterator[PriceSpan]:
         assignments = self._assignments.get(tenant_id, ())
         overrides = self._overrides.get(tenant_id, ())
-        borders = {each.effective_from for each in (*assignments, *overrides)}
+        borders = {each.effective_from for each in assignments} | {each.effective_from for each in overrides}
         borders |= {each.expires_at for each in overrides if each.expires_at is not None}
         for plan_id in {each.plan_id for each in assignments}:
             borders |= {version.effective_from for version in self._versions.get(plan_id, ())}

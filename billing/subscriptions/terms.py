@@ -1,15 +1,23 @@
-"""Reads and changes the terms of a tenant's subscription: its billing calendars and when it began."""
+"""Reads and changes a tenant's billing calendars."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
-from typing import cast
+from typing import Final, cast
+from zoneinfo import available_timezones
 
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
+from billing.locks import serialize_decision
+from billing.periods import EPOCH
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory, Interval
 from billing.subscriptions.models import TenantCalendar
+from core.db import database_now
+from core.errors import InvalidRequest
+
+_FIRST_YEAR: Final = 2000
+_LAST_YEAR: Final = 9000
 
 
 def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:
@@ -27,6 +35,54 @@ def calendars_of(session: Session, tenant_id: str) -> CalendarHistory:
 def all_calendars(session: Session) -> Mapping[str, CalendarHistory]:
     """The calendars of all tenants. A tenant that never changed its calendar is looked up, but not listed."""
     return _histories(session, select(TenantCalendar))
+
+
+def next_boundary(session: Session, tenant_id: str) -> datetime:
+    """When the tenant's running period ends."""
+    return calendars_of(session, tenant_id).period_at(database_now(session)).end
+
+
+def set_first_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> None:
+    """Give a new tenant its calendar, from its beginning on. Raises InvalidRequest for an unknown zone."""
+    check(calendar)
+    _add(session, tenant_id, calendar, EPOCH)
+
+
+def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> CalendarFrom:
+    """Change the calendar from the end of the running period on, instead of any change that was made in this period.
+    Raises InvalidRequest for an unknown zone.
+    """
+    check(calendar)
+    serialize_decision(session, f"calendar of tenant {tenant_id}")
+    boundary = next_boundary(session, tenant_id)
+    _add(session, tenant_id, calendar, boundary)
+    return CalendarFrom(boundary, calendar)
+
+
+def check(calendar: BillingCalendar) -> None:
+    """Raise InvalidRequest, naming the field, for a zone that does not exist or an anchor that is out of range."""
+    if calendar.zone not in available_timezones():
+        raise InvalidRequest(
+            f"zone is {calendar.zone!r}; use a name of the IANA time zone database, such as Europe/Berlin or UTC.",
+            code="unknown_zone",
+            param="zone",
+        )
+    if calendar.anchor is not None and not _FIRST_YEAR <= calendar.anchor.year <= _LAST_YEAR:
+        raise InvalidRequest(f"anchor: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param="anchor")
+
+
+def _add(session: Session, tenant_id: str, calendar: BillingCalendar, since: datetime) -> None:
+    session.add(
+        TenantCalendar(
+            tenant_id=tenant_id,
+            effective_from=since,
+            created_at=database_now(session),
+            interval=calendar.interval,
+            zone=calendar.zone,
+            anchor=calendar.anchor,
+        )
+    )
+    session.flush()
 
 
 def _histories(session: Session, wanted: SelectOfScalar[TenantCalendar]) -> defaultdict[str, CalendarHistory]:
