@@ -28,7 +28,7 @@ _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
-    "tenants": _MASTER,
+    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id)"},
     "plans": _MASTER,
     "plan_versions": {WEB: _ADD, WORKER: _READ},
     "api_keys": _MASTER,

@@ -49,8 +49,10 @@ def add(
             f"expires_at: must be later than effective_from, {begins.isoformat()}.", param="expires_at"
         )
     # The tenant's id stands for a plan of its own, so versions of plans and of tenants never meet.
-    version = price_book.add_version(session, plan_id=tenant_id, card=card, effective_from=effective_from or begins)
-    return _insert(session, tenant_id, version, begins, expires_at)
+    version = price_book.add_version(
+        session, plan_id=tenant_id, card=card, effective_from=effective_from, first_since_epoch=False
+    )
+    return _insert(session, tenant_id, version, version.effective_from, expires_at)
 
 
 def end(session: Session, *, tenant_id: str) -> OverrideView:
@@ -103,7 +105,7 @@ def all_in_force(session: Session) -> dict[str, PriceView]:
 
 
 def changed_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
-    """The tenants of which an override has begun later than it was made, or expired, after ``after`` and by ``until``."""
+    """The tenants of which an override has begun later than it was made, or expired, between these instants."""
     begun = (col(PriceOverride.effective_from) <= until) & (
         col(PriceOverride.effective_from) > col(PriceOverride.created_at)
     )
@@ -125,7 +127,7 @@ def _insert(
         id=new_id("po"),
         tenant_id=tenant_id,
         price_version_id=None if version is None else version.id,
-        effective_from=begins if version is None else version.effective_from,
+        effective_from=begins,
         expires_at=expires_at,
         created_at=database_now(session),
     )

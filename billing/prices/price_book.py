@@ -170,10 +170,16 @@ def versions_by_id(session: Session, version_ids: Collection[str]) -> dict[str, 
 
 
 def add_version(
-    session: Session, *, plan_id: str, card: PriceCard, effective_from: datetime | None = None
+    session: Session,
+    *,
+    plan_id: str,
+    card: PriceCard,
+    effective_from: datetime | None = None,
+    first_since_epoch: bool = True,
 ) -> PriceView:
     """Add a version. Without an instant it starts now, or at the epoch when it is the plan's first: the plan has rated
-    nothing before, and a gateway's clock that lags a little must not leave a request without a price.
+    nothing before, and a gateway's clock that lags a little must not leave a request without a price. A tenant's own
+    prices replace others, so their first version starts now (``first_since_epoch`` False).
 
     Raises InvalidRequest for an incomplete card or an instant in the past, Conflict for an instant that is taken.
     """
@@ -189,7 +195,7 @@ def add_version(
                 param="effective_from",
             )
     others = session.exec(select(PriceVersion.effective_from).where(PriceVersion.plan_id == plan_id)).all()
-    begins = effective_from or (now if others else EPOCH)
+    begins = effective_from or (now if others or not first_since_epoch else EPOCH)
     if begins in others:
         raise Conflict(
             f"plan {plan_id} already has prices from {begins.isoformat()} on; choose another effective_from.",

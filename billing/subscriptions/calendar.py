@@ -110,5 +110,15 @@ class CalendarHistory:
             yield end
             end = self.period_at(end).end
 
+    def since(self, instant: datetime) -> datetime | None:
+        """Since when the calendar of an instant is in force. None: since the beginning."""
+        position = self._position(instant)
+        return self._changes[position - 1].since if position else None
+
+    def change_after(self, instant: datetime) -> CalendarFrom | None:
+        """The next change after an instant."""
+        position = self._position(instant)
+        return self._changes[position] if position < len(self._changes) else None
+
     def _position(self, instant: datetime) -> int:
         return bisect_right(self._changes, instant, key=lambda change: change.since)

@@ -93,6 +93,10 @@ def upgrade() -> None:
     op.add_column("invoice_lines", sa.Column("source_id", sa.String(), nullable=True))
     op.add_column("invoice_lines", sa.Column("covers_from", INSTANT, nullable=True))
     op.add_column("invoice_lines", sa.Column("covers_until", INSTANT, nullable=True))
+    op.drop_constraint(op.f("ck_tenants_status_known"), "tenants")
+    op.create_check_constraint(
+        op.f("ck_tenants_status_known"), "tenants", "status IN ('active', 'suspended', 'closed')"
+    )
     _adjustments()
     _tables()
     op.execute(GUARDS)
@@ -224,6 +228,8 @@ def _tables() -> None:
 
 
 def downgrade() -> None:
+    op.drop_constraint(op.f("ck_tenants_status_known"), "tenants")
+    op.create_check_constraint(op.f("ck_tenants_status_known"), "tenants", "status IN ('active', 'suspended')")
     for table in ("plan_drafts", "resource_hours", "period_states", "discount_ends", "discounts", "price_overrides"):
         op.drop_table(table)
     op.drop_table("tenant_calendars")
