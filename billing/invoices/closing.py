@@ -14,7 +14,7 @@ from sqlmodel import Session
 from billing.charges.period import period_lines
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.invoices import holds
+from billing.invoices import carrying, holds
 from billing.invoices.finalizing import Taxation, finalize
 from billing.periods import Period, aware
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
@@ -87,12 +87,20 @@ def _close(
     session: Session, tenant_id: str, period: Period, taxation: Taxation, *, scheduled: bool, kind: InvoiceKind
 ) -> InvoiceView | None:
     lines = period_lines(session, tenant_id, period, closing=True)
-    if lines or scheduled:
-        advance_billed_until(session, tenant_id, period.end)
-    if not lines:
+    waiting = carrying.read_waiting(session, tenant_id)
+    if not lines and (scheduled or not waiting.lines):
+        if scheduled:
+            advance_billed_until(session, tenant_id, period.end)
         return None
+    advance_billed_until(session, tenant_id, period.end)
     holds.release(session, tenant_id)
-    return finalize(session, tenant_id, period, lines, taxation, kind=kind)
+    if scheduled and carrying.is_small(lines, waiting):
+        carrying.carry(session, tenant_id, period, lines)
+        return None
+    collected = carrying.collect(lines, waiting, scheduled=scheduled)
+    return finalize(
+        session, tenant_id, period, collected.lines, taxation, kind=kind, carried_nanos=collected.rest_nanos
+    )
 
 
 def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> Taxation:

@@ -5,22 +5,24 @@ it reads what a close would post.
 """
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session
 
+from billing.charges.contract import read_contract, read_state
 from billing.charges.lines import DraftInvoiceLine
-from billing.charges.period_charge import charge
-from billing.charges.totals import period_start, read_totals
+from billing.charges.period import charge_parts
+from billing.charges.totals import period_start
+from billing.invoices import carrying, settlement
 from billing.invoices.closing import OWN_RATES
-from billing.invoices.finalizing import amounts
+from billing.invoices.finalizing import Amounts, amounts
 from billing.invoices.holds import read_hold
 from billing.invoices.models import InvoiceHold
 from billing.invoices.views import DraftDocument
 from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
-from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.calendar import CalendarHistory
 from billing.tax.calculation import TaxDecision, line_shares
 from billing.tax.profiles import read_parties
 from billing.tax.sources import TaxSource, TaxUnavailable
@@ -28,11 +30,20 @@ from billing.views import InvoiceLineView
 from core.db import database_now, unit_of_work
 
 
+class _Situation(NamedTuple):
+    """What all drafts of a tenant have in common."""
+
+    now: datetime
+    grace: timedelta
+    hold: InvoiceHold | None
+    untaxed_because: str | None
+
+
 def read_drafts(
     engine: sa.Engine, tenant_id: str, *, grace: timedelta, tax: TaxSource = OWN_RATES
 ) -> list[DraftDocument]:
-    """The tenant's drafts, oldest first. Empty before its first usage. Where the taxes are not known, the draft says why
-    and shows none.
+    """The tenant's drafts, oldest first. Empty before its first plan. Where the taxes are not known, the draft
+    says why and shows none.
     """
     decision, reason = _tax(engine, tenant_id, tax)
     with unit_of_work(engine) as session:
@@ -40,11 +51,18 @@ def read_drafts(
         start = period_start(session, tenant_id, billed_until_of(session, tenant_id))
         if start is None:
             return []
-        now, hold = database_now(session), read_hold(session, tenant_id)
-        return [
-            _draft(session, tenant_id, period, decision, now=now, grace=grace, hold=hold, reason=reason)
-            for period in _periods(start, now)
-        ]
+        situation = _Situation(database_now(session), grace, read_hold(session, tenant_id), reason)
+        contract, state = read_contract(session, tenant_id), read_state(session, tenant_id, start)
+        waiting = carrying.read_waiting(session, tenant_id)
+        drafts = []
+        for period in _periods(contract.terms.calendars, start, situation.now):
+            ended = period.end <= situation.now
+            charged = charge_parts(session, tenant_id, contract, period, state, closing=ended)
+            lines = carrying.collect(charged.lines, waiting, scheduled=False).lines
+            uses = settlement.plan_promotional(session, tenant_id, period, lines)
+            drafts.append(_draft(tenant_id, period, amounts(lines, uses, decision), situation))
+            state, waiting = charged.state, carrying.NOTHING
+        return drafts
 
 
 def _tax(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> tuple[TaxDecision, str | None]:
@@ -56,34 +74,21 @@ def _tax(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> tuple[TaxDecision
         return TaxDecision(), error.message
 
 
-def _periods(start: datetime, now: datetime) -> list[Period]:
-    calendar = BillingCalendar()
-    ends = [*calendar.ends_between(start, now), calendar.period_at(max(start, now)).end]
+def _periods(calendars: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
+    ends = [*calendars.ends_between(start, now), calendars.period_at(max(start, now)).end]
     return [Period(*bounds) for bounds in zip([start, *ends[:-1]], ends, strict=True)]
 
 
-def _draft(
-    session: Session,
-    tenant_id: str,
-    period: Period,
-    decision: TaxDecision,
-    *,
-    now: datetime,
-    grace: timedelta,
-    hold: InvoiceHold | None,
-    reason: str | None,
-) -> DraftDocument:
-    totals, versions = read_totals(session, tenant_id, period)
-    made = amounts(charge(totals, versions), [], decision)
-    ended = period.end <= now
-    held = hold if ended else None
+def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation) -> DraftDocument:
+    ended = period.end <= situation.now
+    hold = situation.hold if ended else None
     shares = line_shares([tax.tax_cents for tax in made.taxes], [line.amount_cents for line in made.lines])
     return DraftDocument(
         tenant_id=tenant_id,
         period_start=period.start,
         period_end=period.end,
         ended=ended,
-        finalizes_at=period.end + grace,
+        finalizes_at=period.end + situation.grace,
         currency="usd",
         amount_nanos=made.amount_nanos,
         net_cents=made.net_cents,
@@ -92,8 +97,8 @@ def _draft(
         lines=tuple(_line(line, share) for line, share in zip(made.lines, shares, strict=True)),
         credits=tuple(made.credits),
         tax_lines=tuple(made.taxes),
-        held_because=held.reason if held else reason,
-        next_try_at=held.next_try_at if held else None,
+        held_because=situation.untaxed_because if hold is None else hold.reason,
+        next_try_at=None if hold is None else hold.next_try_at,
     )
 
 

@@ -84,10 +84,11 @@ def finalize(
 ) -> InvoiceView:
     """Write the final invoice of these lines. The caller holds the tenant's subscription and commits next."""
     lock_invoices(session, tenant_id)
-    uses = settlement.apply_promotional(session, tenant_id, period, lines)
+    invoice_id = new_id("inv")
+    uses = settlement.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
     made = amounts(lines, uses, taxation.decision)
     invoice = Invoice(
-        id=new_id("inv"),
+        id=invoice_id,
         tenant_id=tenant_id,
         kind=kind,
         period_start=period.start,
@@ -102,7 +103,7 @@ def finalize(
         buyer=_builtins(taxation.parties.buyer),
         created_at=database_now(session),
     )
-    _write_parts(session, invoice.id, made)
+    _write_parts(session, invoice_id, made)
     session.add(invoice)
     session.flush()
     ledger.post(

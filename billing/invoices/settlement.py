@@ -15,9 +15,17 @@ from billing.periods import Period
 
 
 def apply_promotional(
-    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
+    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
 ) -> list[LotUse]:
     """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
+    del session, tenant_id, period, lines, invoice_id
+    return []
+
+
+def plan_promotional(
+    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
+) -> list[LotUse]:
+    """What promotional credits would pay of these lines. Writes nothing."""
     del session, tenant_id, period, lines
     return []
 

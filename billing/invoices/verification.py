@@ -92,7 +92,7 @@ def _content_hashes(session: Session, page: list[Document]) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind in ("invoice", "credit_note"):
         ids = [document.document_id for document in page if document.kind == kind]
-        found |= content_hashes(session, cast("DocumentKind", kind), ids)
+        found |= content_hashes(session, kind, ids)
     return found
 
 
