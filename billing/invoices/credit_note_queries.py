@@ -19,10 +19,9 @@ def notes_of(session: Session, invoice_id: str) -> list[CreditNoteView]:
     return _views(session, _notes().where(CreditNote.invoice_id == invoice_id).order_by(col(Document.number)))
 
 
-def read_note(session: Session, note_id: str) -> CreditNoteView:
-    """A credit note that exists."""
-    (note,) = _views(session, _notes().where(CreditNote.id == note_id))
-    return note
+def find_note(session: Session, note_id: str) -> CreditNoteView | None:
+    """A credit note, if it exists."""
+    return next(iter(_views(session, _notes().where(CreditNote.id == note_id))), None)
 
 
 def credited_tax_cents(session: Session, invoice_id: str) -> int:

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 
 from billing import ledger
 from billing.invoices import settlement
-from billing.invoices.credit_note_queries import read_note
+from billing.invoices.credit_note_queries import find_note
 from billing.invoices.documents import seal
 from billing.invoices.event_models import CreditNote, CreditNoteTaxLine, InvoiceEvent
 from billing.invoices.events import append, lock_invoice
@@ -98,7 +98,7 @@ def issue_credit_note(
     append(session, invoice_id, state, change, credit_note_id=note.id, reason=reason, actor=actor)
     settlement.collect_less(session, note)
     seal(session, "credit_note", note.id, invoice.tenant_id)
-    return read_note(session, note.id)
+    return _read(session, note.id)
 
 
 def _known(session: Session, tenant_id: str, reference: str | None) -> CreditNote | None:
@@ -124,7 +124,13 @@ def _same(
             code="credit_note_reference_used",
             param="idempotency",
         )
-    return read_note(session, known.id)
+    return _read(session, known.id)
+
+
+def _read(session: Session, note_id: str) -> CreditNoteView:
+    note = find_note(session, note_id)
+    assert note is not None, "it was written before"
+    return note
 
 
 def _credited_net(session: Session, invoice_id: str, line_id: str | None = None) -> int:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Protocol
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
@@ -22,6 +23,15 @@ class TaxUnavailable(Unavailable):
     """The taxes of an invoice cannot be decided now."""
 
     default_code = "tax_unavailable"
+
+
+class TaxRateView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tax of a country from an instant on; a rate of 0 ends it."""
+
+    country: str
+    name: str
+    rate_ppm: int
+    effective_from: datetime
 
 
 class TaxSource(Protocol):
@@ -57,7 +67,9 @@ def rates_at(session: Session, at: datetime) -> dict[str, list[RateInForce]]:
     return dict(found)
 
 
-def add_rate(session: Session, *, country: Country, name: str, rate_ppm: int, effective_from: datetime | None) -> None:
+def add_rate(
+    session: Session, *, country: Country, name: str, rate_ppm: int, effective_from: datetime | None
+) -> TaxRateView:
     """Set a tax of a country from an instant on; None means now. A rate of 0 ends it. Raises InvalidRequest for a past
     instant, and Conflict when another rate begins at the same one.
     """
@@ -77,3 +89,10 @@ def add_rate(session: Session, *, country: Country, name: str, rate_ppm: int, ef
         )
     session.add(TaxRate(country=country, name=name, effective_from=begins, rate_ppm=rate_ppm, created_at=now))
     session.flush()
+    return TaxRateView(country=country, name=name, rate_ppm=rate_ppm, effective_from=begins)
+
+
+def list_rates(session: Session) -> list[TaxRateView]:
+    """All rates, by country, tax and start."""
+    rows = session.exec(select(TaxRate).order_by(col(TaxRate.country), col(TaxRate.name), col(TaxRate.effective_from)))
+    return [msgspec.convert(row, TaxRateView, from_attributes=True) for row in rows]

@@ -262,7 +262,18 @@ DROP FUNCTION billing_invoice_event_follows() CASCADE;
 """
 
 
+# The scopes of a key that may do everything: it may also change the tenant's billing profile.
+EVERY_SCOPE = (
+    "ARRAY['inference', 'adapters:read', 'adapters:write', 'usage:read', 'billing:read', 'keys:write',"
+    " 'notifications:write']"
+)
+
+
 def upgrade() -> None:
+    op.execute(
+        "UPDATE api_keys SET scopes = ARRAY(SELECT unnest(scopes || 'billing:write'::text) ORDER BY 1)"
+        f" WHERE scopes @> {EVERY_SCOPE} AND NOT 'billing:write' = ANY (scopes)"
+    )
     op.execute("SET LOCAL statement_timeout = 0; SET LOCAL timezone = 'UTC'")
     _create_documents()
     _create_corrections()
@@ -503,6 +514,7 @@ def downgrade() -> None:
     newer = sa.text("SELECT EXISTS (SELECT FROM invoice_events WHERE seq > 2) OR EXISTS (SELECT FROM invoices WHERE tax_cents <> 0)")
     if op.get_bind().execute(newer).scalar_one():
         raise RuntimeError("invoices have taxes, payments or notes; restore a backup instead")
+    op.execute("UPDATE api_keys SET scopes = array_remove(scopes, 'billing:write')")
     op.execute(DROP_GUARDS)
     op.execute(INVOICE_WAS_WHOLE)
     op.execute("ALTER TABLE invoices DISABLE TRIGGER invoices_written_once")
