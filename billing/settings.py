@@ -15,7 +15,18 @@ EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000
 EVENT_DURATION_MS_MAX: Final = 1_000_000_000  # eleven days, far above what a gateway lets a request run
 
 
-class BillingSettings(Fragment):
+class InvoiceSettings(Fragment):
+    """When an ended period becomes an invoice. The worker closes by it, and drafts show it."""
+
+    billing_grace_s: int = Field(
+        default=3_600,
+        ge=60,
+        le=604_800,
+        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
+    )
+
+
+class BillingSettings(InvoiceSettings):
     """How the worker reads the usage stream and when it gives up on an event."""
 
     billing_consumer: str = Field(
@@ -97,12 +108,6 @@ class BillingSettings(Fragment):
         ge=10,
         le=60_000,
         description="Longest pause between billing's attempts while Redis or Postgres is down.",
-    )
-    billing_grace_s: int = Field(
-        default=3_600,
-        ge=60,
-        le=604_800,
-        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
     )
     billing_schedule_s: int = Field(
         default=60, ge=1, le=3_600, description="How often billing looks for periods that have ended."

@@ -26,6 +26,7 @@ from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -90,6 +91,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
         costs=settings.costs,
+        invoices=settings.invoices,
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -153,6 +155,8 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminCorrections,
+            AdminParties,
             AdminCosts,
             Changes,
         ],
@@ -175,6 +179,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            OwnDocuments,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,

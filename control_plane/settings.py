@@ -9,6 +9,7 @@ from pydantic import Field
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
 from billing.notifications.settings import NotificationSettings
+from billing.settings import InvoiceSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -317,4 +318,5 @@ class ControlSettings:
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
