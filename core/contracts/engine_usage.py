@@ -5,7 +5,12 @@ sent to a gateway, so that reconciliation compares two independent counts. msgsp
 readers ignore unknown fields, so that two versions can run together.
 """
 
+from typing import Annotated
+
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+UnixMs = Annotated[int, msgspec.Meta(ge=0, le=4_102_444_800_000)]  # to the year 2100
 
 
 class EngineUsageHour(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,12 +21,12 @@ class EngineUsageHour(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tenant_id: str
-    hour_ms: int
-    requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    kv_page_ms: int = 0
-    kv_unmeasured_requests: int = 0
+    hour_ms: UnixMs
+    requests: Count = 0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    kv_page_ms: Count = 0
+    kv_unmeasured_requests: Count = 0
 
 
 class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,10 +34,10 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     tenant_id: str
-    prompt_tokens: int
-    output_tokens: int
-    kv_page_ms: int | None
-    ended_at_ms: int
+    prompt_tokens: Count
+    output_tokens: Count
+    kv_page_ms: Count | None
+    ended_at_ms: UnixMs
 
 
 class EngineUsageReport(msgspec.Struct, frozen=True, kw_only=True):
