@@ -1,4 +1,5 @@
-"""The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted independently.
+"""The audit on demand: what the engines counted in all, what is in the ledger and what is on invoices, each counted
+independently. It is exact at rest; ``runs`` compares hour by hour, also while requests run.
 
 Engines count a prompt with its first token. The ledger marks the prompts that were aborted before; they are the only
 tokens in it that no engine has counted.
@@ -13,7 +14,7 @@ from sqlmodel import Session
 from billing.reconciliation.engine_counts import read_totals
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
-from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
@@ -25,6 +26,8 @@ WITH recorded AS (
            sum(input_tokens + output_tokens) AS ledger_tokens,
            sum(aborted_prefill_tokens) AS aborted_prefill_tokens,
            sum(exact_cached_tokens) AS cached_tokens,
+           sum(kv_measured_page_ms) AS kv_measured_page_ms,
+           sum(kv_page_ms - kv_measured_page_ms) AS kv_unmeasured_page_ms,
            sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos,
            sum(estimated_requests) AS estimated_requests
     FROM usage_hours GROUP BY tenant_id
@@ -46,6 +49,8 @@ WITH recorded AS (
            coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
            coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
            coalesce(cached_tokens, 0)::bigint AS cached_tokens,
+           coalesce(kv_measured_page_ms, 0)::bigint AS kv_measured_page_ms,
+           coalesce(kv_unmeasured_page_ms, 0)::bigint AS kv_unmeasured_page_ms,
            coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
            coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
            coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
@@ -59,11 +64,22 @@ WITH recorded AS (
     FULL JOIN lined USING (tenant_id)
     FULL JOIN invoiced USING (tenant_id)
 )
-SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, invoiced_tokens,
+SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, kv_measured_page_ms, kv_unmeasured_page_ms,
+       invoiced_tokens,
        ledger_tokens - invoiced_tokens AS unbilled_tokens,
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
        (abs(unbilled - unbilled_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
 FROM tenants ORDER BY tenant_id
+""")
+
+# Requests whose end their gateway or replica did not see, by the final counts that their engine reported for their ids.
+_EXPLAINED = sa.text("""
+SELECT coalesce(sum(e.prompt_tokens + e.output_tokens - coalesce(r.tokens, 0)), 0)::bigint
+FROM engine_ended_requests e LEFT JOIN LATERAL (
+    SELECT sum(input_tokens - aborted_prefill_tokens + output_tokens) AS tokens, min(outcome) AS outcome
+    FROM usage_records r WHERE r.request_id IN (e.request_id, e.request_id || :rest) AND r.replica_id = e.replica_id
+) r ON true
+WHERE r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone')
 """)
 
 
@@ -75,9 +91,10 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        counters = read_totals(session, redis).values()
+        counters = list(read_totals(session, redis).values())
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
+    explained_tokens = session.connection().execute(_EXPLAINED, {"rest": REST}).scalar_one()
     rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
     engine_tokens = sum(each.tenant_tokens for each in counters)
     engine_cached_tokens = sum(each.cached_prompt_tokens for each in counters)
@@ -93,7 +110,8 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     aborted_prefill_tokens = sum(tenant.aborted_prefill_tokens for tenant in tenants)
     drift_tokens = engine_tokens + aborted_prefill_tokens - ledger_tokens
     estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
-    tail_tokens_max = estimated_requests * CHECKPOINT_TOKENS_MAX
+    engine_kv_page_ms = sum(each.tenant_kv_page_ms for each in counters)
+    kv_measured_page_ms = sum(tenant.kv_measured_page_ms for tenant in tenants)
     return Reconciliation(
         engine_tokens=engine_tokens,
         aborted_prefill_tokens=aborted_prefill_tokens,
@@ -102,8 +120,13 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         unbilled_tokens=ledger_tokens - invoiced_tokens,
         drift_tokens=drift_tokens,
         estimated_requests=estimated_requests,
-        estimated_tail_tokens_max=tail_tokens_max,
-        unexplained_drift_tokens=drift_tokens - max(0, min(drift_tokens, tail_tokens_max)),
+        estimated_tail_tokens_max=estimated_requests * CHECKPOINT_TOKENS_MAX,
+        explained_drift_tokens=explained_tokens,
+        unexplained_drift_tokens=drift_tokens - explained_tokens,
+        engine_kv_page_ms=engine_kv_page_ms,
+        kv_measured_page_ms=kv_measured_page_ms,
+        kv_unmeasured_page_ms=sum(tenant.kv_unmeasured_page_ms for tenant in tenants),
+        unreported_kv_page_ms=engine_kv_page_ms - kv_measured_page_ms,
         engine_cached_tokens=engine_cached_tokens,
         excess_cached_tokens=max(0, cached_tokens - engine_cached_tokens),
         ledger_drift_nanos=drift_nanos,
