@@ -19,7 +19,8 @@ from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
 # One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
-# lines; balances come from the ledger. Each was written on its own, so a difference is a defect.
+# lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
+# difference is a defect.
 _COUNTS = sa.text("""
 WITH recorded AS (
     SELECT tenant_id,
@@ -35,15 +36,21 @@ WITH recorded AS (
     SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
 ), lined AS (
     SELECT i.tenant_id,
-           sum(coalesce(l.used_units, l.quantity)) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
+           sum(coalesce(l.used_units, l.quantity)) FILTER (
+               WHERE l.kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens')
+           ) AS invoiced_tokens
     FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
     SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
 ), balances AS (
     SELECT a.tenant_id,
            coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'usage_unbilled'), 0) AS unbilled,
-           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable'), 0) AS receivable
-    FROM accounts a JOIN entries e ON e.account_id = a.id WHERE a.tenant_id IS NOT NULL GROUP BY a.tenant_id
+           coalesce(sum(e.amount_nanos) FILTER (
+               WHERE a.kind = 'usage_unbilled' AND t.kind IN ('usage', 'adjustment', 'amendment')
+           ), 0) AS earned,
+           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable' AND t.kind = 'invoice'), 0) AS receivable
+    FROM accounts a JOIN entries e ON e.account_id = a.id JOIN transfers t ON t.id = e.transfer_id
+    WHERE a.kind IN ('usage_unbilled', 'receivable') GROUP BY a.tenant_id
 ), tenants AS (
     SELECT tenant_id,
            coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
@@ -52,10 +59,11 @@ WITH recorded AS (
            coalesce(kv_measured_page_ms, 0)::bigint AS kv_measured_page_ms,
            coalesce(kv_unmeasured_page_ms, 0)::bigint AS kv_unmeasured_page_ms,
            coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
-           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
+           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) AS used_nanos,
            coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
            coalesce(estimated_requests, 0)::bigint AS estimated_requests,
-           coalesce(unbilled, 0) AS unbilled,
+           coalesce(unbilled, 0) AS unbilled_nanos,
+           coalesce(earned, 0) AS earned,
            coalesce(receivable, 0) AS receivable,
            coalesce(cents, 0) * :nanos_per_cent AS billed_nanos
     FROM balances
@@ -68,7 +76,7 @@ SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, kv_measu
        invoiced_tokens,
        ledger_tokens - invoiced_tokens AS unbilled_tokens,
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
-       (abs(unbilled - unbilled_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
+       (abs(earned - used_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
 FROM tenants ORDER BY tenant_id
 """)
 
