@@ -222,3 +222,41 @@ class ReconciliationRunView(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_nanos: int
     differing: int
     differences: tuple[ReconciliationDifferenceView, ...]
+
+
+class AmendmentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of an amendment of usage: the ``reversal`` of what was charged, or its ``replacement``. The reversal's
+    quantities and amount are taken back.
+    """
+
+    part: str
+    transfer_id: str
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amount_nanos: int
+    reason: str
+    actor: str
+    created_at: datetime
+
+
+class AmendedUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request is charged for now, all 0 when it is voided. ``recorded_nanos`` and ``transfer_id`` are of the
+    record, which never changes; ``amendments`` are in the order in which they were made.
+    """
+
+    request_id: str
+    tenant_id: str
+    settled_at: datetime
+    transfer_id: str
+    recorded_nanos: int
+    charged_nanos: int
+    voided: bool
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amendments: tuple[AmendmentView, ...]

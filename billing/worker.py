@@ -213,7 +213,6 @@ def _jobs(
         counts.run_once()
         store_reports(engine, redis)
 
-
     def maintain_tables() -> None:
         add_partitions(engine)
         counts.forget_ended()

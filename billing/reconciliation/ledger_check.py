@@ -170,7 +170,9 @@ def _invoices(session: Session, since: datetime) -> Iterator[Difference]:
                 kind="invoice_lines", unit="nanodollar", expected=row["nanos"], found=row["amount_nanos"], **whose
             )
         if row["total_cents"] != row["cents"]:
-            yield Difference(kind="invoice_lines", unit="cent", expected=row["cents"], found=row["total_cents"], **whose)
+            yield Difference(
+                kind="invoice_lines", unit="cent", expected=row["cents"], found=row["total_cents"], **whose
+            )
         if (owed := row["total_cents"] * NANOS_PER_CENT) != row["receivable"]:
             yield Difference(
                 kind="invoice_transfer", unit="nanodollar", expected=owed, found=row["receivable"], **whose

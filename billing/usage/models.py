@@ -7,6 +7,7 @@ Text ids name tenants, keys and adapters of the control plane: no foreign key cr
 from datetime import datetime
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 from sqlmodel import Field, SQLModel
 
 from billing.models import Instant
@@ -87,6 +88,15 @@ class UsageRecord(SQLModel, table=True):
     kv_nanos: int = Field(sa_type=sa.BigInteger)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     transfer_id: str
+
+
+UsageNow = orm.aliased(
+    UsageRecord,
+    sa.table("usage_now", *(sa.column(each.name, each.type) for each in sa.inspect(UsageRecord).columns)),
+    adapt_on_names=True,
+)
+"""The view of what each request is charged for now: amended records with their new quantities, voided ones not at all.
+"""
 
 
 class UsageHour(SQLModel, table=True):
@@ -187,9 +197,7 @@ class UsageAmendment(SQLModel, table=True):
         sa.Index("ix_usage_amendments_tenant_id", "tenant_id"),
     )
 
-    request_id: str = Field(
-        primary_key=True, sa_type=sa.String(collation="C"), foreign_key="usage_records.request_id"
-    )
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"), foreign_key="usage_records.request_id")
     position: int = Field(primary_key=True)
     part: str
     tenant_id: str

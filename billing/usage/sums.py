@@ -69,14 +69,16 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     _write(session, UsageReplicaHour, _REPLICA_KEY, _REPLICA_SUMS, replicas, changed_at=database_now(session))
 
 
-def amend(session: Session, before: Row, after: Row | None) -> None:
-    """Take back what a record was counted as, and count what it is now, if anything. The sums by replica stay."""
+def amend(session: Session, before: Row, after: Row | None, *, estimate: Row | None = None) -> None:
+    """Take back what a record was counted as, and count what it is now, if anything. The sums by replica stay. A rest
+    comes with the estimate that it was counted with.
+    """
     hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     month = (before["tenant_id"], month_start(before["settled_at"]), before["key_id"])
     for row, add_or_subtract in ((before, Counter.subtract), (after, Counter.update)):
         if row is not None:
-            add_or_subtract(hours[_hour_key(row)], _hour_sums(row, None))
+            add_or_subtract(hours[_hour_key(row)], _hour_sums(row, estimate))
             add_or_subtract(months[month], {name: row[name] for name in _MONTH_SUMS})
     _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
