@@ -201,8 +201,7 @@ class ReconciliationDifferenceView(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReconciliationRunView(msgspec.Struct, frozen=True, kw_only=True):
     """The stored result of one run. Tokens and page-milliseconds are those of the hours that were read; the
-    ``unexplained_…`` are sums without signs. ``differing`` counts the differences that are not explained, and
-    ``differences`` also lists those that are.
+    ``unexplained_…`` are sums without signs. ``differing`` counts the differences that are not explained.
     """
 
     id: str
@@ -221,6 +220,11 @@ class ReconciliationRunView(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_kv_page_ms: int
     unexplained_nanos: int
     differing: int
+
+
+class ReconciliationRunDetail(ReconciliationRunView, frozen=True, kw_only=True):
+    """A run with its differences, those that are explained too."""
+
     differences: tuple[ReconciliationDifferenceView, ...]
 
 

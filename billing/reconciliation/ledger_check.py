@@ -99,7 +99,9 @@ ORDER BY hour, tenant_id, base_model
 # ``lows`` are the first request ids of each hour, in order: a search in them is far cheaper than to decode every id.
 _REPLICA_SUMS: Final = sa.text("""
 WITH records AS (
-    SELECT (CAST(:hours AS timestamptz[]))[width_bucket(CAST(request_id AS text) COLLATE "C", CAST(:lows AS text[]))] AS hour, replica_id, tenant_id, base_model,
+    SELECT (CAST(:hours AS timestamptz[]))[
+            width_bucket(CAST(request_id AS text) COLLATE "C", CAST(:lows AS text[]))
+        ] AS hour, replica_id, tenant_id, base_model,
         sum(input_tokens - aborted_prefill_tokens + output_tokens) AS tokens,
         coalesce(sum(kv_page_ms) FILTER (WHERE kv_measured), 0) AS kv_page_ms
     FROM usage_records GROUP BY 1, 2, 3, 4

@@ -22,7 +22,7 @@ from billing.reconciliation.engine_check import EngineCheck, changed_hours, chec
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.stripe import check_stripe
 from billing.settings import BillingSettings
-from billing.views import ReconciliationDifferenceView, ReconciliationRunView
+from billing.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 
@@ -50,7 +50,7 @@ def run_limits(settings: BillingSettings) -> RunLimits:
     )
 
 
-def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> ReconciliationRunView:
+def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> ReconciliationRunDetail:
     """Compare, store the result and set the alarm metrics. Without an earlier run, it is a full one."""
     with unit_of_work(engine) as session:
         session.connection().execute(sa.text("SET LOCAL statement_timeout = '10min'"))
@@ -79,26 +79,35 @@ class ReconciliationSchedule:
 
 
 def list_runs(session: Session, *, limit: int, before: str | None = None) -> list[ReconciliationRunView]:
-    """Runs with their differences, the newest first."""
+    """Runs without their differences, the newest first, of those whose ids are before ``before``."""
     statement = select(ReconciliationRun).order_by(col(ReconciliationRun.id).desc()).limit(limit)
     if before is not None:
         statement = statement.where(col(ReconciliationRun.id) < before)
-    runs = session.exec(statement).all()
+    return [ReconciliationRunView(**_fields(each)) for each in session.exec(statement)]
+
+
+def read_run(session: Session, run_id: str) -> ReconciliationRunDetail | None:
+    """One run with its differences."""
+    stored = session.get(ReconciliationRun, run_id)
+    if stored is None:
+        return None
     rows = session.exec(
         select(ReconciliationDifference)
-        .where(col(ReconciliationDifference.run_id).in_([each.id for each in runs]))
-        .order_by(col(ReconciliationDifference.run_id), col(ReconciliationDifference.position))
+        .where(ReconciliationDifference.run_id == run_id)
+        .order_by(col(ReconciliationDifference.position))
     ).all()
-    return [_view(each, [row for row in rows if row.run_id == each.id]) for each in runs]
+    return _detail(stored, rows)
 
 
-def described(found: ReconciliationRunView) -> str:
+def described(found: ReconciliationRunDetail) -> str:
     """The result in lines of text, for an operator."""
+    counted = f"{found.hours} hours, {found.engine_tokens} tokens of engines, {found.ledger_tokens} in the ledger"
+    explained = f"{found.explained_tokens} tokens, {found.explained_kv_page_ms} page-milliseconds"
+    amounts = f"{found.unexplained_tokens} tokens, {found.unexplained_kv_page_ms} page-milliseconds"
     lines = [
-        f"{found.mode}: {found.hours} hours, {found.engine_tokens} tokens of engines, {found.ledger_tokens} in the ledger",
-        f"explained by request: {found.explained_tokens} tokens, {found.explained_kv_page_ms} page-milliseconds",
-        f"unexplained: {found.unexplained_tokens} tokens, {found.unexplained_kv_page_ms} page-milliseconds, "
-        f"{found.unexplained_nanos} nanodollars in {found.differing} differences",
+        f"{found.mode}: {counted}",
+        f"explained by request: {explained}",
+        f"unexplained: {amounts}, {found.unexplained_nanos} nanodollars in {found.differing} differences",
     ]
     for each in found.differences:
         if each.unexplained != 0:
@@ -111,13 +120,13 @@ def described(found: ReconciliationRunView) -> str:
     return "\n".join(lines) + "\n"
 
 
-def newest_run(session: Session) -> ReconciliationRunView | None:
+def newest_run(session: Session) -> ReconciliationRunDetail | None:
     """The last run, None before the first."""
-    found = list_runs(session, limit=1)
-    return found[0] if found else None
+    newest = session.exec(select(sa.func.max(ReconciliationRun.id))).one()
+    return None if newest is None else read_run(session, newest)
 
 
-def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRunView:
+def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRunDetail:
     now = database_now(session)
     last = newest_run(session)
     settled_before = now - limits.settle
@@ -151,7 +160,7 @@ def _store(
     *,
     started_at: datetime,
     since: datetime | None,
-) -> ReconciliationRunView:
+) -> ReconciliationRunDetail:
     # Those that alarm come first where not all fit.
     alarming = sorted(differences, key=lambda each: each.unexplained == 0)
     kept = sorted(alarming[: limits.differences_max], key=lambda each: each.key)
@@ -183,7 +192,7 @@ def _store(
         row.run_id = stored.id
     session.add_all(rows)
     session.flush()
-    return _view(stored, rows)
+    return _detail(stored, rows)
 
 
 def _columns(each: Difference) -> dict[str, Any]:  # columns of several types
@@ -195,25 +204,21 @@ def _unexplained(differences: Sequence[Difference], unit: str) -> int:
     return sum(abs(each.unexplained) for each in differences if each.unit == unit)
 
 
-def _view(stored: ReconciliationRun, rows: Sequence[ReconciliationDifference]) -> ReconciliationRunView:
+def _fields(stored: ReconciliationRun) -> dict[str, Any]:  # columns of several types
+    names = set(ReconciliationRunView.__struct_fields__) - {"differing"}
+    return {name: getattr(stored, name) for name in names} | {"differing": stored.differences}
+
+
+def _detail(stored: ReconciliationRun, rows: Sequence[ReconciliationDifference]) -> ReconciliationRunDetail:
+    names = set(ReconciliationDifferenceView.__struct_fields__) - {"request_ids"}
     differences = tuple(
-        ReconciliationDifferenceView(
-            **{
-                name: getattr(row, name)
-                for name in ReconciliationDifferenceView.__struct_fields__
-                if name != "request_ids"
-            },
-            request_ids=tuple(row.request_ids),
-        )
+        ReconciliationDifferenceView(**{name: getattr(row, name) for name in names}, request_ids=tuple(row.request_ids))
         for row in rows
     )
-    names = set(ReconciliationRunView.__struct_fields__) - {"differences", "differing"}
-    return ReconciliationRunView(
-        **{name: getattr(stored, name) for name in names}, differing=stored.differences, differences=differences
-    )
+    return ReconciliationRunDetail(**_fields(stored), differences=differences)
 
 
-def _alarm(stored: ReconciliationRunView) -> None:
+def _alarm(stored: ReconciliationRunDetail) -> None:
     """Set the metrics of the last run, and log what alarms."""
     alarming = [each for each in stored.differences if each.unexplained != 0]
     metrics.RECONCILIATION_UNEXPLAINED.clear()

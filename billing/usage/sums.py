@@ -32,7 +32,8 @@ HOUR_KEY: Final = (
 )  # fmt: skip
 HOUR_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
-    "output_tokens", "kv_page_ms", "kv_measured_page_ms", "uncached_requests", "cached_requests", "output_requests", "kv_requests",
+    "output_tokens", "kv_page_ms", "kv_measured_page_ms", "uncached_requests", "cached_requests", "output_requests",
+    "kv_requests",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _REPLICA_KEY: Final = ("hour", "replica_id", "tenant_id", "base_model")

@@ -1,4 +1,4 @@
-"""The agent's background tasks for adapters and usage: which tasks exist, how they are connected, and how often they run.
+"""The agent's background tasks for adapters and usage: which exist, how they are connected, and how often they run.
 
 What each task does is in the module named after it.
 """

@@ -36,7 +36,7 @@ class EngineUsageReports:
         """
         repeats = time.monotonic() >= self._repeat_at
         ended = await self._control.ended(self._repeated if repeats else self._sent, at_once=at_once)
-        reports = [
+        reports: list[dict[str, Any]] = [
             *({"hours": ended.hours[at : at + _ROWS_MAX]} for at in range(0, len(ended.hours), _ROWS_MAX)),
             *({"requests": ended.requests[at : at + _ROWS_MAX]} for at in range(0, len(ended.requests), _ROWS_MAX)),
         ]

@@ -59,7 +59,7 @@ class Reconciled:
 
     def listed(self, limit: int = 50):
         with unit_of_work(self.stage.engine) as session:
-            return runs.list_runs(session, limit=limit)
+            return [runs.read_run(session, each.id) for each in runs.list_runs(session, limit=limit)]
 
 
 @pytest.fixture

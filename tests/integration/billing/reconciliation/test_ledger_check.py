@@ -72,8 +72,10 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
     by_hand(
         ledger,
         (
-            "UPDATE usage_records SET output_tokens = output_tokens + 1, output_nanos = output_nanos + 600,"
-            " amount_nanos = amount_nanos + 600 WHERE request_id = (SELECT min(request_id) FROM usage_records)",
+            (
+                "UPDATE usage_records SET output_tokens = output_tokens + 1, output_nanos = output_nanos + 600,"
+                " amount_nanos = amount_nanos + 600 WHERE request_id = (SELECT min(request_id) FROM usage_records)"
+            ),
             {},
         ),
     )
