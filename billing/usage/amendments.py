@@ -1,8 +1,8 @@
 """Amends or voids what a request was recorded as, before its period is invoiced. The record itself stays as it is.
 
 An amendment is written beside the record: what was charged is reversed, and what should have been charged replaces it,
-each with a transfer of its own. The sums are corrected in the same transaction. The tenant's subscription is held meanwhile, so
-no close sees half of it. After the invoice a correction is a credit note, and an amendment is refused.
+each with a transfer of its own. The sums are corrected in the same transaction. The tenant's subscription is held
+meanwhile, so no close sees half of it. After the invoice a correction is a credit note, and an amendment is refused.
 """
 
 from datetime import datetime

@@ -1,7 +1,8 @@
 """The tables of usage: one record per request, and its sums by hour and by month, written in the same transaction.
 
-Records are never changed; an amendment is a row of its own. Sums can be computed again from the records and amendments;
-every report and every close reads the sums. Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that line.
+Records are never changed; an amendment is a row of its own. Sums can be computed again from both; every report and
+every close reads the sums. Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that
+line.
 """
 
 from datetime import datetime
