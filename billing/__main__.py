@@ -1,7 +1,7 @@
-"""``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, one that verifies
-all invoices, one for a rotation of the notifications' key, and two of cost attribution. What they do is in
-``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``billing.invoices.verification``,
-``billing.notifications.reseal`` and ``billing.costs``.
+"""``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, commands that
+verify all invoices and reconcile, one for a rotation of the notifications' key, and two of cost attribution. What they
+do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``billing.invoices.verification``,
+``billing.reconciliation``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from billing.invoices import verification
 from billing.notifications import reseal
 from billing.notifications.settings import NotificationSettings
 from billing.notifications.signing_secrets import SecretBox
+from billing.reconciliation import runs
+from billing.reconciliation.engine_usage import store_reports
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import db
@@ -50,6 +52,10 @@ def main() -> None:
     commands.add_parser("fit-costs", help="fit the cost function of each kind of replica to its newest windows")
     commands.add_parser("allocate-costs", help="share out the cost of all hours that are due, as the worker does")
     commands.add_parser("verify", help="verify the numbers, hashes and states of all invoices and credit notes")
+    reconcile = commands.add_parser(
+        "reconcile", help="compare engines, ledger and invoices now; exit status 1 when something is not explained"
+    )
+    reconcile.add_argument("--full", action="store_true", help="read everything, not only what has changed")
     arguments = parser.parse_args()
     if arguments.command == "worker":
         worker.run()
@@ -57,6 +63,8 @@ def main() -> None:
         _rebuild(arguments.tenant)
     elif arguments.command == "reseal-secrets":
         _reseal()
+    elif arguments.command == "reconcile":
+        _reconcile(full=arguments.full)
     elif arguments.command == "fit-costs":
         _fit_costs()
     elif arguments.command == "verify":
@@ -99,6 +107,18 @@ def _reseal() -> None:
     except AppError as error:
         sys.exit(error.message)
     sys.stdout.write(f"{count} webhooks encrypted with the current key\n")
+
+
+def _reconcile(*, full: bool) -> None:
+    """Print the result. What changed within the last minutes is judged by a later run."""
+    settings = BillingSettings()
+    engine = db.connect(PostgresSettings())
+    with worker.connect_redis(RedisSettings(), settings) as redis:
+        store_reports(engine, redis)
+    found = runs.run(engine, runs.run_limits(settings), full=full)
+    sys.stdout.write(runs.described(found))
+    if found.differing:
+        sys.exit(1)
 
 
 def _allocate_costs() -> None:

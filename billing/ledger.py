@@ -72,6 +72,15 @@ def adjustment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -
     )
 
 
+def amendment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -> Posting:
+    """A request turns out to have used something else: a part of its amendment, negative for the reversal."""
+    return Posting(
+        transfer_id=transfer_id,
+        kind="amendment",
+        legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
+    )
+
+
 def invoice_posting(
     *, invoice_id: str, tenant_id: str, amount_nanos: int, net_nanos: int, tax_nanos: int = 0
 ) -> Posting:

@@ -48,6 +48,21 @@ COST_WINDOWS_LATE = Counter(
     "tenora_billing_cost_windows_late_total",
     "Windows that arrived after their hour was shared out, and whose cost is missing. Alert on any.",
 )
+ENGINE_REPORTS_REFUSED = Counter(
+    "tenora_billing_engine_reports_refused_total", "Reports of engines' usage that could not be read. Alert on any."
+)
+RECONCILIATION_UNEXPLAINED = Gauge(
+    "tenora_billing_reconciliation_unexplained",
+    "Unexplained differences of the last reconciliation, in their own unit. Alert on any value but 0.",
+    ["kind", "unit", "replica", "base_model", "hour"],
+)
+RECONCILIATION_DIFFERENCES = Gauge(
+    "tenora_billing_reconciliation_differences", "Unexplained differences of the last reconciliation. Alert on any."
+)
+RECONCILED_AT = Gauge(
+    "tenora_billing_reconciled_timestamp_seconds",
+    "When the last reconciliation ended. Alert when it is older than two hours.",
+)
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the usage stream that billing has not read.")
 PENDING = Gauge("tenora_billing_pending_events", "Events read and not acknowledged.")

@@ -112,6 +112,22 @@ class BillingSettings(InvoiceSettings):
     billing_schedule_s: int = Field(
         default=60, ge=1, le=3_600, description="How often billing looks for periods that have ended."
     )
+    billing_reconcile_s: int = Field(
+        default=3_600, ge=60, le=86_400, description="How often billing compares engines, ledger and invoices."
+    )
+    billing_reconcile_settle_s: int = Field(
+        default=300,
+        ge=0,
+        le=86_400,
+        description="How long after its last change an hour is reconciled, so that usage that is on its way is no "
+        "difference.",
+    )
+    billing_reconcile_differences_max: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most differences that one reconciliation stores; unexplained ones come first.",
+    )
     billing_housekeeping_ms: int = Field(
         default=1_000,
         ge=100,

@@ -160,6 +160,8 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str
     ledger_tokens: int
     aborted_prefill_tokens: int
+    kv_measured_page_ms: int
+    kv_unmeasured_page_ms: int
     invoiced_tokens: int
     unbilled_tokens: int
     unbilled_nanos: int
@@ -175,8 +177,9 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     charged at the cached price beyond the ``engine_cached_tokens``.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
-    and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
-    ``estimated_requests`` in the ledger, and ``unexplained_drift_tokens`` is the rest.
+    and stays in the drift. ``explained_drift_tokens`` is that part, added up from what engines reported for the ids of
+    such requests; ``unexplained_drift_tokens`` is the rest of the drift. Page-time is compared with what engines
+    measured: ``unreported_kv_page_ms`` is what they held beyond the last report of aborted answers, or still hold.
     """
 
     engine_tokens: int
@@ -187,10 +190,101 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     drift_tokens: int
     estimated_requests: int
     estimated_tail_tokens_max: int
+    explained_drift_tokens: int
     unexplained_drift_tokens: int
+    engine_kv_page_ms: int
+    kv_measured_page_ms: int
+    kv_unmeasured_page_ms: int
+    unreported_kv_page_ms: int
     engine_cached_tokens: int
     excess_cached_tokens: int
     ledger_drift_nanos: int
     unprocessed_events: int
     dead_letters: int
     per_tenant: tuple[TenantReconciliation, ...]
+
+
+class ReconciliationDifferenceView(msgspec.Struct, frozen=True, kw_only=True):
+    """Two counts that should be equal: ``expected`` = ``found`` + ``explained`` + ``unexplained``, in ``unit``.
+    ``request_ids`` are requests that explain a part, at most 100.
+    """
+
+    kind: str
+    subject: str
+    unit: str
+    expected: int
+    found: int
+    explained: int
+    unexplained: int
+    replica_id: str | None
+    tenant_id: str | None
+    base_model: str | None
+    hour: datetime | None
+    request_ids: tuple[str, ...]
+
+
+class ReconciliationRunView(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored result of one run. Tokens and page-milliseconds are those of the hours that were read; the
+    ``unexplained_…`` are sums without signs. ``differing`` counts the differences that are not explained.
+    """
+
+    id: str
+    mode: str
+    started_at: datetime
+    finished_at: datetime
+    changed_since: datetime | None
+    hours: int
+    engine_tokens: int
+    ledger_tokens: int
+    explained_tokens: int
+    unexplained_tokens: int
+    engine_kv_page_ms: int
+    ledger_kv_page_ms: int
+    explained_kv_page_ms: int
+    unexplained_kv_page_ms: int
+    unexplained_nanos: int
+    differing: int
+
+
+class ReconciliationRunDetail(ReconciliationRunView, frozen=True, kw_only=True):
+    """A run with its differences, those that are explained too."""
+
+    differences: tuple[ReconciliationDifferenceView, ...]
+
+
+class AmendmentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of an amendment of usage: the ``reversal`` of what was charged, or its ``replacement``. The reversal's
+    quantities and amount are taken back.
+    """
+
+    part: str
+    transfer_id: str
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amount_nanos: int
+    reason: str
+    actor: str
+    created_at: datetime
+
+
+class AmendedUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request is charged for now, all 0 when it is voided. ``recorded_nanos`` and ``transfer_id`` are of the
+    record, which never changes; ``amendments`` are in the order in which they were made.
+    """
+
+    request_id: str
+    tenant_id: str
+    settled_at: datetime
+    transfer_id: str
+    recorded_nanos: int
+    charged_nanos: int
+    voided: bool
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amendments: tuple[AmendmentView, ...]

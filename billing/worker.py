@@ -28,6 +28,8 @@ from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
+from billing.reconciliation.engine_usage import store_reports
+from billing.reconciliation.runs import ReconciliationSchedule, run_limits
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.usage.partitions import add_partitions
@@ -38,6 +40,7 @@ _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 5
 _TABLES_EVERY_MS: Final = 3_600_000
+_RECONCILIATION_DUE_MS: Final = 30_000
 
 _log = structlog.get_logger()
 
@@ -206,6 +209,10 @@ def _jobs(
 
     counts = EngineCountKeeper(engine, redis)
 
+    def keep_engine_counts() -> None:
+        counts.run_once()
+        store_reports(engine, redis)
+
     def maintain_tables() -> None:
         add_partitions(engine)
         counts.forget_ended()
@@ -215,11 +222,15 @@ def _jobs(
     price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
     adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
     grace = timedelta(seconds=settings.billing_grace_s)
+    reconciliation = ReconciliationSchedule(
+        engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
+    )
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
-        Job("engine_counts", 1_000, counts.run_once),
+        Job("engine_counts", 1_000, keep_engine_counts),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
+        Job("reconciliation", _RECONCILIATION_DUE_MS, reconciliation.run_once),
         Job("tables", _TABLES_EVERY_MS, maintain_tables),
     ]

@@ -34,6 +34,7 @@ from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.outbox_age import outbox_age_s
+from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage
 from control_plane.registry.adapters.api import Adapters, Aliases
 from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
@@ -157,6 +158,8 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminBilling,
             AdminCorrections,
             AdminParties,
+            AdminReconciliations,
+            AdminRequestUsage,
             AdminCosts,
             Changes,
         ],

@@ -23,6 +23,7 @@ _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
+_AMENDED_SUMS: Final = {**_SUMS, WEB: "SELECT, INSERT, UPDATE"}  # an admin's amendment corrects them
 _COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
@@ -70,9 +71,15 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "period_states": _LEDGER,
     "resource_hours": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
-    "usage_hours": _SUMS,
-    "usage_months": _SUMS,
+    "usage_hours": _AMENDED_SUMS,
+    "usage_months": _AMENDED_SUMS,
+    "usage_replica_hours": _SUMS,
+    "usage_amendments": _LEDGER,
     "engine_counts": _SUMS,
+    "engine_usage_hours": _SUMS,
+    "engine_ended_requests": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
+    "reconciliation_runs": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
+    "reconciliation_differences": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_adjustments": _LEDGER,
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
@@ -87,7 +94,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
 """By table and role. A table that is not here is the owner's alone."""
 
 _FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
-_VIEWS: Final = {"adapter_names": (WEB, BILLING)}
+_VIEWS: Final = {"adapter_names": (WEB, BILLING), "usage_now": (WEB, BILLING)}
 
 
 def grant_privileges(engine: Engine) -> list[str]:
