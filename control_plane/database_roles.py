@@ -56,6 +56,8 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "usage_months": _SUMS,
     "engine_counts": _SUMS,
     "usage_adjustments": _LEDGER,
+    "credit_lots": _LEDGER,
+    "credit_entries": _LEDGER,
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
