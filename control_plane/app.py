@@ -20,6 +20,7 @@ from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
+from control_plane.credits.api import AdminCredits, OwnCredits
 from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
@@ -151,6 +152,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminCredits,
             AdminCosts,
             Changes,
         ],
@@ -173,6 +175,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            OwnCredits,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,

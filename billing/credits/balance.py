@@ -3,8 +3,9 @@
 It is computed when it is read, so a lot counts until the instant of its expiry and not after it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, date, datetime
 from typing import NamedTuple, cast
 
 from sqlmodel import Session
@@ -13,7 +14,7 @@ from billing.credits.burn_order import BurnableLot, Burned, burn
 from billing.credits.dated_charges import charges_so_far
 from billing.credits.lot_entries import LotState, open_lots
 from billing.credits.open_usage import adjusted_nanos, open_period, read_slices
-from billing.credits.views import CreditBalance, CreditKind, LotStatus, LotView
+from billing.credits.views import BurnedDay, CreditBalance, CreditKind, LotStatus, LotView
 from core.db import database_now
 
 
@@ -98,6 +99,7 @@ def read_balance(session: Session, tenant_id: str) -> CreditBalance:
         pending_nanos=sum(credit.pending.values()),
         uncovered_nanos=credit.burned.uncovered_nanos,
         lots=lots,
+        burn_down=_by_day(credit.burned),
     )
 
 
@@ -109,3 +111,11 @@ def headroom_nanos(session: Session, tenant_id: str) -> int:
 def bounds_of(lots: Sequence[BurnableLot]) -> list[datetime]:
     """The instants at which lots begin and end."""
     return [at for lot in lots for at in (lot.effective_from, lot.expires_at) if at is not None]
+
+
+def _by_day(burned: Burned) -> list[BurnedDay]:
+    days: Counter[date] = Counter()
+    for part in burned.parts:
+        if part.lot is not None:
+            days[part.charge.at.astimezone(UTC).date()] += part.charge.amount_nanos
+    return [BurnedDay(day=day, amount_nanos=amount) for day, amount in sorted(days.items())]

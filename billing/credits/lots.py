@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlmodel import Session, select
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
 
 from billing.credits.balance import OpenCredit, read_open_credit
 from billing.credits.lot_entries import LotState, list_lots, move, open_lots, read_lot
-from billing.credits.models import CreditLot
-from billing.credits.views import CreditKind, LotView
+from billing.credits.models import CreditEntry, CreditLot
+from billing.credits.views import CreditEntryView, CreditKind, LotView
 from billing.periods import aware
 from billing.settings import CREDIT_LOTS_OPEN_MAX, CREDIT_NANOS_MAX
 from billing.subscriptions.billed_until import hold_subscriptions
@@ -146,6 +147,19 @@ def page_of_lots(session: Session, tenant_id: str, *, after: str | None, limit: 
     """The tenant's lots, newest first, used and expired ones included."""
     credit = read_open_credit(session, tenant_id)
     return [credit.view(state) for state in list_lots(session, tenant_id, after=after, limit=limit)]
+
+
+def page_of_entries(session: Session, tenant_id: str, *, after: str | None, limit: int) -> list[CreditEntryView]:
+    """What moved the tenant's lots, newest first. ``after`` is the last transfer of the page before."""
+    older = sa.true() if after is None else col(CreditEntry.transfer_id) < after
+    statement = (
+        select(CreditEntry)
+        .join(CreditLot, col(CreditLot.id) == CreditEntry.lot_id)
+        .where(CreditLot.tenant_id == tenant_id, older)
+        .order_by(col(CreditEntry.transfer_id).desc())
+        .limit(limit)
+    )
+    return [CreditEntryView(**entry.model_dump()) for entry in session.exec(statement)]
 
 
 def _held(session: Session, tenant_id: str, lot_id: str) -> tuple[LotState, OpenCredit]:

@@ -1,7 +1,7 @@
 """What other packages see of credits. Tables never leave this package."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Literal
 
 import msgspec
@@ -42,9 +42,16 @@ class LotView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class BurnedDay(msgspec.Struct, frozen=True, kw_only=True):
+    """What the usage of one UTC day took of credit."""
+
+    day: date
+    amount_nanos: int
+
+
 class CreditBalance(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's credit now. ``pending_nanos`` is what usage that is not invoiced yet will take, and
-    ``uncovered_nanos`` the part of that usage that no lot covers.
+    ``uncovered_nanos`` the part of that usage that no lot covers. ``burn_down`` splits ``pending_nanos`` by day.
     """
 
     balance_nanos: int
@@ -53,6 +60,7 @@ class CreditBalance(msgspec.Struct, frozen=True, kw_only=True):
     pending_nanos: int
     uncovered_nanos: int
     lots: Sequence[LotView]
+    burn_down: Sequence[BurnedDay]
 
 
 class CreditEntryView(msgspec.Struct, frozen=True, kw_only=True):
