@@ -27,6 +27,7 @@ from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.limits.api import AdminSpending
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -153,6 +154,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminRevocations,
             AdminBilling,
             AdminCredits,
+            AdminSpending,
             AdminCosts,
             Changes,
         ],

@@ -71,11 +71,11 @@ class OpenCredit(NamedTuple):
         )
 
 
-def read_open_credit(session: Session, tenant_id: str) -> OpenCredit:
-    """The tenant's credit now. A tenant without lots costs one look."""
+def read_open_credit(session: Session, tenant_id: str, *, always: bool = False) -> OpenCredit:
+    """The tenant's credit now. A tenant without lots costs one look, and shows no usage, except with ``always``."""
     lots = open_lots(session, tenant_id)
     now = database_now(session)
-    if not lots:
+    if not lots and not always:
         return OpenCredit(now, [], Burned(parts=()), {})
     period = open_period(session, tenant_id)
     burnable = [state.burnable for state in lots]

@@ -20,7 +20,7 @@ from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, Unprocessable
 from core.ids import new_id
-from core.money import NANOS_PER_CENT, format_usd
+from core.money import NANOS_PER_CENT, cents_to_nanos, format_usd
 
 DEFAULT_PRIORITY: Final = 50
 PRIORITY_MAX: Final = 100
@@ -126,15 +126,40 @@ def lapse(session: Session, tenant_id: str) -> int:
     expiry that was recorded since takes its part back. Returns how many lots moved.
     """
     hold_subscriptions(session, [tenant_id])
+    found = lapses(session, tenant_id)
+    for state, amount_nanos in found:
+        move(session, state, "lapse", -amount_nanos)
+    return len(found)
+
+
+def lapses(session: Session, tenant_id: str) -> list[tuple[LotState, int]]:
+    """What ``lapse`` would post: each lot, and what it loses or, below 0, takes back."""
     credit = read_open_credit(session, tenant_id)
-    moved = 0
+    found = []
     for state in sorted(credit.lots, key=lambda each: each.lot.id):
         ends = state.lot.expires_at
         excess = state.balance_nanos - credit.pending.get(state.lot.id, 0)
         if ends is not None and ends <= credit.now and excess != 0:
-            move(session, state, "lapse", -excess)
-            moved += 1
-    return moved
+            found.append((state, excess))
+    return found
+
+
+def take_back(session: Session, *, tenant_id: str, reference: str, amount_cents: int) -> int:
+    """Take unspent paid credit out of the lot that ``reference`` granted, because its payment went back. Returns the
+    cents that are missing because they are spent, or because there is no such lot. The caller takes it back once.
+    """
+    hold_subscriptions(session, [tenant_id])
+    wanted = select(CreditLot.id).where(
+        CreditLot.tenant_id == tenant_id, CreditLot.reference == reference, CreditLot.kind == "paid"
+    )
+    lot_id = session.exec(wanted).first()
+    if lot_id is None:
+        return amount_cents
+    state, credit = _held(session, tenant_id, lot_id)
+    taken_cents = min(amount_cents, credit.unspent_nanos(state) // NANOS_PER_CENT)
+    if taken_cents > 0:
+        move(session, state, "refund", -cents_to_nanos(taken_cents))
+    return amount_cents - taken_cents
 
 
 def get_lot(session: Session, *, tenant_id: str, lot_id: str) -> LotView:

@@ -21,6 +21,7 @@ class CreditLot(SQLModel, table=True):
     __tablename__ = "credit_lots"
     __table_args__ = (
         sa.UniqueConstraint("tenant_id", "reference"),
+        sa.Index("ix_credit_lots_expires_at", "expires_at"),
         sa.CheckConstraint("kind IN ('paid', 'promotional')", name="kind_known"),
         sa.CheckConstraint("amount_nanos > 0", name="amount_positive"),
         sa.CheckConstraint("kind = 'promotional' OR amount_nanos % 10000000 = 0", name="paid_in_cents"),

@@ -6,6 +6,7 @@ from sqlmodel import Session
 
 from billing.credits import balance, lots
 from billing.credits.views import CreditEntryView, LotView
+from billing.limits import terms
 from control_plane.audit import service as audit
 from control_plane.credits.schemas import NewCredit, OwnCredit
 from control_plane.paging import Page, decode_cursor, encode_cursor
@@ -89,6 +90,7 @@ def list_entries(session: Session, tenant_id: str, *, cursor: str | None, limit:
 
 
 def _changed(session: Session, lot: LotView, verb: str, *, actor: str, amount_nanos: int) -> None:
+    terms.credit_changed(session, lot.tenant_id)
     publish_change(session, "tenants", lot.tenant_id)
     audit.record(
         session,

@@ -1,4 +1,4 @@
-"""Credit: lots, and their entries with a balance that never becomes negative.
+"""Credit: lots, and their entries with a balance that never becomes negative. Spending: terms, limits and ceilings.
 
 Revision: 2026_11_24_1130, after 2026_11_24_1070.
 """
@@ -54,6 +54,59 @@ CREATE TABLE credit_entries (
 );
 CREATE INDEX ix_credit_entries_invoice_id ON credit_entries (invoice_id) WHERE invoice_id IS NOT NULL;
 CREATE INDEX ix_usage_hours_late ON usage_hours (tenant_id, late_from) WHERE late_from > '1970-01-01T00:00:00Z'::timestamptz;
+CREATE TABLE spending_terms (
+    tenant_id VARCHAR NOT NULL,
+    mode VARCHAR NOT NULL,
+    credit_limit_nanos BIGINT,
+    invoice_threshold_nanos BIGINT,
+    balance_floors_nanos BIGINT[] NOT NULL,
+    top_up_cents BIGINT,
+    top_up_floor_nanos BIGINT,
+    top_up_month_cents_max BIGINT,
+    updated_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_spending_terms PRIMARY KEY (tenant_id),
+    CONSTRAINT ck_spending_terms_mode_known CHECK (mode IN ('prepaid', 'postpaid')),
+    CONSTRAINT ck_spending_terms_credit_limit_not_negative CHECK (credit_limit_nanos >= 0),
+    CONSTRAINT ck_spending_terms_invoice_threshold_positive CHECK (invoice_threshold_nanos > 0),
+    CONSTRAINT ck_spending_terms_few_floors CHECK (cardinality(balance_floors_nanos) <= 10),
+    CONSTRAINT ck_spending_terms_top_up_is_whole CHECK ((top_up_cents IS NULL) = (top_up_floor_nanos IS NULL)
+        AND (top_up_cents IS NULL) = (top_up_month_cents_max IS NULL)),
+    CONSTRAINT ck_spending_terms_top_up_possible
+        CHECK (top_up_cents > 0 AND top_up_floor_nanos >= 0 AND top_up_month_cents_max >= top_up_cents)
+);
+CREATE TABLE spend_ceilings (
+    tenant_id VARCHAR NOT NULL,
+    revision BIGINT NOT NULL,
+    ceiling_nanos BIGINT,
+    balance_nanos BIGINT NOT NULL,
+    unbilled_nanos BIGINT NOT NULL,
+    receivable_nanos BIGINT NOT NULL,
+    receivable_entries BIGINT NOT NULL,
+    recheck_at TIMESTAMP WITH TIME ZONE,
+    to_publish BOOLEAN NOT NULL,
+    computed_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_spend_ceilings PRIMARY KEY (tenant_id),
+    CONSTRAINT ck_spend_ceilings_ceiling_not_negative CHECK (ceiling_nanos >= 0)
+);
+CREATE INDEX ix_spend_ceilings_to_publish ON spend_ceilings (tenant_id) WHERE to_publish;
+CREATE INDEX ix_spend_ceilings_recheck_at ON spend_ceilings (recheck_at);
+CREATE INDEX ix_credit_lots_expires_at ON credit_lots (expires_at);
+CREATE TABLE spend_limits (
+    id VARCHAR NOT NULL,
+    tenant_id VARCHAR NOT NULL,
+    scope VARCHAR NOT NULL,
+    subject_id VARCHAR NOT NULL,
+    window_kind VARCHAR NOT NULL,
+    amount_nanos BIGINT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_spend_limits PRIMARY KEY (id),
+    CONSTRAINT uq_spend_limits_tenant_id UNIQUE (tenant_id, scope, subject_id, window_kind),
+    CONSTRAINT ck_spend_limits_scope_known CHECK (scope IN ('tenant', 'key', 'adapter')),
+    CONSTRAINT ck_spend_limits_subject_fits_scope CHECK ((subject_id = '') = (scope = 'tenant')),
+    CONSTRAINT ck_spend_limits_window_known CHECK (window_kind IN ('day', 'month')),
+    CONSTRAINT ck_spend_limits_amount_not_negative CHECK (amount_nanos >= 0)
+);
 """
 
 # The number of an entry is its lot's next, so two writers of one lot cannot both continue the same entry.
@@ -123,6 +176,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index("ix_usage_hours_late", "usage_hours")
+    for table in ("spend_limits", "spend_ceilings", "spending_terms"):
+        op.drop_table(table)
     op.drop_table("credit_entries")
     op.drop_table("credit_lots")
     for function in FUNCTIONS:
