@@ -24,6 +24,9 @@ SURPLUS_PAYMENTS = Counter(
 JOBS_FAILED = Counter(
     "tenora_billing_jobs_failed_total", "Runs of a billing job that failed and are tried again.", ["job"]
 )
+CEILINGS_CHANGED = Counter(
+    "tenora_billing_ceilings_changed_total", "Spend ceilings that credit, invoices or payments changed."
+)
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
 QUOTAS_REBUILT = Counter(

@@ -23,6 +23,7 @@ from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
@@ -229,6 +230,7 @@ def _jobs(
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, keep_engine_counts),
+        Job("spending", 500, SpendingRunner(engine, meter.watch()).run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
         Job("reconciliation", _RECONCILIATION_DUE_MS, reconciliation.run_once),

@@ -20,6 +20,7 @@ from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
+from control_plane.credits.api import AdminCredits, OwnCredits
 from control_plane.dependencies import Resources, open_redis, providers
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
@@ -27,6 +28,7 @@ from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
+from control_plane.limits.api import AdminSpending
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -160,6 +162,8 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminParties,
             AdminReconciliations,
             AdminRequestUsage,
+            AdminCredits,
+            AdminSpending,
             AdminCosts,
             Changes,
         ],
@@ -183,6 +187,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnUsage,
             OwnInvoices,
             OwnDocuments,
+            OwnCredits,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,

@@ -262,6 +262,12 @@ class WorkerSettings(Fragment):
         le=60_000,
         description="How often the worker checks for plan versions that begin; their limits are published then.",
     )
+    ceiling_publish_poll_ms: int = Field(
+        default=250,
+        ge=50,
+        le=60_000,
+        description="How often the worker publishes spend ceilings that billing changed because of credit or payments.",
+    )
     spend_ceiling_poll_s: int = Field(
         default=10,
         ge=1,
