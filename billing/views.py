@@ -10,6 +10,8 @@ from billing.prices.card import PriceCard
 
 LineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 LineUnit = Literal["token", "page_second", "package"]
+InvoiceKind = Literal["period", "threshold", "final", "supplementary"]
+InvoiceStatus = Literal["finalized", "open", "paid", "void", "uncollectible"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -64,17 +66,26 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` the amount due."""
+    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it after
+    promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has ended, the
+    tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    """
 
     id: str
     number: str
     tenant_id: str
+    kind: InvoiceKind
     period_start: datetime
     period_end: datetime
-    status: str
+    status: InvoiceStatus
     currency: str
-    total_cents: int
     amount_nanos: int
+    net_cents: int
+    tax_cents: int
+    total_cents: int
+    paid_cents: int
+    credited_cents: int
+    amount_due_cents: int
     created_at: datetime
 
 
@@ -83,7 +94,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
-    ``used_units`` are what was used where ``quantity`` counts packages.
+    ``used_units`` are what was used where ``quantity`` counts packages. ``tax_cents`` is the line's share of the taxes.
     """
 
     id: str
@@ -102,6 +113,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int | None
     tier: int | None
     used_units: Decimal | None
+    tax_cents: int = 0
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):

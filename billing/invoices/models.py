@@ -139,7 +139,6 @@ class InvoiceLine(SQLModel, table=True):
     """One priced quantity of an invoice, of one model at one price: ``quantity`` units of ``unit`` at
     ``unit_price_nanos`` each. ``late_for`` is the start of the month in which late usage settled.
 
-    ``carried_from`` and ``carried_until`` bound the small period whose line this is.
     Lines made before units were named count KV cache in page-milliseconds and uncached input as ``input_tokens``.
     """
 
@@ -188,5 +187,3 @@ class InvoiceLine(SQLModel, table=True):
     request_count: int | None = Field(default=None, sa_type=sa.BigInteger)
     tier: int | None = None
     used_units: Decimal | None = Field(default=None, sa_type=sa.Numeric(38, 3))
-    carried_from: datetime | None = Field(default=None, sa_type=Instant)
-    carried_until: datetime | None = Field(default=None, sa_type=Instant)

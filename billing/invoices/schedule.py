@@ -44,6 +44,6 @@ class PeriodSchedule:
         if start is None:
             return
         for end in BillingCalendar().ends_between(start, until):
-            invoice = close_tenant(self._engine, tenant_id, end, close_empty=True)
+            invoice = close_tenant(self._engine, tenant_id, end, scheduled=True)
             if invoice is not None:
                 _log.info("period closed", tenant_id=tenant_id, invoice=invoice.number, until=end.isoformat())
