@@ -66,9 +66,9 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it after
-    promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has ended, the
-    tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it
+    after promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has
+    ended, the tenant reached its threshold, left, or used something that was recorded after its last invoice.
     """
 
     id: str

@@ -38,8 +38,8 @@ def tax_cents(net_cents: int, rate_ppm: int) -> int:
 
 
 def share_cents(total_cents: int, weights: Sequence[int]) -> list[int]:
-    """Whole cents that together are ``total_cents``, in proportion to weights with a sum, by largest remainders. Without
-    a sum there is nothing to share: all parts are 0.
+    """Whole cents that together are ``total_cents``, in proportion to weights, by largest remainders. Weights that
+    sum to zero share nothing: all parts are 0.
     """
     whole = sum(weights)
     if whole == 0:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.invoices.content import FORMAT, DocumentKind, content_hashes
+from billing.invoices.models import Document
 from billing.locks import serialize_decision
 
 CHAIN_START: Final = "0" * 64
@@ -61,10 +62,15 @@ def printed_number(kind: DocumentKind, number: int) -> str:
     return f"{_PREFIX[kind]}-{number:06d}"
 
 
-def link_hash(
-    position: int, kind: str, number: int, document_id: str, format_: int, content: str, previous: str
-) -> str:
-    """The hash of one document and of all before it. ``_SEAL`` computes the same in the database."""
-    return sha256(
-        "|".join(map(str, (position, kind, number, document_id, format_, content, previous))).encode()
-    ).hexdigest()
+def link_hash(document: Document, *, content_sha256: str, previous_sha256: str) -> str:
+    """The hash of a document with this content and of all before it. ``_SEAL`` computes the same in the database."""
+    parts = (
+        document.position,
+        document.kind,
+        document.number,
+        document.document_id,
+        document.content_format,
+        content_sha256,
+        previous_sha256,
+    )
+    return sha256("|".join(map(str, parts)).encode()).hexdigest()

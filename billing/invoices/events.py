@@ -2,7 +2,7 @@
 balance, first locks the tenant's invoices, so two changes never start from the same state.
 """
 
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -52,19 +52,20 @@ def state_of(event: InvoiceEvent) -> InvoiceState:
     )
 
 
+class EventFacts(TypedDict, total=False):
+    """What else an event knows: the columns of ``InvoiceEvent``."""
+
+    transfer_id: str | None
+    source: PaymentSource
+    reference: str | None
+    surplus_cents: int
+    credit_note_id: str
+    reason: str | None
+    actor: str | None
+
+
 def append(
-    session: Session,
-    invoice_id: str,
-    state: InvoiceState,
-    change: EventChange,
-    *,
-    transfer_id: str | None = None,
-    source: PaymentSource | None = None,
-    reference: str | None = None,
-    surplus_cents: int = 0,
-    credit_note_id: str | None = None,
-    reason: str | None = None,
-    actor: str | None = None,
+    session: Session, invoice_id: str, state: InvoiceState, change: EventChange, **facts: Unpack[EventFacts]
 ) -> InvoiceState:
     """Write the next event of an invoice whose state is ``state``. Returns the state after it."""
     result = after(state, change)
@@ -74,18 +75,12 @@ def append(
             seq=result.seq,
             kind=change.kind,
             amount_cents=change.amount_cents,
-            surplus_cents=surplus_cents,
-            source=source,
-            reference=reference,
-            credit_note_id=credit_note_id,
-            transfer_id=transfer_id,
-            reason=reason,
-            actor=actor,
             status=result.status,
             amount_due_cents=result.amount_due_cents,
             paid_cents=result.paid_cents,
             credited_cents=result.credited_cents,
             created_at=database_now(session),
+            **({"surplus_cents": 0} | facts),
         )
     )
     return result

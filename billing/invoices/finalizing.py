@@ -65,11 +65,11 @@ def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[CreditUse], decisi
     nanos = [*(line.amount_nanos for line in lines), *(-use.amount_nanos for use in uses)]
     cents = distribute_cents(nanos)
     priced = [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=False)]
-    credits = [
+    applied = [
         AppliedCredit(lot_id=use.lot_id, amount_nanos=use.amount_nanos, amount_cents=-share)
         for use, share in zip(uses, cents[len(lines) :], strict=True)
     ]
-    return Amounts(priced, credits, tax_lines(decision, sum(cents)))
+    return Amounts(priced, applied, tax_lines(decision, sum(cents)))
 
 
 def finalize(

@@ -72,7 +72,7 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
     events = session.exec(
         select(InvoiceEvent).where(InvoiceEvent.invoice_id == invoice_id).order_by(col(InvoiceEvent.seq))
     ).all()
-    credits = session.exec(
+    applied = session.exec(
         select(InvoiceCredit).where(InvoiceCredit.invoice_id == invoice_id).order_by(col(InvoiceCredit.position))
     )
     return InvoiceDocument(
@@ -82,7 +82,7 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
         lines=_lines(session, invoice_id, taxes),
         credits=tuple(
             AppliedCredit(lot_id=each.lot_id, amount_nanos=each.amount_nanos, amount_cents=each.amount_cents)
-            for each in credits
+            for each in applied
         ),
         tax_lines=taxes,
         payments=tuple(_payment(event) for event in events if event.kind == "payment"),

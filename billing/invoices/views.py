@@ -41,8 +41,8 @@ class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
-    """A credit note: ``due_cents`` of its total lowered the amount due, ``balance_cents`` went to the customer's balance
-    and ``refund_cents`` are paid back.
+    """A credit note: ``due_cents`` of its total lowered the amount due, ``balance_cents`` went to the customer's
+    balance and ``refund_cents`` are paid back.
     """
 
     id: str

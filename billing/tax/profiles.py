@@ -35,8 +35,8 @@ def read_buyer(session: Session, tenant_id: str) -> Buyer | None:
 
 
 def set_seller(session: Session, seller: Seller) -> Seller:
-    """Set the operator's details for later invoices. Raises InvalidRequest for an impossible VAT id, and for tax without
-    a country.
+    """Set the operator's details for later invoices. Raises InvalidRequest for an impossible VAT id, and for tax
+    without a country.
     """
     if seller.tax != "none" and seller.country is None:
         raise InvalidRequest(

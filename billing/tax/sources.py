@@ -1,5 +1,6 @@
-"""Where the taxes of an invoice come from. A source is asked before the close's transaction, so it may use the network;
-one that cannot answer raises TaxUnavailable, and only that tenant's invoice waits. Fails closed: no invoice without tax.
+"""Where the taxes of an invoice come from. A source is asked before the close's transaction, so it may use the network.
+One that cannot answer raises TaxUnavailable, and only that tenant's invoice waits. Fails closed: no invoice is made
+without its tax.
 """
 
 from collections import defaultdict
@@ -63,7 +64,7 @@ def add_rate(session: Session, *, country: Country, name: str, rate_ppm: int, ef
     begins = effective_from or now
     if begins < now:
         raise InvalidRequest(
-            f"effective_from is {begins.isoformat()}, in the past; invoices of then are final. It is {now.isoformat()}.",
+            f"effective_from is {begins.isoformat()}, in the past. It is {now.isoformat()}.",
             param="effective_from",
         )
     key = (country, name, begins)

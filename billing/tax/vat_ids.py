@@ -1,5 +1,5 @@
-"""Checks the form of VAT ids of EU countries, with check digits where the rule is short. Nothing is looked up: that an id
-exists and is the tenant's own is the operator's to verify, for example at the Commission's VIES.
+"""Checks the form of VAT ids of EU countries, with check digits where the rule is short. Nothing is looked up: that an
+id exists and is the tenant's own is the operator's to verify, for example at the Commission's VIES.
 
 The forms are those of VIES (https://ec.europa.eu/taxation_customs/vies/faq.html); the check digits follow the national
 rules that python-stdnum documents.
