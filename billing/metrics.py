@@ -17,6 +17,10 @@ TENANT_FAILURES = Counter(
     "Tenants whose period could not be closed or adjusted, and who are tried again. Alert on any.",
     ["task"],
 )
+SURPLUS_PAYMENTS = Counter(
+    "tenora_billing_surplus_payments_total",
+    "Payments beyond what was due; the surplus is on the customer's balance. Alert on any.",
+)
 JOBS_FAILED = Counter(
     "tenora_billing_jobs_failed_total", "Runs of a billing job that failed and are tried again.", ["job"]
 )

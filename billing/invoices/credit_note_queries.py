@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import msgspec
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.invoices.documents import printed_number
@@ -22,6 +23,14 @@ def read_note(session: Session, note_id: str) -> CreditNoteView:
     """A credit note that exists."""
     (note,) = _views(session, _notes().where(CreditNote.id == note_id))
     return note
+
+
+def credited_tax_cents(session: Session, invoice_id: str) -> int:
+    """The tax that all notes of an invoice credit."""
+    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(CreditNote.tax_cents), 0), sa.BigInteger)).where(
+        CreditNote.invoice_id == invoice_id
+    )
+    return session.exec(statement).one()
 
 
 def list_notes(

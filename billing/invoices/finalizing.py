@@ -117,6 +117,8 @@ def finalize(
     )
     state = _settle(session, invoice)
     number = seal(session, "invoice", invoice.id, tenant_id)
+    if state.amount_due_cents > 0:
+        settlement.collect(session, invoice, number, state.amount_due_cents)
     return invoice_view(invoice, number, state)
 
 

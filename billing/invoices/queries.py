@@ -57,7 +57,7 @@ def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> 
     found = _find(session, invoice_id, tenant_id)
     if found is None:
         return None
-    return InvoiceDetail(invoice=_view(*found), lines=_lines(session, invoice_id, _taxes(session, invoice_id)))
+    return InvoiceDetail(invoice=_view(*found), lines=_lines(session, invoice_id, read_taxes(session, invoice_id)))
 
 
 def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = None) -> InvoiceDocument:
@@ -68,7 +68,7 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
     if found is None:
         raise NotFound("Invoice not found.", code="invoice_not_found")
     invoice, document, _ = found
-    taxes = _taxes(session, invoice_id)
+    taxes = read_taxes(session, invoice_id)
     events = session.exec(
         select(InvoiceEvent).where(InvoiceEvent.invoice_id == invoice_id).order_by(col(InvoiceEvent.seq))
     ).all()
@@ -161,7 +161,8 @@ def _view(invoice: Invoice, document: Document, newest: InvoiceEvent) -> Invoice
     return invoice_view(invoice, printed_number("invoice", document.number), state_of(newest))
 
 
-def _taxes(session: Session, invoice_id: str) -> tuple[TaxLine, ...]:
+def read_taxes(session: Session, invoice_id: str) -> tuple[TaxLine, ...]:
+    """The taxes of an invoice, in printing order."""
     rows = session.exec(
         select(InvoiceTaxLine).where(InvoiceTaxLine.invoice_id == invoice_id).order_by(col(InvoiceTaxLine.position))
     )

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
 from billing.tax.calculation import RateInForce, TaxDecision, decide
@@ -45,7 +46,7 @@ def rates_at(session: Session, at: datetime) -> dict[str, list[RateInForce]]:
     newest = (
         select(TaxRate)
         .where(col(TaxRate.effective_from) <= at)
-        .distinct(col(TaxRate.country), col(TaxRate.name))
+        .ext(distinct_on(col(TaxRate.country), col(TaxRate.name)))
         .order_by(col(TaxRate.country), col(TaxRate.name), col(TaxRate.effective_from).desc())
     )
     found: defaultdict[str, list[RateInForce]] = defaultdict(list)

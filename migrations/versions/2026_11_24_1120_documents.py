@@ -146,17 +146,17 @@ BEGIN
 END $$;
 CREATE TRIGGER documents_follow BEFORE INSERT ON documents FOR EACH ROW EXECUTE FUNCTION billing_document_follows();
 
-CREATE FUNCTION billing_is_sealed() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION billing_has_number() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM documents WHERE document_id = NEW.id AND tenant_id = NEW.tenant_id) THEN
         RAISE EXCEPTION '% has no number', NEW.id USING ERRCODE = 'check_violation';
     END IF;
     RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER invoices_are_sealed AFTER INSERT ON invoices DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION billing_is_sealed();
-CREATE CONSTRAINT TRIGGER credit_notes_are_sealed AFTER INSERT ON credit_notes DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION billing_is_sealed();
+CREATE CONSTRAINT TRIGGER invoices_have_numbers AFTER INSERT ON invoices DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION billing_has_number();
+CREATE CONSTRAINT TRIGGER credit_notes_have_numbers AFTER INSERT ON credit_notes DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION billing_has_number();
 
 -- All notes of an invoice together credit at most its net and its tax, and of a line at most its amount.
 CREATE FUNCTION billing_credit_note_is_whole() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -253,8 +253,8 @@ CREATE TRIGGER invoice_events_follow BEFORE INSERT ON invoice_events
 """
 
 DROP_GUARDS = """
-DROP TRIGGER invoices_are_sealed ON invoices;
-DROP FUNCTION billing_is_sealed() CASCADE;
+DROP TRIGGER invoices_have_numbers ON invoices;
+DROP FUNCTION billing_has_number() CASCADE;
 DROP FUNCTION billing_refuse_part_of_final() CASCADE;
 DROP FUNCTION billing_document_follows() CASCADE;
 DROP FUNCTION billing_credit_note_is_whole() CASCADE;

@@ -66,7 +66,7 @@ def test_each_missed_period_gets_an_invoice_of_its_own_in_order(stage):
         if number != 1:  # a month without usage ends without an invoice
             stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(start) + 5_000, output_tokens=number + 1))
     PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
-    invoices = stage.rows("SELECT * FROM invoices ORDER BY number")
+    invoices = stage.rows("SELECT * FROM invoices ORDER BY period_end")
     assert [row["period_end"] for row in invoices] == [starts[1], starts[3]]
     assert [row["period_start"] for row in invoices][1] == starts[2]
     assert stage.value("SELECT billed_until FROM subscriptions") == starts[3]
