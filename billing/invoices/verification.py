@@ -16,7 +16,7 @@ from billing.invoices.models import Document, Invoice
 from billing.invoices.statuses import EventChange, fold
 
 _PAGE: Final = 500
-Problem = Literal["changed", "missing", "renumbered", "follows", "unnumbered", "state"]
+Problem = Literal["changed", "missing", "gap", "follows", "unnumbered", "state"]
 
 
 class Finding(NamedTuple):
@@ -31,9 +31,9 @@ class Finding(NamedTuple):
 
 
 _MEANING: Final[dict[Problem, str]] = {
-    "changed": "its content is not what was sealed",
+    "changed": "its content, number or hash is not what was sealed",
     "missing": "it is in the chain, but does not exist",
-    "renumbered": "its number or its place in the chain was changed",
+    "gap": "documents before it are missing",
     "follows": "unchanged, but its chain follows a document that was changed",
     "unnumbered": "it exists, but is not in the chain",
     "state": "its status or amounts are not what its events give",
@@ -56,10 +56,10 @@ def verify(session: Session) -> Verified:
     while page := _page(session, position):
         hashes = _content_hashes(session, page)
         for document in page:
-            numbers[document.kind] += 1
             content = hashes.get(document.document_id)
             expected = link_hash(document, content_sha256=content or "", previous_sha256=previous)
-            in_place = document.position == position + 1 and document.number == numbers[document.kind]
+            in_place = document.position == position + 1 and document.number == numbers[document.kind] + 1
+            numbers[document.kind] = document.number
             problem = _problem(document, content, in_place=in_place, linked=document.sha256 == expected, broken=broken)
             if problem is not None:
                 broken = True
@@ -67,7 +67,7 @@ def verify(session: Session) -> Verified:
             # Later links are checked on what this document's content gives now, so all that follow a change differ.
             previous, head, position = expected, document.sha256, document.position
     findings += _unnumbered(session) + _wrong_states(session)
-    return Verified(sum(numbers.values()), head, findings)
+    return Verified(position, head, findings)
 
 
 def _problem(document: Document, content: str | None, *, in_place: bool, linked: bool, broken: bool) -> Problem | None:
@@ -76,10 +76,10 @@ def _problem(document: Document, content: str | None, *, in_place: bool, linked:
     if content != document.content_sha256:
         return "changed"
     if not in_place:
-        return "renumbered"
+        return "gap"
     if linked:
         return None
-    return "follows" if broken else "renumbered"
+    return "follows" if broken else "changed"
 
 
 def _page(session: Session, after: int) -> list[Document]:
