@@ -9,6 +9,7 @@ from core.settings import Fragment
 
 USAGE_BUCKETS_MAX: Final = 1_500  # a day by the minute (1,440) and a little more
 USAGE_ROWS_MAX: Final = 10_000  # buckets times groups in one answer
+USAGE_RECORDS_MAX: Final = 500_000  # records that one page of minutes reads, as far as whole hours allow it
 INVOICES_PAGE_MAX: Final = 1_000
 EVENT_TOKENS_MAX: Final = 1_000_000_000
 EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000

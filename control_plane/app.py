@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from litestar import Litestar, Router
+from litestar.types import ASGIApp
 
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
@@ -40,10 +41,12 @@ from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.request_decoding import StrictRequest, refuse_unknown_parameters
 from control_plane.request_middleware import RequestContext
+from control_plane.request_paths import RequestPaths
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.usage.api import OwnQuota, OwnUsage
+from control_plane.usage.organization_api import OrganizationUsage
 from core import db
 from core.request_rate import RequestRate
 
@@ -104,7 +107,13 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         resources.reports.dispose()
 
     app = Litestar(
-        route_handlers=[healthz, readyz, _admin(settings, authenticator), _tenant(authenticator)],
+        route_handlers=[
+            healthz,
+            readyz,
+            _admin(settings, authenticator),
+            _tenant(authenticator),
+            _openai(authenticator),
+        ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
         request_class=StrictRequest,
@@ -116,7 +125,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     )
     describe_problems(app)
     metrics.OUTBOX_AGE.set_function(lambda: outbox_age_s(engine))
-    handler = app.asgi_handler
+    handler: ASGIApp = RequestPaths(app.asgi_handler)
     if settings.web.acknowledge_wait_ms:
         waiter = AckWaiter(
             engine, redis, wait_ms=settings.web.acknowledge_wait_ms, poll_ms=settings.web.acknowledge_poll_ms
@@ -177,4 +186,13 @@ def _tenant(authenticator: Authenticator) -> Router:
             NotificationDeliveries,
             Changes,
         ],
+    )
+
+
+def _openai(authenticator: Authenticator) -> Router:
+    """Tenant routes at the paths where OpenAI's clients look for them."""
+    return Router(
+        path="/v1",
+        guards=[tenant_key(authenticator), refuse_unknown_parameters],
+        route_handlers=[OrganizationUsage],
     )
