@@ -22,6 +22,7 @@ from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
 from control_plane.dependencies import Resources, open_redis, providers
+from control_plane.documents.api import AdminInvoiceDocuments, OwnInvoiceDocuments
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
@@ -160,6 +161,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminInvoiceDocuments,
             AdminCosts,
             Changes,
         ],
@@ -182,6 +184,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            OwnInvoiceDocuments,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,
