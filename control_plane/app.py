@@ -13,6 +13,7 @@ from litestar.types import ASGIApp
 
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
+from billing.documents.pdf_maker import PdfMaker
 from control_plane import metrics
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
@@ -22,7 +23,12 @@ from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
 from control_plane.dependencies import Resources, open_redis, providers
-from control_plane.documents.api import AdminInvoiceDocuments, OwnInvoiceDocuments
+from control_plane.documents.api import (
+    AdminCreditNoteDocuments,
+    AdminInvoiceDocuments,
+    OwnCreditNoteDocuments,
+    OwnInvoiceDocuments,
+)
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
@@ -93,6 +99,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
         costs=settings.costs,
+        pdf_maker=PdfMaker(settings.documents),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -162,6 +169,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminRevocations,
             AdminBilling,
             AdminInvoiceDocuments,
+            AdminCreditNoteDocuments,
             AdminCosts,
             Changes,
         ],
@@ -185,6 +193,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnUsage,
             OwnInvoices,
             OwnInvoiceDocuments,
+            OwnCreditNoteDocuments,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,

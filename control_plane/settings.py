@@ -8,6 +8,7 @@ from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
+from billing.documents.settings import DocumentSettings
 from billing.notifications.settings import NotificationSettings
 from core.settings import (
     CorsSettings,
@@ -317,4 +318,5 @@ class ControlSettings:
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    documents: DocumentSettings = field(default_factory=DocumentSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
