@@ -56,6 +56,9 @@ NOT_IN_A_SCHEMA = {
     ("GET", "/api/v1/usage", "end"),
     ("GET", "/v1/usage", "date"),
     "team_not_found",
+    "line_has_no_requests",
+    "credit_note_not_found",
+    "invoice_line_not_found",
     *(
         ("GET", f"/v1/organization/{report}", parameter)
         for report in ("usage/completions", "costs")

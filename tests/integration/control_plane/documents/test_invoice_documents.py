@@ -2,24 +2,31 @@
 
 import csv
 import io
+import threading
 import time
 import tracemalloc
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import msgspec
+import pypdfium2
 import pytest
 import sqlalchemy as sa
+from pypdf import PdfReader
 
+from billing.documents import pdf_maker
 from billing.documents.invoice_csv import invoice_csv
 from billing.documents.invoice_lines import all_lines
+from billing.documents.settings import DocumentSettings
 from billing.invoices import closing, queries
+from billing.invoices.credit_notes import issue_credit_note
 from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
+from core.errors import Unavailable
 from core.ids import new_id
 
 
@@ -151,7 +158,7 @@ def test_another_tenants_invoice_looks_like_none(api, bill):
     ours, theirs = api.tenant(), api.tenant()
     invoice = bill(theirs.id, [None])
     line_id = theirs.http.get(f"/api/v1/invoices/{invoice.id}/lines").json()["data"][0]["id"]
-    for ending in ("/lines", "/explain", f"/explain/{line_id}", "/csv", ".csv"):
+    for ending in ("/lines", "/explain", f"/explain/{line_id}", "/csv", ".csv", "/pdf", ".pdf"):
         for invoice_id in (invoice.id, "inv_none"):
             refused = ours.http.get(f"/api/v1/invoices/{invoice_id}{ending}")
             assert (refused.status_code, refused.json()["code"]) == (404, "invoice_not_found"), ending
@@ -178,3 +185,79 @@ def test_limits_outside_their_bounds_name_the_field(shared_api, limit):
     for ending in ("lines", "explain", "explain/il_1"):
         refused = tenant.http.get(f"/api/v1/invoices/inv_1/{ending}", params={"limit": limit})
         assert (refused.status_code, refused.json()["param"]) == (400, "limit"), refused.text
+
+
+def opened(content: bytes) -> str:
+    """The text of a PDF without spaces, the same by two readers."""
+    by_pypdf = "".join(page.extract_text() for page in PdfReader(io.BytesIO(content)).pages)
+    by_pdfium = "".join(page.get_textpage().get_text_bounded() for page in pypdfium2.PdfDocument(content))
+    found = {"".join(sorted("".join(text.split()))) for text in (by_pypdf, by_pdfium.replace("\x02", "-"))}
+    assert len(found) == 1
+    return "".join(by_pypdf.split())
+
+
+@pytest.mark.scenario(112)
+def test_the_pdf_of_an_invoice_is_the_same_twice_and_shows_it(api, base, bill):
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [tenant.adapter("support-bot", base)["id"], None], requests=50)
+    answers = [
+        http.get(path)
+        for http, path in (
+            (tenant.http, f"/api/v1/invoices/{invoice.id}.pdf"),
+            (tenant.http, f"/api/v1/invoices/{invoice.id}/pdf"),
+            (api.admin, f"/api/v1/admin/invoices/{invoice.id}.pdf"),
+        )
+    ]
+    assert {answer.headers["content-type"] for answer in answers} == {"application/pdf"}
+    assert answers[0].headers["content-disposition"] == f'inline; filename="{invoice.number}.pdf"'
+    assert len({answer.content for answer in answers}) == 1
+    text = opened(answers[0].content)
+    assert invoice.number in text
+    assert "Prompttokens" in text
+    assert "adaptersupport-bot" in text
+    assert "SHA-256" in text
+    assert "Amountdue(USdollars)" in text
+
+
+def test_a_credit_note_is_printed_for_its_own_tenant_only(api, bill, engine):
+    tenant, other = api.tenant(), api.tenant()
+    invoice = bill(tenant.id, [None], requests=600)
+    assert invoice.total_cents > 0
+    with unit_of_work(engine) as session:
+        made = issue_credit_note(
+            session, invoice_id=invoice.id, amount_cents=invoice.total_cents, to="amount_due", reason="Störung",
+            idempotency="test",
+        )  # fmt: skip
+    answer = tenant.http.get(f"/api/v1/credit-notes/{made.id}.pdf")
+    assert answer.content == api.admin.get(f"/api/v1/admin/credit-notes/{made.id}/pdf").content
+    text = opened(answer.content)
+    assert made.number in text
+    assert "Credit:Störung" in text
+    assert invoice.number in text
+    for path in (f"/api/v1/credit-notes/{made.id}.pdf", "/api/v1/credit-notes/cn_none/pdf"):
+        refused = other.http.get(path)
+        assert (refused.status_code, refused.json()["code"]) == (404, "credit_note_not_found")
+
+
+def test_pdfs_beyond_the_slots_wait_and_then_get_503(engine, api, bill, monkeypatch):
+    monkeypatch.setattr(pdf_maker, "_WAIT_S", 0)
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [None])
+    maker = pdf_maker.PdfMaker(DocumentSettings(documents_pdf_concurrent_max=1))
+    begun, finish = threading.Event(), threading.Event()
+
+    def slow(printed, typefaces):
+        begun.set()
+        assert finish.wait(20)
+        return b"%PDF"
+
+    monkeypatch.setattr(pdf_maker, "render", slow)
+    first = threading.Thread(target=maker.invoice, args=(engine, invoice.id), kwargs={"tenant_id": None})
+    first.start()
+    assert begun.wait(20)
+    with pytest.raises(Unavailable) as refused:
+        maker.invoice(engine, invoice.id, tenant_id=tenant.id)
+    assert refused.value.retry_after_s == 5
+    finish.set()
+    first.join(20)
+    assert maker.invoice(engine, invoice.id, tenant_id=tenant.id).content == b"%PDF"
