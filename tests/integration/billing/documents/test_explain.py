@@ -227,7 +227,7 @@ def test_a_line_of_40_000_requests_is_explained_in_pages(stage, monkeypatch):
             assert peak < 20_000_000, "a page at a time"
 
 
-def test_a_record_that_does_not_fit_the_line_is_told(stage):
+def test_a_line_that_differs_from_its_requests_says_so(stage):
     """A line whose sums differ from its records, as after a loss of data, says so instead of hiding it."""
     tenant = stage.tenant(DEAR)
     stage.bill(*(stage.event(tenant, settled_at_ms=stage.ago_ms(hours=2 * n)) for n in range(3)))
