@@ -9,6 +9,7 @@ from core.settings import Fragment
 
 USAGE_BUCKETS_MAX: Final = 1_500  # a day by the minute (1,440) and a little more
 USAGE_ROWS_MAX: Final = 10_000  # buckets times groups in one answer
+USAGE_RECORDS_MAX: Final = 500_000  # records that one page of minutes reads, as far as whole hours allow it
 INVOICES_PAGE_MAX: Final = 1_000
 CREDIT_LOTS_OPEN_MAX: Final = 1_000  # of one tenant, with credit left: each is looked at for each charge
 CREDIT_NANOS_MAX: Final = 1_000_000_000_000_000  # a million dollars in one lot

@@ -16,6 +16,7 @@ from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
 from billing.costs.settings import CostSettings
 from billing.settings import InvoiceSettings
+from billing.documents.pdf_maker import PdfMaker
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
@@ -58,6 +59,7 @@ class Resources:
     notification_rules: NotificationRules
     costs: CostSettings
     invoices: InvoiceSettings
+    pdf_maker: PdfMaker
 
 
 def open_redis(url: str) -> Redis:
@@ -100,6 +102,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "base_model_ids": base_models.ids,
         "cost_settings": resources.costs,
         "invoice_rules": resources.invoices,
+        "pdf_maker": resources.pdf_maker,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
+from billing.documents.settings import DocumentSettings
 from billing.notifications.settings import NotificationSettings
 from billing.settings import InvoiceSettings
 from core.settings import (
@@ -325,4 +326,5 @@ class ControlSettings:
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
+    documents: DocumentSettings = field(default_factory=DocumentSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -60,6 +60,16 @@ NOT_IN_A_SCHEMA = {
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits/{lot_id}/refund", "amount_nanos"),
     ("GET", "/api/v1/usage", "start"),
     ("GET", "/api/v1/usage", "end"),
+    ("GET", "/v1/usage", "date"),
+    "team_not_found",
+    "line_has_no_requests",
+    "credit_note_not_found",
+    "invoice_line_not_found",
+    *(
+        ("GET", f"/v1/organization/{report}", parameter)
+        for report in ("usage/completions", "costs")
+        for parameter in ("start_time", "end_time", "limit", "models", "project_ids", "api_key_ids", "line_items")
+    ),
 }
 """Codes, or routes and fields, of data that the document allows and the code refuses, because of other data."""
 
