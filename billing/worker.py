@@ -28,6 +28,8 @@ from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
+from billing.resources.metering import ResourceMeters
+from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.usage.partitions import add_partitions
@@ -214,12 +216,15 @@ def _jobs(
     costs = CostAttribution(engine, redis, cost_settings)
     price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
     adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
+    resource_settings = ResourceSettings()
+    resources = ResourceMeters(engine, resource_settings)
     grace = timedelta(seconds=settings.billing_grace_s)
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, counts.run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
+        Job("resources", 1_000 * resource_settings.resource_poll_s, resources.run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
         Job("tables", _TABLES_EVERY_MS, maintain_tables),
     ]
