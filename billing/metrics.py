@@ -44,6 +44,9 @@ COST_WINDOWS = Counter(
     ["result"],
 )
 COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
+RESOURCE_HOURS = Counter(
+    "tenora_billing_resource_hours_total", "Hours whose storage, pins or cold loads were metered.", ["kind"]
+)
 COST_HOURS_REFUSED = Counter(
     "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a pool without a rate."
 )

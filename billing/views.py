@@ -6,10 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from billing.prices.card import PriceCard
+from billing.prices.card import PriceCard, ResourceLineKind
 
 UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
 LineKind = (
     UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
 )

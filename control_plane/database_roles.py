@@ -24,6 +24,7 @@ _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
 _AMENDED_SUMS: Final = {**_SUMS, WEB: "SELECT, INSERT, UPDATE"}  # an admin's amendment corrects them
+_METERED: Final = {WEB: _READ, BILLING: _ADD}
 _COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
@@ -70,7 +71,10 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "price_overrides": _PRICES,
     "plan_drafts": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ},
     "period_states": _LEDGER,
-    "resource_hours": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
+    "resource_hours": _METERED,
+    "metered_hours": _METERED,
+    "replica_revisions": _METERED,
+    "pin_events": {WEB: _ADD, WORKER: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_hours": _AMENDED_SUMS,
     "usage_months": _AMENDED_SUMS,
@@ -112,7 +116,12 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
 """By table and role. A table that is not here is the owner's alone."""
 
 _FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
-_VIEWS: Final = {"adapter_names": (WEB, BILLING), "usage_now": (WEB, BILLING)}
+_VIEWS: Final = {
+    "adapter_names": (WEB, BILLING),
+    "pinned_slots": (WEB, BILLING),
+    "stored_revisions": (BILLING,),
+    "usage_now": (WEB, BILLING),
+}
 
 
 def grant_privileges(engine: Engine) -> list[str]:

@@ -15,8 +15,8 @@ from sqlmodel import Session
 from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
 from billing.costs.settings import CostSettings
-from billing.settings import InvoiceSettings
 from billing.documents.pdf_maker import PdfMaker
+from billing.settings import InvoiceSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck

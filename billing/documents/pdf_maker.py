@@ -13,7 +13,7 @@ from billing.documents.pdf import render
 from billing.documents.printed import PrintedDocument, printed_credit_note, printed_invoice
 from billing.documents.settings import DocumentSettings
 from billing.documents.typefaces import Typefaces
-from billing.invoices.credit_note_queries import read_note
+from billing.invoices.credit_note_queries import find_note
 from billing.invoices.models import Document
 from billing.invoices.queries import read_document
 from core.db import unit_of_work
@@ -63,5 +63,5 @@ def _printed_note(session: Session, note_id: str, tenant_id: str | None) -> Prin
     sealed = session.exec(wanted).first()
     if sealed is None or tenant_id not in (None, sealed.tenant_id):
         raise NotFound("Credit note not found.", code="credit_note_not_found")
-    note = read_note(session, note_id)
+    note = find_note(session, note_id)
     return printed_credit_note(note, read_document(session, note.invoice_id), sealed.sha256)

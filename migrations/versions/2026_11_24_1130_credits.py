@@ -1,12 +1,12 @@
 """Credit: lots, and their entries with a balance that never becomes negative. Spending: terms, limits and ceilings.
 
-Revision: 2026_11_24_1130, after 2026_11_24_1070.
+Revision: 2026_11_24_1130, after 2026_11_24_1120.
 """
 
 from alembic import op
 
 revision = "2026_11_24_1130"
-down_revision = "2026_11_24_1070"
+down_revision = "2026_11_24_1120"
 branch_labels = None
 depends_on = None
 
