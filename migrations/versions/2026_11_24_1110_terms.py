@@ -3,7 +3,7 @@ end of a subscription; and the invoice lines that they make.
 
 Every tenant with a plan gets a subscription, so that fees are billed without usage.
 
-Revision: 2026_11_24_1110, after 2026_11_24_1070.
+Revision: 2026_11_24_1110, after 2026_11_24_1100.
 """
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "2026_11_24_1110"
-down_revision = "2026_11_24_1070"
+down_revision = "2026_11_24_1100"
 branch_labels = None
 depends_on = None
 
