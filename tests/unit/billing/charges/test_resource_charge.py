@@ -63,8 +63,16 @@ def test_a_model_or_rank_class_may_have_prices_of_its_own():
     )  # fmt: skip
     big = msgspec.structs.replace(entry, rank_class=64, pinned_slot_hour_nanos=0, cold_load_nanos=5)
     priced = card(models=(entry, big), pinned_slot_hour_nanos=3, cold_load_nanos=2)
-    assert [priced.resource_nanos("pinned_slots", *of) for of in (("base", 16), ("base", 64), ("else", 64))] == [9, 0, 3]
-    assert [priced.resource_nanos("cold_loads", *of) for of in (("base", 16), ("base", 64), ("else", None))] == [2, 5, 2]
+    assert [priced.resource_nanos("pinned_slots", *of) for of in (("base", 16), ("base", 64), ("else", 64))] == [
+        9,
+        0,
+        3,
+    ]
+    assert [priced.resource_nanos("cold_loads", *of) for of in (("base", 16), ("base", 64), ("else", None))] == [
+        2,
+        5,
+        2,
+    ]
     assert priced.has_resource_prices
     assert not card().has_resource_prices
 
