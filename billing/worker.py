@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from billing import metrics
 from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.charges.resource_meter import ResourceMeter
 from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoices.schedule import PeriodSchedule
@@ -38,6 +39,7 @@ _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 5
 _TABLES_EVERY_MS: Final = 3_600_000
+_RESOURCES_EVERY_MS: Final = 600_000
 
 _log = structlog.get_logger()
 
@@ -222,4 +224,5 @@ def _jobs(
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
         Job("tables", _TABLES_EVERY_MS, maintain_tables),
+        Job("resources", _RESOURCES_EVERY_MS, ResourceMeter(engine).run_once),
     ]

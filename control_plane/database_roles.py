@@ -76,7 +76,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
 """By table and role. A table that is not here is the owner's alone."""
 
 _FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
-_VIEWS: Final = {"adapter_names": (WEB, BILLING)}
+_VIEWS: Final = {"adapter_names": (WEB, BILLING), "stored_adapters": (BILLING,)}
 
 
 def grant_privileges(engine: Engine) -> list[str]:

@@ -56,6 +56,7 @@ class ResourceHour(SQLModel, table=True):
         sa.CheckConstraint("kind IN ('adapter_storage', 'pinned_slots', 'cold_loads')", name="kind_known"),
         sa.CheckConstraint("quantity > 0", name="counts_something"),
         sa.CheckConstraint("hour = date_trunc('hour', hour, 'UTC')", name="hour_is_whole"),
+        sa.Index("ix_resource_hours_kind_hour", "kind", "hour"),
     )
 
     tenant_id: str = Field(primary_key=True)

@@ -105,6 +105,12 @@ def upgrade() -> None:
             f"CREATE TRIGGER {table}_written_once BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}"
             " FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change()"
         )
+    op.create_index("ix_resource_hours_kind_hour", "resource_hours", ["kind", "hour"])
+    op.execute(
+        "CREATE VIEW stored_adapters AS SELECT r.tenant_id, r.adapter_id, r.size_bytes, r.decided_at AS since,"
+        " least(r.stored_removed_at, a.deleted_at) AS until"
+        " FROM revisions r JOIN adapters a ON a.id = r.adapter_id WHERE r.status = 'ready' AND r.decided_at IS NOT NULL"
+    )
     op.execute(
         "INSERT INTO subscriptions (tenant_id, created_at) SELECT tenant_id, min(created_at) FROM plan_assignments"
         " GROUP BY tenant_id ON CONFLICT DO NOTHING"
@@ -228,6 +234,7 @@ def _tables() -> None:
 
 
 def downgrade() -> None:
+    op.execute("DROP VIEW stored_adapters")
     op.drop_constraint(op.f("ck_tenants_status_known"), "tenants")
     op.create_check_constraint(op.f("ck_tenants_status_known"), "tenants", "status IN ('active', 'suspended')")
     for table in ("plan_drafts", "resource_hours", "period_states", "discount_ends", "discounts", "price_overrides"):
