@@ -161,8 +161,8 @@ def list_overrides(session: Session, tenant_id: str) -> list[OverrideView]:
 
 
 def close(session: Session, tenant_id: str, *, actor: str) -> TenantEnd:
-    """Close the tenant for good: it is served no more and owes no further fees. Closing again changes nothing. Raises
-    NotFound.
+    """Close the tenant for good: its requests are refused, and it owes no further fees. Closing again changes nothing.
+    Raises NotFound.
     """
     service.close(session, tenant_id)
     ended_at = ending.end_subscription(session, tenant_id)

@@ -135,7 +135,7 @@ def draft(api, plan, prices=PRICES, **more):
 
 
 @pytest.mark.scenario(188)
-def test_of_two_admins_drafts_the_second_is_told_that_its_base_is_outdated(api):
+def test_of_two_admins_drafts_the_second_is_refused_because_its_base_is_outdated(api):
     plan = api.plan()
     first, second = (draft(api, plan, PRICES | {"output_nanos": nanos}).json() for nanos in (1, 2))
     assert (first["base_version"], first["published_version_id"]) == (1, None)
