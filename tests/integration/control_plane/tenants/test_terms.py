@@ -7,11 +7,13 @@ import pytest
 import sqlalchemy as sa
 
 from billing.invoices.schedule import PeriodSchedule
+from control_plane import database_roles
 from control_plane.tenants.scheduled_versions import ScheduledVersions
-from core import redis_keys
+from core import db, redis_keys
 from core.contracts.grants import TenantGrant
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.least_privilege import as_role
 
 DOLLAR = 1_000_000_000
 
@@ -86,12 +88,13 @@ def test_a_change_after_the_clock_was_set_back_is_ordered_after_the_last_one(api
     assert begins > ahead
 
 
-def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis):
+def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis, postgres_settings):
     small = api.plan()
     large = api.plan(prices={"output_nanos": 7})
     tenant = api.tenant(small["name"])
     drain(relay)
-    scheduled = ScheduledVersions(engine)
+    worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
+    scheduled = ScheduledVersions(worker)
     scheduled.run_once()
     begins = datetime.now(UTC) + timedelta(milliseconds=500)
     with engine.begin() as connection:
@@ -108,6 +111,7 @@ def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis)
     wait_until(published, what="the later plan")
     assert datetime.now(UTC) >= begins
     assert api.admin.get(url(tenant, "plan")).json()["plan_id"] == large["id"]
+    worker.dispose()
 
 
 @pytest.mark.scenario(48)
