@@ -17,8 +17,15 @@ TENANT_FAILURES = Counter(
     "Tenants whose period could not be closed or adjusted, and who are tried again. Alert on any.",
     ["task"],
 )
+SURPLUS_PAYMENTS = Counter(
+    "tenora_billing_surplus_payments_total",
+    "Payments beyond what was due; the surplus is on the customer's balance. Alert on any.",
+)
 JOBS_FAILED = Counter(
     "tenora_billing_jobs_failed_total", "Runs of a billing job that failed and are tried again.", ["job"]
+)
+CEILINGS_CHANGED = Counter(
+    "tenora_billing_ceilings_changed_total", "Spend ceilings that credit, invoices or payments changed."
 )
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
@@ -37,12 +44,30 @@ COST_WINDOWS = Counter(
     ["result"],
 )
 COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
+RESOURCE_HOURS = Counter(
+    "tenora_billing_resource_hours_total", "Hours whose storage, pins or cold loads were metered.", ["kind"]
+)
 COST_HOURS_REFUSED = Counter(
     "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a pool without a rate."
 )
 COST_WINDOWS_LATE = Counter(
     "tenora_billing_cost_windows_late_total",
     "Windows that arrived after their hour was shared out, and whose cost is missing. Alert on any.",
+)
+ENGINE_REPORTS_REFUSED = Counter(
+    "tenora_billing_engine_reports_refused_total", "Reports of engines' usage that could not be read. Alert on any."
+)
+RECONCILIATION_UNEXPLAINED = Gauge(
+    "tenora_billing_reconciliation_unexplained",
+    "Unexplained differences of the last reconciliation, in their own unit. Alert on any value but 0.",
+    ["kind", "unit", "replica", "base_model", "hour"],
+)
+RECONCILIATION_DIFFERENCES = Gauge(
+    "tenora_billing_reconciliation_differences", "Unexplained differences of the last reconciliation. Alert on any."
+)
+RECONCILED_AT = Gauge(
+    "tenora_billing_reconciled_timestamp_seconds",
+    "When the last reconciliation ended. Alert when it is older than two hours.",
 )
 BATCH_SECONDS = Histogram("tenora_billing_batch_seconds", "From reading a batch to its acknowledgement.")
 UNREAD = Gauge("tenora_billing_unread_events", "Events in the usage stream that billing has not read.")

@@ -6,14 +6,15 @@ from typing import Literal
 
 import msgspec
 
-from billing.prices.card import PriceCard
+from billing.prices.card import PriceCard, ResourceLineKind
 
 UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
 LineKind = (
     UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
 )
 LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
+InvoiceKind = Literal["period", "threshold", "final", "supplementary"]
+InvoiceStatus = Literal["finalized", "open", "paid", "void", "uncollectible"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -68,17 +69,26 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` the amount due."""
+    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it
+    after promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has
+    ended, the tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    """
 
     id: str
     number: str
     tenant_id: str
+    kind: InvoiceKind
     period_start: datetime
     period_end: datetime
-    status: str
+    status: InvoiceStatus
     currency: str
-    total_cents: int
     amount_nanos: int
+    net_cents: int
+    tax_cents: int
+    total_cents: int
+    paid_cents: int
+    credited_cents: int
+    amount_due_cents: int
     created_at: datetime
 
 
@@ -87,11 +97,11 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
-    ``used_units`` are what was used where ``quantity`` counts packages.
+    ``used_units`` are what was used where ``quantity`` counts packages. ``tax_cents`` is the line's share of the taxes.
 
     Lines of the unit ``amount`` are no usage: fees, prorations, discounts, commitments and what is carried over. They
     have no model. ``description`` explains them, ``source_id`` names the discount or coupon, and a fee is for the time
-    from ``covers_from`` until ``covers_until``.
+    from ``covers_from`` until ``covers_until``. So is usage of an earlier period that cost less than a cent.
     """
 
     id: str
@@ -114,6 +124,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str | None = None
     covers_from: datetime | None = None
     covers_until: datetime | None = None
+    tax_cents: int = 0
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +159,8 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str
     ledger_tokens: int
     aborted_prefill_tokens: int
+    kv_measured_page_ms: int
+    kv_unmeasured_page_ms: int
     invoiced_tokens: int
     unbilled_tokens: int
     unbilled_nanos: int
@@ -163,8 +176,9 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     charged at the cached price beyond the ``engine_cached_tokens``.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
-    and stays in the drift. Of ``drift_tokens``, up to ``estimated_tail_tokens_max`` is explained by the
-    ``estimated_requests`` in the ledger, and ``unexplained_drift_tokens`` is the rest.
+    and stays in the drift. ``explained_drift_tokens`` is that part, added up from what engines reported for the ids of
+    such requests; ``unexplained_drift_tokens`` is the rest of the drift. Page-time is compared with what engines
+    measured: ``unreported_kv_page_ms`` is what they held beyond the last report of aborted answers, or still hold.
     """
 
     engine_tokens: int
@@ -175,10 +189,101 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     drift_tokens: int
     estimated_requests: int
     estimated_tail_tokens_max: int
+    explained_drift_tokens: int
     unexplained_drift_tokens: int
+    engine_kv_page_ms: int
+    kv_measured_page_ms: int
+    kv_unmeasured_page_ms: int
+    unreported_kv_page_ms: int
     engine_cached_tokens: int
     excess_cached_tokens: int
     ledger_drift_nanos: int
     unprocessed_events: int
     dead_letters: int
     per_tenant: tuple[TenantReconciliation, ...]
+
+
+class ReconciliationDifferenceView(msgspec.Struct, frozen=True, kw_only=True):
+    """Two counts that should be equal: ``expected`` = ``found`` + ``explained`` + ``unexplained``, in ``unit``.
+    ``request_ids`` are requests that explain a part, at most 100.
+    """
+
+    kind: str
+    subject: str
+    unit: str
+    expected: int
+    found: int
+    explained: int
+    unexplained: int
+    replica_id: str | None
+    tenant_id: str | None
+    base_model: str | None
+    hour: datetime | None
+    request_ids: tuple[str, ...]
+
+
+class ReconciliationRunView(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored result of one run. Tokens and page-milliseconds are those of the hours that were read; the
+    ``unexplained_…`` are sums without signs. ``differing`` counts the differences that are not explained.
+    """
+
+    id: str
+    mode: str
+    started_at: datetime
+    finished_at: datetime
+    changed_since: datetime | None
+    hours: int
+    engine_tokens: int
+    ledger_tokens: int
+    explained_tokens: int
+    unexplained_tokens: int
+    engine_kv_page_ms: int
+    ledger_kv_page_ms: int
+    explained_kv_page_ms: int
+    unexplained_kv_page_ms: int
+    unexplained_nanos: int
+    differing: int
+
+
+class ReconciliationRunDetail(ReconciliationRunView, frozen=True, kw_only=True):
+    """A run with its differences, those that are explained too."""
+
+    differences: tuple[ReconciliationDifferenceView, ...]
+
+
+class AmendmentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of an amendment of usage: the ``reversal`` of what was charged, or its ``replacement``. The reversal's
+    quantities and amount are taken back.
+    """
+
+    part: str
+    transfer_id: str
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amount_nanos: int
+    reason: str
+    actor: str
+    created_at: datetime
+
+
+class AmendedUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request is charged for now, all 0 when it is voided. ``recorded_nanos`` and ``transfer_id`` are of the
+    record, which never changes; ``amendments`` are in the order in which they were made.
+    """
+
+    request_id: str
+    tenant_id: str
+    settled_at: datetime
+    transfer_id: str
+    recorded_nanos: int
+    charged_nanos: int
+    voided: bool
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    amendments: tuple[AmendmentView, ...]

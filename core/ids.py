@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 Kind = Literal[
     "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
-    "gw", "nep", "ntf", "ndl", "cf", "dis", "pd", "po",
+    "gw", "nep", "ntf", "ndl", "cf", "dis", "pd", "po", "cn", "rcr", "crl", "spl", "pop", "pal", "top",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -36,3 +36,14 @@ def is_id(text: str, kind: Kind) -> bool:
     """Whether ``text`` has the format of an id of this kind. Does not check that the object exists."""
     match = _ANY_ID.fullmatch(text)
     return match is not None and match["kind"] == kind
+
+
+def ms_of_id(text: str) -> int | None:
+    """The Unix millisecond in which an id was made; None for a text that is no id."""
+    match = _ANY_ID.fullmatch(text)
+    if match is None:
+        return None
+    number = 0
+    for character in text[len(match["kind"]) + 1 :][:10]:
+        number = number * 32 + _ALPHABET.index(character)
+    return number

@@ -37,11 +37,12 @@ _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
         "tenora:heat:*", "tenora:prefetch",
     ),
     REPLICA: (
-        "tenora:replicas", "tenora:replica:*", "tenora:engine_counters", "tenora:cost_windows", "tenora:canary:*",
-        "tenora:revocation:*",
+        "tenora:replicas", "tenora:replica:*", "tenora:engine_counters", "tenora:engine_usage", "tenora:cost_windows",
+        "tenora:canary:*", "tenora:revocation:*",
     ),
     BILLING: (
-        "tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_counters", "tenora:cost_windows",
+        "tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_counters", "tenora:engine_usage",
+        "tenora:cost_windows",
     ),
 }  # fmt: skip
 """Key patterns as in ``core.redis_keys``. A user may read what it may write."""

@@ -39,7 +39,7 @@ WITH used AS (
         count(DISTINCT request) FILTER (WHERE kv_page_ms > 0),
         sum(input_nanos), sum(cached_input_nanos), sum(output_nanos), sum(kv_nanos)
     FROM (
-        SELECT *, split_part(request_id, ':', 1) AS request FROM usage_records
+        SELECT *, split_part(request_id, ':', 1) AS request FROM usage_now
         WHERE tenant_id = :tenant_id AND late_from IS NULL
             AND (settled_at >= :start AND settled_at < :head_until OR settled_at >= :tail_from AND settled_at < :end)
     ) boundary

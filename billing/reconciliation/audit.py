@@ -1,4 +1,5 @@
-"""The audit: tokens that the engines counted, tokens in the ledger and tokens on invoices, each counted independently.
+"""The audit on demand: what the engines counted in all, what is in the ledger and what is on invoices, each counted
+independently. It is exact at rest; ``runs`` compares hour by hour, also while requests run.
 
 Engines count a prompt with its first token. The ledger marks the prompts that were aborted before; they are the only
 tokens in it that no engine has counted.
@@ -13,18 +14,21 @@ from sqlmodel import Session
 from billing.reconciliation.engine_counts import read_totals
 from billing.stream import read_backlog
 from billing.views import Reconciliation, TenantReconciliation
-from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
 # One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
-# lines; balances come from the ledger. Each was written on its own, so a difference is a defect.
+# lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
+# difference is a defect.
 _COUNTS = sa.text("""
 WITH recorded AS (
     SELECT tenant_id,
            sum(input_tokens + output_tokens) AS ledger_tokens,
            sum(aborted_prefill_tokens) AS aborted_prefill_tokens,
            sum(exact_cached_tokens) AS cached_tokens,
+           sum(kv_measured_page_ms) AS kv_measured_page_ms,
+           sum(kv_page_ms - kv_measured_page_ms) AS kv_unmeasured_page_ms,
            sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos,
            sum(estimated_requests) AS estimated_requests
     FROM usage_hours GROUP BY tenant_id
@@ -32,25 +36,34 @@ WITH recorded AS (
     SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
 ), lined AS (
     SELECT i.tenant_id,
-           sum(coalesce(l.used_units, l.quantity)) FILTER (WHERE l.kind <> 'kv_page_seconds') AS invoiced_tokens
+           sum(coalesce(l.used_units, l.quantity)) FILTER (
+               WHERE l.kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens')
+           ) AS invoiced_tokens
     FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
     SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
 ), balances AS (
     SELECT a.tenant_id,
            coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'usage_unbilled'), 0) AS unbilled,
-           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable'), 0) AS receivable
-    FROM accounts a JOIN entries e ON e.account_id = a.id WHERE a.tenant_id IS NOT NULL GROUP BY a.tenant_id
+           coalesce(sum(e.amount_nanos) FILTER (
+               WHERE a.kind = 'usage_unbilled' AND t.kind IN ('usage', 'adjustment', 'amendment')
+           ), 0) AS earned,
+           coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'receivable' AND t.kind = 'invoice'), 0) AS receivable
+    FROM accounts a JOIN entries e ON e.account_id = a.id JOIN transfers t ON t.id = e.transfer_id
+    WHERE a.kind IN ('usage_unbilled', 'receivable') GROUP BY a.tenant_id
 ), tenants AS (
     SELECT tenant_id,
            coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
            coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
            coalesce(cached_tokens, 0)::bigint AS cached_tokens,
+           coalesce(kv_measured_page_ms, 0)::bigint AS kv_measured_page_ms,
+           coalesce(kv_unmeasured_page_ms, 0)::bigint AS kv_unmeasured_page_ms,
            coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
-           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) - coalesce(invoiced_nanos, 0) AS unbilled_nanos,
+           coalesce(ledger_nanos, 0) + coalesce(adjusted_nanos, 0) AS used_nanos,
            coalesce(invoiced_nanos, 0)::bigint AS invoiced_nanos,
            coalesce(estimated_requests, 0)::bigint AS estimated_requests,
-           coalesce(unbilled, 0) AS unbilled,
+           coalesce(unbilled, 0) AS unbilled_nanos,
+           coalesce(earned, 0) AS earned,
            coalesce(receivable, 0) AS receivable,
            coalesce(cents, 0) * :nanos_per_cent AS billed_nanos
     FROM balances
@@ -59,11 +72,22 @@ WITH recorded AS (
     FULL JOIN lined USING (tenant_id)
     FULL JOIN invoiced USING (tenant_id)
 )
-SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, invoiced_tokens,
+SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, kv_measured_page_ms, kv_unmeasured_page_ms,
+       invoiced_tokens,
        ledger_tokens - invoiced_tokens AS unbilled_tokens,
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
-       (abs(unbilled - unbilled_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
+       (abs(earned - used_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
 FROM tenants ORDER BY tenant_id
+""")
+
+# Requests whose end their gateway or replica did not see, by the final counts that their engine reported for their ids.
+_EXPLAINED = sa.text("""
+SELECT coalesce(sum(e.prompt_tokens + e.output_tokens - coalesce(r.tokens, 0)), 0)::bigint
+FROM engine_ended_requests e LEFT JOIN LATERAL (
+    SELECT sum(input_tokens - aborted_prefill_tokens + output_tokens) AS tokens, min(outcome) AS outcome
+    FROM usage_records r WHERE r.request_id IN (e.request_id, e.request_id || :rest) AND r.replica_id = e.replica_id
+) r ON true
+WHERE r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone')
 """)
 
 
@@ -75,9 +99,10 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        counters = read_totals(session, redis).values()
+        counters = list(read_totals(session, redis).values())
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
+    explained_tokens = session.connection().execute(_EXPLAINED, {"rest": REST}).scalar_one()
     rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
     engine_tokens = sum(each.tenant_tokens for each in counters)
     engine_cached_tokens = sum(each.cached_prompt_tokens for each in counters)
@@ -93,7 +118,8 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     aborted_prefill_tokens = sum(tenant.aborted_prefill_tokens for tenant in tenants)
     drift_tokens = engine_tokens + aborted_prefill_tokens - ledger_tokens
     estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
-    tail_tokens_max = estimated_requests * CHECKPOINT_TOKENS_MAX
+    engine_kv_page_ms = sum(each.tenant_kv_page_ms for each in counters)
+    kv_measured_page_ms = sum(tenant.kv_measured_page_ms for tenant in tenants)
     return Reconciliation(
         engine_tokens=engine_tokens,
         aborted_prefill_tokens=aborted_prefill_tokens,
@@ -102,8 +128,13 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         unbilled_tokens=ledger_tokens - invoiced_tokens,
         drift_tokens=drift_tokens,
         estimated_requests=estimated_requests,
-        estimated_tail_tokens_max=tail_tokens_max,
-        unexplained_drift_tokens=drift_tokens - max(0, min(drift_tokens, tail_tokens_max)),
+        estimated_tail_tokens_max=estimated_requests * CHECKPOINT_TOKENS_MAX,
+        explained_drift_tokens=explained_tokens,
+        unexplained_drift_tokens=drift_tokens - explained_tokens,
+        engine_kv_page_ms=engine_kv_page_ms,
+        kv_measured_page_ms=kv_measured_page_ms,
+        kv_unmeasured_page_ms=sum(tenant.kv_unmeasured_page_ms for tenant in tenants),
+        unreported_kv_page_ms=engine_kv_page_ms - kv_measured_page_ms,
         engine_cached_tokens=engine_cached_tokens,
         excess_cached_tokens=max(0, cached_tokens - engine_cached_tokens),
         ledger_drift_nanos=drift_nanos,

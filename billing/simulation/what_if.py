@@ -33,7 +33,7 @@ _PAGE_TIME: Final = sa.text("""
 SELECT u.base_model, u.rank_class, u.adapter_id, u.price_version_id,
     CASE WHEN u.late_from IS NOT NULL THEN date_trunc('month', u.settled_at, 'UTC') END AS late_for,
     sum(floor(u.kv_page_ms::numeric * p.nanos / 1000))::bigint AS kv_nanos
-FROM usage_records u JOIN unnest(
+FROM usage_now u JOIN unnest(
     CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:versions AS text[]), CAST(:nanos AS bigint[])
 ) AS p (base_model, rank_class, version_id, nanos)
     ON p.base_model = u.base_model AND p.rank_class = coalesce(u.rank_class, 0) AND p.version_id = u.price_version_id

@@ -1,12 +1,14 @@
 """The tables of usage: one record per request, and its sums by hour and by month, written in the same transaction.
 
-Records are never changed. Sums can be computed again from the records; every report and every close reads the sums.
-Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that line.
+Records are never changed; an amendment is a row of its own. Sums can be computed again from both; every report and
+every close reads the sums. Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that
+line.
 """
 
 from datetime import datetime
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 from sqlmodel import Field, SQLModel
 
 from billing.models import Instant
@@ -73,6 +75,7 @@ class UsageRecord(SQLModel, table=True):
     aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int = Field(sa_type=sa.BigInteger)
+    kv_measured: bool = Field(default=False, sa_column_kwargs={"server_default": sa.false()})
     first_token_ms: int | None = Field(default=None, sa_type=sa.BigInteger)
     duration_ms: int = Field(sa_type=sa.BigInteger)
     adapter_tier: str | None = None
@@ -88,14 +91,32 @@ class UsageRecord(SQLModel, table=True):
     transfer_id: str
 
 
+UsageNow = orm.aliased(
+    UsageRecord,
+    sa.table("usage_now", *(sa.column(each.name, each.type) for each in sa.inspect(UsageRecord).columns)),
+    adapt_on_names=True,
+)
+"""The view of what each request is charged for now: amended records with their new quantities, voided ones not at all.
+"""
+
+
 class UsageHour(SQLModel, table=True):
     """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price and lateness. "" and 0
     stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
 
+    ``kv_measured_page_ms`` is the part of the page-time that engines measured, not gateways.
     ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
     """
 
     __tablename__ = "usage_hours"
+    __table_args__ = (
+        sa.Index(
+            "ix_usage_hours_late",
+            "tenant_id",
+            "late_from",
+            postgresql_where=sa.text("late_from > '1970-01-01T00:00:00Z'::timestamptz"),
+        ),
+    )
 
     tenant_id: str = Field(primary_key=True)
     hour: datetime = Field(primary_key=True, sa_type=Instant)
@@ -114,6 +135,7 @@ class UsageHour(SQLModel, table=True):
     aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_measured_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     uncached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     cached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
@@ -136,3 +158,69 @@ class UsageMonth(SQLModel, table=True):
     cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     amount_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+
+
+class UsageReplicaHour(SQLModel, table=True):
+    """The sums of the records of one replica and tenant whose request ids were made in one hour (UTC). Engines count by
+    the same hour, so that reconciliation can compare the two exactly. An amendment changes nothing here: what a tenant
+    owes is amended, not what an engine produced. ``changed_at`` is when the newest record was written.
+    """
+
+    __tablename__ = "usage_replica_hours"
+    __table_args__ = (sa.Index("ix_usage_replica_hours_changed_at", "changed_at"),)
+
+    hour: datetime = Field(primary_key=True, sa_type=Instant)
+    replica_id: str = Field(primary_key=True)
+    tenant_id: str = Field(primary_key=True)
+    base_model: str = Field(primary_key=True)
+    requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_measured_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_unmeasured_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    changed_at: datetime = Field(sa_type=Instant)
+
+
+class UsageAmendment(SQLModel, table=True):
+    """One part of an amendment of a usage record: the reversal of what it said until then, or its replacement. A voided
+    record has a reversal only. Quantities are what is taken back or added, and the transfer moves their amount.
+    """
+
+    __tablename__ = "usage_amendments"
+    __table_args__ = (
+        sa.CheckConstraint("part IN ('reversal', 'replacement')", name="part_known"),
+        sa.CheckConstraint("position > 0", name="position_positive"),
+        sa.CheckConstraint(
+            "input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens"
+            " AND aborted_prefill_tokens BETWEEN 0 AND input_tokens",
+            name="quantities_possible",
+        ),
+        sa.CheckConstraint(
+            "input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0 AND kv_nanos >= 0"
+            " AND amount_nanos = input_nanos + cached_input_nanos + output_nanos + kv_nanos",
+            name="amount_is_sum_of_parts",
+        ),
+        sa.Index("ix_usage_amendments_tenant_id", "tenant_id"),
+    )
+
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"), foreign_key="usage_records.request_id")
+    position: int = Field(primary_key=True)
+    part: str
+    tenant_id: str
+    input_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
+    output_tokens: int = Field(sa_type=sa.BigInteger)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger)
+    input_nanos: int = Field(sa_type=sa.BigInteger)
+    cached_input_nanos: int = Field(sa_type=sa.BigInteger)
+    output_nanos: int = Field(sa_type=sa.BigInteger)
+    kv_nanos: int = Field(sa_type=sa.BigInteger)
+    amount_nanos: int = Field(sa_type=sa.BigInteger)
+    transfer_id: str = Field(unique=True, foreign_key="transfers.id")
+    reason: str
+    actor: str
+    created_at: datetime = Field(sa_type=Instant)

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
-from billing.usage.models import UsageHour, UsageMonth, UsageRecord
+from billing.usage.models import UsageHour, UsageMonth, UsageNow, UsageRecord
 from billing.usage.sums import hour_of
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
@@ -101,19 +101,19 @@ def _from_records(
 ) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
     """The same from the records, for any instants."""
     keys: list[SQLCoreOperations[Any]] = [
-        _bucket_start(col(UsageRecord.settled_at), bucket),
-        *_groups(UsageRecord, col(UsageRecord.adapter_id), group_by),
+        _bucket_start(col(UsageNow.settled_at), bucket),
+        *_groups(UsageNow, col(UsageNow.adapter_id), group_by),
     ]
     statement = (
         sa.select(
             *keys,
             sa.func.count().filter(_is_request()).label("requests"),
-            sa.func.count().filter(col(UsageRecord.estimated)).label("estimated_requests"),
-            *(_total(getattr(UsageRecord, name)).label(name) for name in (*_QUANTITIES, "amount_nanos")),
+            sa.func.count().filter(col(UsageNow.estimated)).label("estimated_requests"),
+            *(_total(getattr(UsageNow, name)).label(name) for name in (*_QUANTITIES, "amount_nanos")),
             *(_service_columns() if group_by == "revision" else ()),
         )
-        .select_from(UsageRecord)
-        .where(col(UsageRecord.settled_at) >= period.start, col(UsageRecord.settled_at) < period.end)
+        .select_from(UsageNow)
+        .where(col(UsageNow.settled_at) >= period.start, col(UsageNow.settled_at) < period.end)
     )
     return keys, statement
 
@@ -134,7 +134,7 @@ def _groups(
         case "base_model":
             return [col(table.base_model)]
         case "revision":
-            return [col(table.base_model), adapter_id, col(UsageRecord.revision_id)]
+            return [col(table.base_model), adapter_id, col(UsageNow.revision_id)]
         case "key":
             return [col(table.key_id)]
         case None:
@@ -155,9 +155,9 @@ def _checked(period: Period, bucket: Bucket) -> Period:
 
 def _service_columns() -> list[sa.Label[Any]]:  # columns of several types
     """The columns of ``Service``, named by its fields."""
-    done = col(UsageRecord.outcome) == "done"
-    first_token, duration = col(UsageRecord.first_token_ms), col(UsageRecord.duration_ms)
-    columns: list[sa.Label[Any]] = [_total(UsageRecord.stall_ms).label("service.stall_ms")]
+    done = col(UsageNow.outcome) == "done"
+    first_token, duration = col(UsageNow.first_token_ms), col(UsageNow.duration_ms)
+    columns: list[sa.Label[Any]] = [_total(UsageNow.stall_ms).label("service.stall_ms")]
     for name, percent in _PERCENTILES.items():
         percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: a value that was measured
         columns += [
@@ -165,8 +165,8 @@ def _service_columns() -> list[sa.Label[Any]]:  # columns of several types
             percentile.within_group(duration).filter(done).label(f"service.duration_ms_{name}"),
         ]
     for field, column, values in (
-        ("outcomes", UsageRecord.outcome, _OUTCOMES),
-        ("tiers", UsageRecord.adapter_tier, _TIERS),
+        ("outcomes", UsageNow.outcome, _OUTCOMES),
+        ("tiers", UsageNow.adapter_tier, _TIERS),
     ):
         columns += [
             sa.func.count().filter(col(column) == value, _is_request()).label(f"service.{field}.{value}")
@@ -193,7 +193,7 @@ def _bucket(row: dict[str, Any]) -> UsageBucket:  # columns of several types
 
 def _is_request() -> sa.ColumnElement[bool]:
     """Whether a record is the first of its request: not the rest of an estimated one."""
-    return ~col(UsageRecord.request_id).endswith(REST)
+    return ~col(UsageNow.request_id).endswith(REST)
 
 
 def _total(column: int) -> sa.ColumnElement[int]:

@@ -212,7 +212,7 @@ def _facts(event: UsageEvent) -> dict[str, Any]:  # Any: columns of every type
     """The event as columns."""
     fields = msgspec.structs.asdict(event)
     del fields["price_version_id"]  # the record has the one that it is charged by
-    del fields["kv_measured"]  # says how the quantity was found, and is no quantity
+    del fields["kv_measured"]  # says how the quantity was found; the same request may be settled again without it
     fields["started_at"] = clock.from_ms(fields.pop("started_at_ms"))
     fields["settled_at"] = clock.from_ms(fields.pop("settled_at_ms"))
     return fields
@@ -225,6 +225,7 @@ def _row(one: _Rated, transfer_id: str, billed_until: Mapping[str, datetime | No
         **facts,
         **msgspec.structs.asdict(one.charge),
         "amount_nanos": one.charge.amount_nanos,
+        "kv_measured": one.arrival.event.kv_measured,
         "late_from": closed if closed is not None and facts["settled_at"] < closed else None,
         "price_version_id": one.price.version.id,
         "transfer_id": transfer_id,

@@ -1,4 +1,5 @@
-"""The sums of usage records by hour and month: written with the records, read by reports, quotas and closes.
+"""The sums of usage records by hour and month: written with the records, read by reports, quotas and closes. The sums
+by replica are read by reconciliation.
 
 The sums of a batch are added up here first, so that a batch costs one row per owner and hour instead of one per
 request. Rows are written in the order of their keys, so that two workers wait for each other and do not deadlock.
@@ -14,8 +15,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, SQLModel
 
 from billing.periods import EPOCH, bucket_start, month_start
-from billing.usage.models import UsageHour, UsageMonth
+from billing.usage.models import UsageHour, UsageMonth, UsageReplicaHour
+from core import clock
 from core.contracts.usage import REST
+from core.db import database_now
+from core.ids import ms_of_id
 
 Row = Mapping[str, Any]  # the columns of a usage record
 
@@ -28,8 +32,14 @@ HOUR_KEY: Final = (
 )  # fmt: skip
 HOUR_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
-    "output_tokens", "kv_page_ms", "uncached_requests", "cached_requests", "output_requests", "kv_requests",
+    "output_tokens", "kv_page_ms", "kv_measured_page_ms", "uncached_requests", "cached_requests", "output_requests",
+    "kv_requests",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
+)  # fmt: skip
+_REPLICA_KEY: Final = ("hour", "replica_id", "tenant_id", "base_model")
+_REPLICA_SUMS: Final = (
+    "requests", "estimated_requests", "input_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
+    "kv_measured_page_ms", "kv_unmeasured_requests",
 )  # fmt: skip
 _MONTH_KEY: Final = ("tenant_id", "month", "key_id")
 _MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
@@ -47,11 +57,30 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     """
     hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    replicas: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for row, estimate in records:
         hours[_hour_key(row)].update(_hour_sums(row, estimate))
+        replica = (request_hour(row["request_id"]), row["replica_id"], row["tenant_id"], row["base_model"])
+        replicas[replica].update(_replica_sums(row))
         months[row["tenant_id"], month_start(row["settled_at"]), row["key_id"]].update(
             {name: row[name] for name in _MONTH_SUMS}
         )
+    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
+    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
+    _write(session, UsageReplicaHour, _REPLICA_KEY, _REPLICA_SUMS, replicas, changed_at=database_now(session))
+
+
+def amend(session: Session, before: Row, after: Row | None, *, estimate: Row | None = None) -> None:
+    """Take back what a record was counted as, and count what it is now, if anything. The sums by replica stay. A rest
+    comes with the estimate that it was counted with.
+    """
+    hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    month = (before["tenant_id"], month_start(before["settled_at"]), before["key_id"])
+    for row, add_or_subtract in ((before, Counter.subtract), (after, Counter.update)):
+        if row is not None:
+            add_or_subtract(hours[_hour_key(row)], _hour_sums(row, estimate))
+            add_or_subtract(months[month], {name: row[name] for name in _MONTH_SUMS})
     _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
 
@@ -83,9 +112,27 @@ def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
         "requests": not row["request_id"].endswith(REST),
         "estimated_requests": row["estimated"],
         "exact_cached_tokens": row["cached_tokens"] if exact else 0,
+        "kv_measured_page_ms": row["kv_page_ms"] if row["kv_measured"] else 0,
         # A request with an estimate and a rest is one request for each quantity.
         **{name: used(row) and not (estimate is not None and used(estimate)) for name, used in _COUNTED.items()},
     }
+
+
+def _replica_sums(row: Row) -> dict[str, int]:
+    is_request = not row["request_id"].endswith(REST)
+    return {
+        **{name: row[name] for name in _REPLICA_SUMS if name in row},
+        "requests": is_request,
+        "estimated_requests": row["estimated"],
+        "kv_measured_page_ms": row["kv_page_ms"] if row["kv_measured"] else 0,
+        "kv_unmeasured_requests": not row["kv_measured"] and is_request,
+    }
+
+
+def request_hour(request_id: str) -> datetime:
+    """The start of the UTC hour in which a request's id was made; the epoch for an id of another form."""
+    made_ms = ms_of_id(request_id.removesuffix(REST))
+    return EPOCH if made_ms is None else hour_of(clock.from_ms(made_ms))
 
 
 def hour_of(instant: datetime) -> datetime:
@@ -99,18 +146,19 @@ def _write(
     key: tuple[str, ...],
     sums: tuple[str, ...],
     added: Mapping[tuple[Any, ...], Counter[str]],
+    **stamped: datetime,
 ) -> None:
     if not added:
         return
     columns = sa.inspect(table).columns
     statement = insert(table)
-    statement = statement.on_conflict_do_update(
-        index_elements=key, set_={name: columns[name] + statement.excluded[name] for name in sums}
-    )
+    grown = {name: columns[name] + statement.excluded[name] for name in sums}
+    newest = {name: sa.func.greatest(columns[name], statement.excluded[name]) for name in stamped}
+    statement = statement.on_conflict_do_update(index_elements=key, set_=grown | newest)
     session.connection().execute(
         statement,
         [
-            {**dict(zip(key, owner, strict=True)), **{name: int(total[name]) for name in sums}}
+            {**dict(zip(key, owner, strict=True)), **{name: int(total[name]) for name in sums}, **stamped}
             for owner, total in sorted(added.items())
         ],
     )

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from core.adapter_names import adapter_of
+from core.contracts.engine_usage import EndedRequest, EngineUsageHour
 from core.contracts.replicas import Tier
 from core.contracts.usage import GenerationProgress
 
@@ -84,6 +85,23 @@ class Progress(msgspec.Struct, frozen=True):
     """What has been generated, by request id. A request without a token is left out."""
 
     requests: dict[str, GenerationProgress]
+
+
+class EndedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what was counted after this version; 0 asks for everything that is still known. ``at_once`` also counts
+    requests that have ended within the last second, because the engine is about to stop.
+    """
+
+    after: int = 0
+    at_once: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine counted for requests that have ended, up to ``version``."""
+
+    version: int
+    hours: tuple[EngineUsageHour, ...]
+    requests: tuple[EndedRequest, ...]
 
 
 class SlotContents(msgspec.Struct, frozen=True):

@@ -118,6 +118,22 @@ class CostWindowSettings(Fragment):
     )  # fmt: skip
 
 
+class EngineUsageSettings(Fragment):
+    """How the agent reports to billing what its engine counted for requests that have ended."""
+
+    engine_usage_interval_s: float = Field(
+        default=1, gt=0, le=60, description="Pause between two reports of what requests that have ended used."
+    )
+    engine_usage_repeat_s: float = Field(
+        default=60, ge=1, le=3600,
+        description="After this time an agent sends each count a second time, in case Redis lost it.",
+    )  # fmt: skip
+    engine_usage_stream_max: int = Field(
+        default=100_000, ge=100, le=10_000_000,
+        description="Reports of ended requests that wait in Redis for billing; beyond it, the oldest are lost.",
+    )  # fmt: skip
+
+
 class SharedEngineSettings(Fragment):
     """Settings that the agent, the middleware and the worker of one replica must agree on. The agent passes them to its
     engine in the environment.
@@ -183,6 +199,16 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
         description="Pause between two reports of a stream's KV page-time so far. If a gateway dies, the last report "
         "is billed.",
     )  # fmt: skip
+    engine_usage_hours_max: int = Field(
+        default=100_000, ge=100, le=10_000_000,
+        description="Pairs of tenant and hour for which an engine counts usage for reconciliation. Beyond it, further "
+        "tenants are counted together.",
+    )  # fmt: skip
+    engine_usage_requests_max: int = Field(
+        default=20_000, ge=100, le=1_000_000,
+        description="Ended requests whose final counts an engine keeps by id for reconciliation; beyond it, the oldest "
+        "are lost.",
+    )  # fmt: skip
     unload_abort_timeout_s: float = Field(
         default=10, gt=0, le=120, description="Time that aborted requests get to end before an unload continues."
     )
@@ -200,6 +226,7 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
 class ReplicaSettings(
     AdapterTaskSettings,
     CostWindowSettings,
+    EngineUsageSettings,
     MiddlewareSettings,
     RedisSettings,
     SnapshotVerifyingSettings,

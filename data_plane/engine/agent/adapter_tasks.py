@@ -1,4 +1,4 @@
-"""The agent's background tasks for adapters: which tasks exist, how they are connected, and how often they run.
+"""The agent's background tasks for adapters and usage: which exist, how they are connected, and how often they run.
 
 What each task does is in the module named after it.
 """
@@ -15,6 +15,7 @@ from data_plane.engine.agent.canary.run import CanaryRun
 from data_plane.engine.agent.control_client import ControlClient
 from data_plane.engine.agent.engine_client import ProbeTokens
 from data_plane.engine.agent.engine_state import EngineState
+from data_plane.engine.agent.engine_usage import EngineUsageReports
 from data_plane.engine.agent.pins import PinnedAdapters
 from data_plane.engine.agent.pool import ReplicaPool
 from data_plane.engine.agent.prefetch import Prefetcher
@@ -78,6 +79,7 @@ class AdapterTasks:
             residency=lambda: watch.table,
             is_revoked=self._revocations.is_revoked,
         )
+        self._usage = EngineUsageReports(settings, redis, control, boot_id=boot_id)
         self._tasks = BackgroundTasks(backoff_max_s=settings.background_task_backoff_max_s)
 
     @property
@@ -103,7 +105,12 @@ class AdapterTasks:
         tasks.start("hints", self._hints.apply_hints, interval_s=0.1)
         tasks.start("forecast", self._hints.apply_forecast, interval_s=settings.forecast_interval_s)
         tasks.start("prefetch", self._prefetcher.run_once, interval_s=settings.prefetch_pause_s)
+        tasks.start("engine usage", self._usage.run_once, interval_s=settings.engine_usage_interval_s)
         tasks.start("pins", self._pins.run_once, interval_s=settings.pins_scan_interval_s)
+
+    async def report_usage(self) -> None:
+        """Send the last counts of an engine that is about to stop. Raises what ``EngineUsageReports`` raises."""
+        await self._usage.run_once(at_once=True)
 
     async def close(self) -> None:
         """Stop all tasks. Idempotent."""

@@ -211,8 +211,16 @@ class Agent:
             await asyncio.sleep(0.2)
         await self._adapter_tasks.close()
         await self._cancel_probe()
+        await self._report_usage()
         await self._publish()  # the tokens of a cancelled canary are counted by now
         await self._publisher.withdraw()
+
+    async def _report_usage(self) -> None:
+        """Send what the engine counted for its last requests. Reconciliation shows a difference if that fails."""
+        try:
+            await self._adapter_tasks.report_usage()
+        except (ControlRequestFailed, RedisError, OSError, aiohttp.ClientError) as error:
+            log.warning("last counts of ended requests not sent", error=repr(error))
 
     @property
     def _is_idle(self) -> bool:

@@ -12,6 +12,8 @@ import msgspec
 
 from core.errors import BadGateway
 from data_plane.engine.control_protocol import (
+    Ended,
+    EndedBody,
     EngineInventory,
     PinsBody,
     PrefetchBody,
@@ -78,6 +80,10 @@ class ControlClient:
     async def pin(self, names: list[str]) -> None:
         """Replace the set of engine names to keep in host memory once they are there."""
         await self._call("PUT", "/pins", PinsBody(tuple(names)), object)
+
+    async def ended(self, after: int, *, at_once: bool = False) -> Ended:
+        """What the engine has counted for requests that have ended, after this version."""
+        return await self._call("POST", "/ended", EndedBody(after, at_once), Ended)
 
     async def _call(self, method: str, path: str, body: object, shape: type[T], timeout_s: float | None = None) -> T:
         async with self._session.request(

@@ -31,6 +31,7 @@ from data_plane.engine.middleware.asgi import (
     send_error,
 )
 from data_plane.engine.middleware.disk_leases import DiskLeases
+from data_plane.engine.middleware.ended_requests import EndedRequests
 from data_plane.engine.middleware.in_flight import InFlightRequests
 from data_plane.engine.middleware.load_report import AdapterReportingSend, KvReports, ReportingSend, StallReports
 from data_plane.engine.middleware.revoked_adapters import RevokedAdapters
@@ -66,18 +67,32 @@ class AdapterRequests:
         self.loader = AdapterLoader(settings, self.revoked, self.disk, self.worker, self.residency)
         self.in_flight = InFlightRequests()
         self.aborts = Aborts(settings.abort_report_timeout_s)
+        self.ended = EndedRequests(
+            self.kv_table,
+            hours_max=settings.engine_usage_hours_max,
+            requests_max=settings.engine_usage_requests_max,
+        )
         self._stalls = StallReports(self.residency)
         self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     async def generate(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request of a generating route, with or without an adapter."""
         try:
+            connection = receive
             name, receive = await self._adapter_of(scope, receive)
             with self.aborts.track(request_id := _engine_id(scope)) as running:
-                if name is None:
-                    await app(scope, receive, ReportingSend(send, running, self._kv_reports(request_id)))
-                else:
-                    await self._generate(name, request_id, running, app, scope, receive, send)
+                async with self.ended.counted(
+                    request_id,
+                    header(scope, _REQUEST_ID_HEADER) or "",
+                    header(scope, _TENANT_HEADER),
+                    connection,
+                    running,
+                    VllmFrontend(scope["app"].state),
+                ):
+                    if name is None:
+                        await app(scope, receive, ReportingSend(send, running, self._kv_reports(request_id)))
+                    else:
+                        await self._generate(name, request_id, running, app, scope, receive, send)
         except AppError as error:
             await send_error(send, error)
         except CallerDisconnected:

@@ -1,7 +1,7 @@
 """The middleware's control routes, ``/tenora/v1``: list where adapters are, prefetch, unload, pin and revoke them, and
-say how far requests have got.
+say how far requests have got and what was counted for those that have ended.
 
-Only the replica's agent and its operators call them, and gateways the last one. They fail closed.
+Only the replica's agent and its operators call them, and gateways ``progress``. They fail closed.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from core.contracts.replicas import Tier
 from core.errors import AppError, InvalidRequest, TooLarge, Unprocessable
 from core.ids import is_id
 from data_plane.engine.control_protocol import (
+    Ended,
+    EndedBody,
     EngineInventory,
     Pinned,
     PinsBody,
@@ -54,6 +56,7 @@ class ControlRoutes:
             ("PUT", f"{_ROOT}/revoked"): self._revoked,
             ("PUT", f"{_ROOT}/pins"): self._pins,
             ("POST", f"{_ROOT}/progress"): self._progress,
+            ("POST", f"{_ROOT}/ended"): self._ended,
         }
 
     def start_sweep(self, state: Any) -> None:
@@ -148,6 +151,10 @@ class ControlRoutes:
             }
         )
 
+    async def _ended(self, _: VllmFrontend, content: bytes) -> Ended:
+        asked = _decode(content, EndedBody)
+        return self._adapters.ended.collect(asked.after, at_once=asked.at_once)
+
 
 ROUTES: Final = frozenset(
     {
@@ -157,6 +164,7 @@ ROUTES: Final = frozenset(
         ("PUT", f"{_ROOT}/revoked"),
         ("PUT", f"{_ROOT}/pins"),
         ("POST", f"{_ROOT}/progress"),
+        ("POST", f"{_ROOT}/ended"),
     }
 )
 

@@ -4,6 +4,7 @@ prefix cache.
 It is reached through the application's state, so that this module does not import vLLM.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -57,6 +58,20 @@ class VllmFrontend:
     def sequences(self, request_id: str) -> list[str]:
         """VLLM's internal ids of a request's sequences; none for a request that vLLM does not run."""
         return list(self._client.output_processor.external_req_ids.get(request_id, ()))
+
+    def watch_sequences(self, added: Callable[[str, Any], None]) -> None:
+        """Call ``added`` with the id that answers carry and vLLM's state of each sequence that starts from now on. vLLM
+        has no hook for it. A state stays what it was at the sequence's end as long as somebody holds it.
+        """
+        processor = self._client.output_processor
+        add_request = processor.add_request
+
+        def watched(request: Any, *arguments: Any, **options: Any) -> None:
+            add_request(request, *arguments, **options)
+            if (state := processor.request_states.get(request.request_id)) is not None:
+                added(state.external_req_id, state)
+
+        processor.add_request = watched
 
     def is_prefilling(self, sequence: str) -> bool:
         """Whether vLLM runs the sequence and has not counted its first token yet, nor its prompt."""

@@ -123,9 +123,10 @@ class EngineClient:
             "authorization": self._authorization,
             "content-type": "application/json",
             "x-request-id": request_id,
+            "x-tenora-tenant": tenant_id,  # the engine counts what each tenant's requests used
         }
         if adapter is not None:
-            headers |= {"x-tenora-adapter": adapter, "x-tenora-tenant": tenant_id}
+            headers["x-tenora-adapter"] = adapter
         try:
             return EngineRequest(await self._pool.send("POST", replica.url, ENGINE_PATHS[kind], headers, body), replica)
         except ConnectionsExhausted as error:

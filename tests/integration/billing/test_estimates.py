@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from billing import quota_rebuild
+from billing.reconciliation.engine_usage import store
 from billing.usage import queries as usage_queries
 from core import redis_keys
+from core.contracts.engine_usage import EndedRequest, EngineUsageReport
 from core.contracts.grants import TenantGrant
 from core.contracts.replicas import EngineCounters
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
@@ -49,7 +51,8 @@ def test_an_estimate_never_contradicts_a_recorded_event(stage):
 
 def test_tokens_after_the_last_checkpoint_are_explained_drift(stage):
     tenant = stage.tenant()
-    stage.bill(stage.event(tenant), estimate(stage, tenant))
+    guessed = estimate(stage, tenant)
+    stage.bill(stage.event(tenant), guessed)
 
     def engines_counted(tokens: int):
         counters = EngineCounters(
@@ -58,12 +61,20 @@ def test_tokens_after_the_last_checkpoint_are_explained_drift(stage):
         stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
         found = stage.reconcile()
         assert (found.estimated_requests, found.estimated_tail_tokens_max) == (1, CHECKPOINT_TOKENS_MAX)
-        return found.drift_tokens, found.unexplained_drift_tokens
+        return found.drift_tokens, found.explained_drift_tokens, found.unexplained_drift_tokens
 
-    assert engines_counted(40) == (0, 0)
-    assert engines_counted(40 + CHECKPOINT_TOKENS_MAX) == (CHECKPOINT_TOKENS_MAX, 0)
-    assert engines_counted(41 + CHECKPOINT_TOKENS_MAX) == (CHECKPOINT_TOKENS_MAX + 1, 1)
-    assert engines_counted(39) == (-1, -1)  # a token charged that no engine produced is never explained
+    assert engines_counted(40) == (0, 0, 0)
+    assert engines_counted(41) == (1, 0, 1), "nothing is excused before its engine has named the request"
+    ended = EndedRequest(
+        request_id=guessed.request_id, tenant_id=tenant, prompt_tokens=100, output_tokens=50, kv_page_ms=None,
+        ended_at_ms=0,
+    )  # fmt: skip
+    report = EngineUsageReport(replica_id="rep_1", boot_id="boot_1", base_model="any", requests=(ended,))
+    with unit_of_work(stage.engine) as session:
+        store(session, [report])
+    assert engines_counted(70) == (30, 30, 0)
+    assert engines_counted(71) == (31, 30, 1)
+    assert engines_counted(69) == (29, 30, -1)  # a token charged that no engine produced is never explained
 
 
 def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_request(stage):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 import redis as redis_client
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -223,6 +224,52 @@ def test_an_aborted_prefill_is_in_the_ledger_and_on_the_invoice_and_in_no_engine
     assert [one.aborted_prefill_tokens for one in found.per_tenant] == [150]
     (bucket,) = report(stage, tenant, stage.now() - timedelta(hours=1), stage.now() + timedelta(hours=1), "1d")
     assert (bucket.input_tokens, bucket.aborted_prefill_tokens) == (350, 150)
+
+
+def test_page_time_is_compared_with_what_engines_measured(stage):
+    tenant = stage.tenant()
+    stage.bill(
+        stage.event(tenant, kv_page_ms=1_000, kv_measured=True),
+        stage.event(tenant, kv_page_ms=900, kv_measured=True, outcome="client_gone"),
+        stage.event(tenant, kv_page_ms=333),
+    )
+    counters = EngineCounters(
+        prompt_tokens=300, generation_tokens=60, probe_prompt_tokens=0, probe_generation_tokens=0,
+        kv_page_ms=2_050, probe_kv_page_ms=50,
+    )  # fmt: skip
+    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    found = stage.reconcile()
+    assert (found.engine_kv_page_ms, found.kv_measured_page_ms, found.kv_unmeasured_page_ms) == (2_000, 1_900, 333)
+    assert found.unreported_kv_page_ms == 100
+    assert [(one.kv_measured_page_ms, one.kv_unmeasured_page_ms) for one in found.per_tenant] == [(1_900, 333)]
+    assert sorted(row["kv_measured"] for row in stage.rows("SELECT kv_measured FROM usage_records")) == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.scenario(160)
+def test_a_new_kind_of_line_is_no_token(stage):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    with unit_of_work(stage.engine) as session:
+        before = audit.reconcile(session, stage.redis)
+        connection = session.connection()
+        connection.execute(sa.text("SET LOCAL session_replication_role = replica"))
+        for check in connection.execute(
+            sa.text("SELECT conname FROM pg_constraint WHERE conrelid = 'invoice_lines'::regclass AND contype = 'c'")
+        ).scalars():
+            connection.execute(sa.text(f"ALTER TABLE invoice_lines DROP CONSTRAINT {check}"))
+        connection.execute(
+            sa.text(
+                "INSERT INTO invoice_lines (id, invoice_id, position, kind, price_version_id, unit, quantity,"
+                " unit_price_nanos, amount_nanos, amount_cents) SELECT 'il_new', invoice_id, 99, 'adapter_storage',"
+                " price_version_id, 'gb_hour', 360, 1, 360, 0 FROM invoice_lines LIMIT 1"
+            )
+        )
+        after = audit.reconcile(session, stage.redis)
+        session.rollback()
+    assert after.invoiced_tokens == before.invoiced_tokens == 120
+    assert after.unbilled_tokens == 0
 
 
 def test_unread_events_show_as_unprocessed(stage):

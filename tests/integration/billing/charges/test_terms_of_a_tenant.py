@@ -1,11 +1,9 @@
 """Fees, included usage, discounts and calendars on invoices and on the ledger, over several closes."""
 
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 
 from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
@@ -183,28 +181,6 @@ def test_prices_of_a_tenants_own_rate_its_usage_until_they_end(stage):
     rows = stage.rows("SELECT output_nanos, price_version_id FROM usage_records ORDER BY request_id")
     assert [row["output_nanos"] for row in rows] == [10, 6_000]
     assert rows[0]["price_version_id"] == made.price_version_id
-
-
-@pytest.mark.scenario(13)
-def test_resources_are_on_the_invoice_and_not_among_its_tokens(stage):
-    tenant = stage.tenant(card=card(adapter_storage_gb_hour_nanos=100_000, pinned_slot_hour_nanos=50_000_000))
-    joined(stage, tenant, month_start(stage.now(), ago=1))
-    hour = month_start(stage.now(), ago=1)
-    with stage.engine.begin() as connection:
-        for number in range(3):
-            for kind, quantity in (("adapter_storage", Decimal("0.5")), ("pinned_slots", Decimal(2))):
-                connection.execute(
-                    sa.text("INSERT INTO resource_hours VALUES (:t, :h, :k, 'ad_1', :q)"),
-                    {"t": tenant, "h": hour + timedelta(hours=number), "k": kind, "q": quantity},
-                )
-    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
-    invoice_id = stage.value("SELECT id FROM invoices")
-    lines = {line.kind: (line.unit, line.quantity, line.amount_nanos) for line in stage.invoice(invoice_id).lines}
-    assert lines == {
-        "adapter_storage": ("gb_hour", Decimal("1.5"), 150_000),
-        "pinned_slots": ("slot_hour", 6, 300_000_000),
-    }
-    assert stage.reconcile().ledger_drift_nanos == 0
 
 
 @pytest.mark.scenario(186)

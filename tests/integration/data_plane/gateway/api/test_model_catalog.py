@@ -125,7 +125,7 @@ def test_a_base_model_has_no_tier_and_its_engine_receives_no_adapter_name(stack,
     received = {one["received"]: one for one in stack.witness.received()}
     sent = [{name.lower(): value for name, value in received[event.request_id]["headers"].items()} for event in events]
     assert [headers.get("x-tenora-adapter") for headers in sent] == [None, newest_name(route)]
-    assert [headers.get("x-tenora-tenant") for headers in sent] == [None, tenant.id]
+    assert [headers.get("x-tenora-tenant") for headers in sent] == [tenant.id, tenant.id]
     assert events[0].adapter_tier is None
 
 

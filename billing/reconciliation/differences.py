@@ -1,0 +1,121 @@
+"""What a reconciliation found, and how a difference between an engine and the ledger is explained. Pure: no database.
+
+A difference is explained only by requests, each by its id: what their engine counted for one of them, minus what the
+ledger has for it. Nothing is excused for its size.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+DifferenceKind = Literal[
+    "engine_ledger", "sums_records", "records_transfers", "adjustments_transfers", "invoice_lines", "invoice_transfer",
+    "transfer_accounts", "transfer_balance", "stripe",
+]  # fmt: skip
+DifferenceUnit = Literal["token", "page_millisecond", "nanodollar", "cent", "document"]
+
+REQUEST_IDS_MAX = 100
+"""Most ids that one difference lists."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Two counts that should be equal: ``expected`` = ``found`` + ``explained`` + ``unexplained``.
+
+    ``subject`` names what differs: a replica, a tenant, a transfer, an invoice. ``request_ids`` are those that explain.
+    """
+
+    kind: DifferenceKind
+    subject: str
+    unit: DifferenceUnit
+    expected: int
+    found: int
+    explained: int = 0
+    replica_id: str | None = None
+    tenant_id: str | None = None
+    base_model: str | None = None
+    hour: datetime | None = None
+    request_ids: tuple[str, ...] = ()
+
+    @property
+    def unexplained(self) -> int:
+        """What no request explains. Any value but 0 is an alarm."""
+        return self.expected - self.found - self.explained
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The order of differences, which does not depend on how they were found."""
+        hour = "" if self.hour is None else self.hour.isoformat()
+        named = (self.replica_id or "", self.tenant_id or "", self.base_model or "", self.unit)
+        return (self.kind, self.subject, hour, *named)
+
+
+class CountedHour(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's requests of one tenant and hour as its engine and as the ledger counted them. The ledger's tokens
+    are without aborted prefills, which engines do not count. Its page-time is what engines measured.
+    """
+
+    hour: datetime
+    replica_id: str
+    tenant_id: str
+    base_model: str
+    engine_tokens: int
+    ledger_tokens: int
+    engine_kv_page_ms: int
+    ledger_kv_page_ms: int
+
+
+class NamedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine and the ledger each have for one request. An engine that died has reported nothing, and a request
+    whose gateway died before its first checkpoint is not in the ledger.
+
+    ``was_lost``: its gateway or its replica did not see its end, so the ledger may have fewer tokens. Page-time may be
+    missing in every request that was aborted, because the last report of it is older than the end.
+    """
+
+    request_id: str
+    engine_tokens: int
+    ledger_tokens: int
+    engine_kv_page_ms: int
+    ledger_kv_page_ms: int
+    was_lost: bool
+
+
+def explain(counted: CountedHour, requests: Sequence[NamedRequest]) -> list[Difference]:
+    """The differences of one hour: none, in tokens, in page-time or both."""
+    found = []
+    sides: list[tuple[DifferenceUnit, int, int, dict[str, int]]] = [
+        (
+            "token",
+            counted.engine_tokens,
+            counted.ledger_tokens,
+            {one.request_id: one.engine_tokens - one.ledger_tokens for one in requests if one.was_lost},
+        ),
+        (
+            "page_millisecond",
+            counted.engine_kv_page_ms,
+            counted.ledger_kv_page_ms,
+            {one.request_id: one.engine_kv_page_ms - one.ledger_kv_page_ms for one in requests},
+        ),
+    ]
+    for unit, expected, in_ledger, tails in sides:
+        if expected == in_ledger:
+            continue
+        explained = sum(tails.values())
+        found.append(
+            Difference(
+                kind="engine_ledger",
+                subject=counted.replica_id,
+                unit=unit,
+                expected=expected,
+                found=in_ledger,
+                explained=explained,
+                replica_id=counted.replica_id,
+                tenant_id=counted.tenant_id,
+                base_model=counted.base_model,
+                hour=counted.hour,
+                request_ids=tuple(sorted(each for each, tail in tails.items() if tail)[:REQUEST_IDS_MAX]),
+            )
+        )
+    return found

@@ -1,0 +1,147 @@
+"""Compares what engines counted with what the ledger has, by replica, tenant, model and the hour of the requests' ids.
+
+Both sides know that hour exactly, so the comparison is exact while requests run: a request is on neither side before it
+ends. An hour in which either side changed a moment ago waits, because the other side may follow.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing.reconciliation.differences import CountedHour, Difference, NamedRequest, explain
+from core import clock
+from core.ids import first_id_of_ms
+
+_HOUR: Final = timedelta(hours=1)
+
+# The first hour that engines reported is left out: engines that were started before it did not report.
+_COUNTED: Final = """
+WITH engines AS (
+    SELECT hour, replica_id, tenant_id, base_model, sum(prompt_tokens + output_tokens)::bigint AS tokens,
+        sum(kv_page_ms)::bigint AS kv_page_ms, max(changed_at) AS changed_at
+    FROM engine_usage_hours {hours} GROUP BY 1, 2, 3, 4
+), ledger AS (
+    SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens + output_tokens AS tokens,
+        kv_measured_page_ms AS kv_page_ms, changed_at
+    FROM usage_replica_hours {hours}
+), both_sides AS (
+    SELECT hour, replica_id, tenant_id, base_model,
+        coalesce(e.tokens, 0) AS engine_tokens, coalesce(l.tokens, 0) AS ledger_tokens,
+        coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms, coalesce(l.kv_page_ms, 0) AS ledger_kv_page_ms,
+        greatest(e.changed_at, l.changed_at) > :settled_before AS waits
+    FROM engines e FULL JOIN ledger l USING (hour, replica_id, tenant_id, base_model)
+    WHERE hour > (SELECT min(hour) FROM engine_usage_hours)
+)
+"""
+_TOTALS: Final = """
+SELECT coalesce(sum(engine_tokens), 0)::bigint AS engine_tokens,
+    coalesce(sum(ledger_tokens), 0)::bigint AS ledger_tokens,
+    coalesce(sum(engine_kv_page_ms), 0)::bigint AS engine_kv_page_ms,
+    coalesce(sum(ledger_kv_page_ms), 0)::bigint AS ledger_kv_page_ms,
+    count(DISTINCT hour) AS hours, count(*) FILTER (WHERE waits) AS waiting
+FROM both_sides
+"""
+_DIFFERING: Final = """
+SELECT hour, replica_id, tenant_id, base_model, engine_tokens, ledger_tokens, engine_kv_page_ms, ledger_kv_page_ms
+FROM both_sides
+WHERE NOT waits AND (engine_tokens <> ledger_tokens OR engine_kv_page_ms <> ledger_kv_page_ms)
+ORDER BY hour, replica_id, tenant_id, base_model
+"""
+_CHANGED: Final = sa.text("""
+SELECT hour FROM engine_usage_hours WHERE changed_at >= :since
+UNION SELECT hour FROM usage_replica_hours WHERE changed_at >= :since
+UNION SELECT billing_request_hour(request_id) FROM engine_ended_requests WHERE reported_at >= :since
+ORDER BY 1
+""")
+
+# Requests of one hour that an engine named, and those that were lost with their engine, which could name none.
+_NAMED: Final = sa.text("""
+SELECT e.request_id, e.replica_id, e.tenant_id, e.base_model, e.prompt_tokens + e.output_tokens AS engine_tokens,
+    coalesce(r.tokens, 0) AS ledger_tokens, coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms,
+    coalesce(r.kv_page_ms, 0) AS ledger_kv_page_ms,
+    r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone') AS was_lost
+FROM (
+    SELECT request_id, replica_id, tenant_id, base_model, sum(prompt_tokens)::bigint AS prompt_tokens,
+        sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms
+    FROM engine_ended_requests WHERE request_id >= :low AND request_id < :high GROUP BY 1, 2, 3, 4
+) e LEFT JOIN LATERAL (
+    SELECT sum(input_tokens - aborted_prefill_tokens + output_tokens)::bigint AS tokens, min(outcome) AS outcome,
+        sum(kv_page_ms) FILTER (WHERE kv_measured)::bigint AS kv_page_ms
+    FROM usage_records r
+    WHERE r.request_id IN (e.request_id, e.request_id || '\\:rest') AND r.replica_id = e.replica_id
+) r ON true
+UNION ALL
+SELECT min(request_id), replica_id, tenant_id, base_model, 0,
+    sum(input_tokens - aborted_prefill_tokens + output_tokens)::bigint, 0,
+    coalesce(sum(kv_page_ms) FILTER (WHERE kv_measured), 0)::bigint, true
+FROM usage_records r
+WHERE request_id >= :low AND request_id < :high AND outcome IN ('gateway_gone', 'replica_gone')
+    AND NOT EXISTS (
+        SELECT FROM engine_ended_requests e
+        WHERE e.request_id = split_part(r.request_id, '\\:', 1) AND e.replica_id = r.replica_id
+    )
+GROUP BY split_part(request_id, '\\:', 1), replica_id, tenant_id, base_model
+""")
+
+
+class EngineTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted in the hours that were read. ``waiting`` pairs of replica and tenant had changed a moment ago,
+    and are judged by a later run.
+    """
+
+    hours: int
+    waiting: int
+    engine_tokens: int
+    ledger_tokens: int
+    engine_kv_page_ms: int
+    ledger_kv_page_ms: int
+
+
+class EngineCheck(NamedTuple):
+    """The totals, and every difference, explained or not."""
+
+    totals: EngineTotals
+    differences: list[Difference]
+
+
+def changed_hours(session: Session, since: datetime) -> list[datetime]:
+    """The hours of which either side changed since then."""
+    return list(session.connection().execute(_CHANGED, {"since": since}).scalars())
+
+
+def check_engines(session: Session, hours: Sequence[datetime] | None, *, settled_before: datetime) -> EngineCheck:
+    """Compare these hours, or with None all. What changed after ``settled_before`` waits."""
+    clause = "" if hours is None else "WHERE hour = ANY(CAST(:hours AS timestamptz[]))"
+    counted = _COUNTED.format(hours=clause)
+    parameters: dict[str, Any] = {"settled_before": settled_before}
+    if hours is not None:
+        parameters["hours"] = list(hours)
+    totals = session.connection().execute(sa.text(counted + _TOTALS), parameters).mappings().one()
+    rows = session.connection().execute(sa.text(counted + _DIFFERING), parameters).mappings().all()
+    by_hour: defaultdict[datetime, list[CountedHour]] = defaultdict(list)
+    for row in rows:
+        by_hour[row["hour"]].append(CountedHour(**row))
+    found: list[Difference] = []
+    for hour, differing in by_hour.items():
+        named = _named(session, hour)
+        for one in differing:
+            found += explain(one, named.get((one.replica_id, one.tenant_id, one.base_model), []))
+    return EngineCheck(EngineTotals(**totals), found)
+
+
+def _named(session: Session, hour: datetime) -> dict[tuple[str, str, str], list[NamedRequest]]:
+    bounds = {
+        "low": first_id_of_ms("req", clock.to_ms(hour)),
+        "high": first_id_of_ms("req", clock.to_ms(hour + _HOUR)),
+    }
+    named: defaultdict[tuple[str, str, str], list[NamedRequest]] = defaultdict(list)
+    for row in session.connection().execute(_NAMED, bounds).mappings():
+        fields = dict(row)
+        owner = (fields.pop("replica_id"), fields.pop("tenant_id"), fields.pop("base_model"))
+        named[owner].append(NamedRequest(**fields))
+    return named

@@ -1,0 +1,26 @@
+"""Wire types of the reconciliation room."""
+
+from typing import Annotated
+
+import msgspec
+
+from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
+
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"\S")]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=EVENT_TOKENS_MAX)]
+
+
+class VoidBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why the usage is voided. It is kept with the amendment."""
+
+    reason: Reason
+
+
+class AmendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request used in truth, and why it is amended. A quantity that is left out stays as it is."""
+
+    reason: Reason
+    input_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    kv_page_ms: Annotated[int, msgspec.Meta(ge=0, le=EVENT_KV_PAGE_MS_MAX)] | None = None

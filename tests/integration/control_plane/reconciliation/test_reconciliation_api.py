@@ -1,0 +1,104 @@
+"""Stored reconciliations, and amendments of usage, through the admin API."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from billing.metering import Meter
+from billing.reconciliation import runs
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from core import clock, redis_keys
+from core.contracts.usage import UsageEvent
+from core.ids import new_id
+
+LIMITS = runs.RunLimits(settle=timedelta(0), differences_max=100)
+
+
+@pytest.fixture
+def used(api, engine, redis):
+    """Bills one request of 100 + 500 tokens, and returns its tenant's id and its own."""
+    stream = UsageStream(redis, "tests")
+    stream.ensure_group()
+    tenant_id, request_id, now = api.tenant().id, new_id("req"), clock.now_ms()
+    event = UsageEvent(
+        request_id=request_id, tenant_id=tenant_id, key_id=new_id("key"), base_model="tiny-instruct", adapter_id=None,
+        revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now - 1500, settled_at_ms=now - 500,
+        input_tokens=100, cached_tokens=0, output_tokens=500, kv_page_ms=0,
+    )  # fmt: skip
+    redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
+    Meter(engine, stream, BillingSettings()).process(stream.read(count=1, block_ms=None))
+    return tenant_id, request_id
+
+
+def test_reconciliations_are_listed_newest_first_and_read_with_their_differences(api, engine, used):
+    made = [runs.run(engine, LIMITS) for _ in range(3)]
+    page = api.admin.get("/api/v1/admin/reconciliation/runs", params={"limit": 2}).json()
+    assert [each["id"] for each in page["data"]] == [made[2].id, made[1].id]
+    assert [each["mode"] for each in page["data"]] == ["changed", "changed"]
+    rest = api.admin.get("/api/v1/admin/reconciliation/runs", params={"cursor": page["next_cursor"]}).json()
+    assert ([each["id"] for each in rest["data"]], rest["next_cursor"]) == ([made[0].id], None)
+    one = api.admin.get(f"/api/v1/admin/reconciliation/runs/{made[0].id}").json()
+    assert (one["mode"], one["differences"]) == ("full", [])
+    absent = api.admin.get("/api/v1/admin/reconciliation/runs/rcr_none")
+    assert (absent.status_code, absent.json()["code"]) == (404, "reconciliation_not_found")
+
+
+def test_the_reconciliation_on_demand_keeps_its_fields(api, used):
+    found = api.admin.get("/api/v1/admin/reconciliation").json()
+    assert {"engine_tokens", "ledger_tokens", "invoiced_tokens", "unbilled_tokens", "drift_tokens"} <= found.keys()
+    assert (found["ledger_tokens"], found["explained_drift_tokens"], found["kv_unmeasured_page_ms"]) == (600, 0, 0)
+
+
+def test_usage_is_amended_and_voided_with_its_reason_and_an_audit_row(api, used):
+    tenant_id, request_id = used
+    route = f"/api/v1/admin/usage/{request_id}"
+    before = api.admin.get(route).json()
+    assert (before["output_tokens"], before["amendments"], before["tenant_id"]) == (500, [], tenant_id)
+    amended = api.admin.post(f"{route}/amend", json={"output_tokens": 300, "reason": "it looped"})
+    assert amended.status_code == 201, amended.text
+    assert [each["part"] for each in amended.json()["amendments"]] == ["reversal", "replacement"]
+    assert amended.json()["charged_nanos"] < before["charged_nanos"] == amended.json()["recorded_nanos"]
+    same = {"idempotency-key": "void-1"}
+    first = api.admin.post(f"{route}/void", json={"reason": "test data"}, headers=same)
+    again = api.admin.post(f"{route}/void", json={"reason": "test data"}, headers=same)
+    assert (first.status_code, again.json()) == (201, first.json())
+    assert (first.json()["charged_nanos"], first.json()["voided"]) == (0, True)
+    assert api.admin.get(route).json() == first.json()
+    events = api.admin.get("/api/v1/admin/reconciliation").json()
+    assert (events["ledger_drift_nanos"], events["ledger_tokens"]) == (0, 0)
+    refused = api.admin.post(f"{route}/void", json={"reason": "again"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "usage_is_voided")
+
+
+def test_what_is_invoiced_is_not_amended(api, used):
+    _, request_id = used
+    api.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status()
+    for action, body in (("amend", {"output_tokens": 1}), ("void", {})):
+        refused = api.admin.post(f"/api/v1/admin/usage/{request_id}/{action}", json={**body, "reason": "late"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "usage_is_invoiced")
+        assert "credit note" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400), ({"reason": ""}, 400), ({"reason": "x"}, 400), ({"reason": "x", "output_tokens": -1}, 400),
+        ({"reason": "x", "output_tokens": 1.5}, 400), ({"reason": "x", "output_tokens": 10**12}, 400),
+        ({"reason": "x", "cached_tokens": 101}, 400), ({"reason": "x", "outputs": 3}, 400),
+    ],
+)  # fmt: skip
+def test_a_malformed_amendment_is_refused_and_changes_nothing(api, used, body, status):
+    _, request_id = used
+    refused = api.admin.post(f"/api/v1/admin/usage/{request_id}/amend", json=body)
+    assert refused.status_code == status, refused.text
+    assert api.admin.get(f"/api/v1/admin/usage/{request_id}").json()["amendments"] == []
+
+
+def test_an_unknown_request_is_a_404(api):
+    for answer in (
+        api.admin.get("/api/v1/admin/usage/req_none"),
+        api.admin.post("/api/v1/admin/usage/req_none/void", json={"reason": "x"}),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (404, "usage_not_found")
