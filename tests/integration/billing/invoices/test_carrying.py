@@ -84,6 +84,26 @@ def test_an_explicit_close_finalizes_what_waits_and_a_draft_shows_it(stage, tena
     assert stage.reconcile().unbilled_tokens == 0
 
 
+@pytest.mark.scenario(57)
+def test_a_tenant_that_leaves_gets_a_final_invoice_of_everything_and_later_a_supplementary_one(stage, tenant):
+    starts = months(stage.now())
+    use(stage, tenant, starts[4], 4)
+    assert end(stage, tenant, starts[5]) is None
+    use(stage, tenant, starts[5], 2)
+    left = starts[5] + timedelta(days=10)
+    stage.change("UPDATE subscriptions SET ended_at = :at", at=left)
+    final = end(stage, tenant, left)
+    assert (final.kind, final.amount_nanos, final.total_cents) == ("final", 6_000_000, 1)
+    late = stage.event(
+        tenant, settled_at_ms=clock.to_ms(left) - 1_000, input_tokens=3, cached_tokens=0, output_tokens=0, kv_page_ms=0
+    )
+    stage.bill(late)
+    supplementary = end(stage, tenant, starts[6])
+    assert (supplementary.kind, supplementary.amount_nanos) == ("supplementary", 3_000_000)
+    with unit_of_work(stage.engine) as session:
+        assert [line.late_for for line in read_document(session, supplementary.id).lines] == [starts[5]]
+
+
 def test_a_period_of_free_usage_is_invoiced_as_it_is(stage):
     free = stage.tenant(Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0))
     starts = months(stage.now())
