@@ -122,7 +122,7 @@ def test_old_invoices_begin_the_chain_of_documents_and_are_open_or_paid(migrated
     assert new.number == "TNR-000002"
     with migrated_data.begin() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-        connection.exec_driver_sql("UPDATE invoice_lines SET quantity = 201 WHERE id = 'il_1'")
+        connection.exec_driver_sql("UPDATE invoice_lines SET base_model = 'basf' WHERE id = 'il_1'")
     with unit_of_work(migrated_data) as session:
         assert [finding.problem for finding in verify(session).findings] == ["changed", "follows"]
 
