@@ -1,6 +1,11 @@
 """Invoices through the API: drafts, credit notes, payments, endings, billing profiles and tax."""
 
+import json
+import os
+import re
 import secrets
+import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -183,3 +188,28 @@ def test_rates_begin_in_the_future_and_once(desk):
     past = desk.admin.post(post, json=rate | {"effective_from": "2020-01-01T00:00:00Z"})
     assert (past.status_code, past.json()["param"]) == (400, "effective_from")
     assert rate["name"] in [each["name"] for each in desk.admin.get(post).json()["rates"]]
+
+
+def test_the_call_in_the_how_to_issues_a_note(desk):
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "correct-invoices.md").read_text()
+    (command,) = re.findall(r"```bash\n(curl.*?)```", page, flags=re.DOTALL)
+    env = {
+        "TENORA_CONTROL_URL": desk.api.url,
+        "TENORA_ADMIN_KEY": desk.api.admin_secret,
+        "INVOICE": desk.invoice(100)["id"],
+        "PATH": os.environ["PATH"],
+    }
+    cafile = [] if not desk.api.url.startswith("https") else ["-k"]
+    shell = command.replace("curl ", " ".join(["curl -sS", *cafile, ""]), 1)
+    done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["net_cents"] == 3_000
+
+
+def test_every_refusal_that_the_how_to_names_exists():
+    root = Path(__file__).parents[4]
+    page = (root / "docs" / "how-to" / "correct-invoices.md").read_text()
+    known = (root / "docs" / "reference" / "errors.md").read_text()
+    codes = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", page[page.index("## Refusals") : page.index("## Seller")])
+    assert len(codes) == 6
+    assert [code for code in codes if f"`{code}`" not in known] == []
