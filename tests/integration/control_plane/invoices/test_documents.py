@@ -106,7 +106,7 @@ def test_what_cannot_be_corrected_is_refused_with_code_field_and_fix(desk):
         ("credit-notes", reason | {"line_id": "il_none"}, 404, "line_not_found", "line_id"),
         ("credit-notes", reason | {"amount_cents": 1, "to": "refund", "more": 1}, 400, "unknown_field", "more"),
         ("payments", {"amount_cents": -1, "reference": "x"}, 400, "invalid_value", "amount_cents"),
-        ("void", {}, 400, "invalid_value", "reason"),
+        ("void", {}, 400, "missing_field", "reason"),
     ):
         answer = desk.act(invoice, act, body)
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
