@@ -422,6 +422,8 @@ _OF_TYPE: Final[dict[str, str]] = {
     "EndingReason.reason": "Why the invoice is ended.",
     "TaxLine.note": "Text that the law wants on the invoice; null without one.",
     "TaxLine.name": "Name of the tax.",
+    "PaymentView.reference": "The payment's own id, unique at its source.",
+    "NewPayment.reference": "The payment's own id, such as that of a bank transfer; it counts once.",
     "PaymentView.source": "stripe, manual, credits or balance.",
     "Buyer.address": "Lines of the postal address.",
     "Seller.address": "Lines of the postal address.",
