@@ -143,16 +143,17 @@ async def _watch(target: Target, sweep: Sweep, windows: list[Observation], stopp
     """Read the counters until the sweep is over, and end a window when it is long enough and a step has ended."""
     if target.run_dir is None:
         return
-    before, since = _reading(target.run_dir), time.monotonic()
+    before, since = reading(target.run_dir), time.monotonic()
     while not stopping.is_set():
         await asyncio.sleep(_POLL_S)
-        now = _reading(target.run_dir)
+        now = reading(target.run_dir)
         if time.monotonic() - since >= sweep.window_s and now[0].steps > before[0].steps:
             windows.append(observed(before, now))
             before, since = now, time.monotonic()
 
 
-def _reading(run_dir: Path) -> tuple[EngineSteps, int]:
+def reading(run_dir: Path) -> tuple[EngineSteps, int]:
+    """The step counters of an engine, and milliseconds of load stalls."""
     table = read_residency(run_dir)
     return read_steps(run_dir) or EngineSteps(), 0 if table is None else table.step_stall_ms
 

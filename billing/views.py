@@ -8,8 +8,12 @@ import msgspec
 
 from billing.prices.card import PriceCard
 
-LineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-LineUnit = Literal["token", "page_second", "package"]
+UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
+LineKind = (
+    UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
+)
+LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -84,6 +88,10 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
     ``used_units`` are what was used where ``quantity`` counts packages.
+
+    Lines of the unit ``amount`` are no usage: fees, prorations, discounts, commitments and what is carried over. They
+    have no model. ``description`` explains them, ``source_id`` names the discount or coupon, and a fee is for the time
+    from ``covers_from`` until ``covers_until``.
     """
 
     id: str
@@ -92,7 +100,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int | None
     adapter_id: str | None
     adapter_name: str | None
-    price_version_id: str
+    price_version_id: str | None
     late_for: datetime | None
     unit: LineUnit
     quantity: Decimal
@@ -102,6 +110,10 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int | None
     tier: int | None
     used_units: Decimal | None
+    description: str | None = None
+    source_id: str | None = None
+    covers_from: datetime | None = None
+    covers_until: datetime | None = None
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ from control_plane.request_middleware import RequestContext
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
+from control_plane.tenants.terms_api import AdminTenantTerms
 from control_plane.usage.api import OwnQuota, OwnUsage
 from core import db
 from core.request_rate import RequestRate
@@ -145,6 +146,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
         guards=[admin_key(authenticator), refuse_unknown_parameters],
         route_handlers=[
             AdminTenants,
+            AdminTenantTerms,
             TenantApiKeys,
             AdminPlans,
             admin_base_models(settings.web.control_base_model_bytes_max),

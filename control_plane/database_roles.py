@@ -29,7 +29,7 @@ _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
-    "tenants": _MASTER,
+    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id)"},
     "plans": _MASTER,
     "plan_versions": {WEB: _ADD, WORKER: _READ},
     "api_keys": _MASTER,
@@ -52,6 +52,13 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "invoices": _LEDGER,
     "invoice_lines": _LEDGER,
     "subscriptions": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"},
+    "tenant_calendars": _PRICES,
+    "discounts": _PRICES,
+    "discount_ends": _PRICES,
+    "price_overrides": _PRICES,
+    "plan_drafts": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ},
+    "period_states": _LEDGER,
+    "resource_hours": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_hours": _AMENDED_SUMS,
     "usage_months": _AMENDED_SUMS,

@@ -1,5 +1,5 @@
-"""Keeps the spending of tenants with tiered prices current: it adjusts the periods of tenants whose usage was recorded
-and then corrects their quotas, which gateways had counted at the highest price.
+"""Keeps the spending of tenants with tiers or included usage current: it adjusts the periods of tenants whose usage was
+recorded and then corrects their quotas, which gateways had counted at the highest price.
 """
 
 from collections.abc import Iterable
@@ -9,14 +9,15 @@ import redis as redis_client
 import sqlalchemy as sa
 
 from billing import quota_rebuild
-from billing.charges.adjustments import adjust
+from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.metering import ActiveTenants
 from billing.periods import Period
 from billing.prices import price_book
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
-from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.calendar import CalendarHistory
+from billing.subscriptions.terms import calendars_of
 from core.db import database_now, unit_of_work
 from core.errors import NotFound
 
@@ -41,7 +42,7 @@ class AdjustmentRunner:
             with unit_of_work(self._engine) as session:
                 self._waiting |= set(read_billed_until(session))
             self._started = True
-        self._waiting = set(each_tenant(self._tiered(self._waiting), "adjust", self._adjust))
+        self._waiting = set(each_tenant(self._corrected(self._waiting), "adjust", self._adjust))
 
     def _adjust(self, tenant_id: str) -> None:
         if self.adjust_tenant(tenant_id):
@@ -55,12 +56,13 @@ class AdjustmentRunner:
             if start is None:
                 return False
             now = database_now(session)
-            return sum(adjust(session, tenant_id, period)[1] != 0 for period in _open_periods(start, now)) > 0
+            periods = _open_periods(calendars_of(session, tenant_id), start, now)
+            return sum(adjust(session, tenant_id, period)[1] != 0 for period in periods) > 0
 
-    def _tiered(self, tenant_ids: Iterable[str]) -> list[str]:
+    def _corrected(self, tenant_ids: Iterable[str]) -> list[str]:
         with unit_of_work(self._engine) as session:
             book = price_book.load(session, tenant_ids)
-        return sorted(tenant_id for tenant_id in tenant_ids if book.has_tiers(tenant_id))
+        return sorted(tenant_id for tenant_id in tenant_ids if book.has_corrections(tenant_id))
 
     def _correct_quota(self, tenant_id: str) -> None:
         try:
@@ -69,9 +71,8 @@ class AdjustmentRunner:
             return  # a tenant that is not published has no quota
 
 
-def _open_periods(start: datetime, now: datetime) -> list[Period]:
+def _open_periods(calendar: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
     """The periods of which usage may be uninvoiced, the running one last. Usage may settle a little after ``now``."""
-    calendar = BillingCalendar()
     ends = [*calendar.ends_between(start, now), calendar.period_at(max(start, now)).end]
     starts = [start, *ends[:-1]]
     return [Period(*bounds) for bounds in zip(starts, ends, strict=True)]

@@ -1,41 +1,50 @@
 """Posts the difference between what a period's usage costs by its price card and what is on the ledger for it.
 
 Records are charged the highest price, in any order. The cost of the period is a pure function of all of them
-(``billing.charges.period_charge``), so the differences end at the same amount, however often they are posted.
+(``billing.charges.statement``), so the differences end at the same amount, however often they are posted.
 """
+
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing import ledger
-from billing.charges.lines import DraftInvoiceLine
 from billing.charges.models import UsageAdjustment
-from billing.charges.period_charge import charge
-from billing.charges.totals import read_totals
 from billing.periods import Period
 from billing.usage import sums
 from core.db import database_now
 from core.ids import new_id
 
 
-def adjust(session: Session, tenant_id: str, period: Period) -> tuple[list[DraftInvoiceLine], int]:
-    """The lines of a period without cents, and the amount that was posted now so that the ledger has their sum.
+class Owed(NamedTuple):
+    """What a period costs in all, the part that is usage, and what its usage records say that it costs."""
+
+    amount_nanos: int
+    usage_nanos: int
+    recorded_nanos: int
+
+
+def post_difference(session: Session, tenant_id: str, period: Period, owed: Owed) -> int:
+    """Post what is missing on the ledger to what a period costs. Returns the amount.
 
     The caller holds the tenant's subscription, so no usage and no other adjustment of the tenant is posted meanwhile.
     """
-    totals, versions = read_totals(session, tenant_id, period)
-    lines = charge(totals, versions)
-    owed = sum(line.amount_nanos for line in lines)
-    posted = sum(total.recorded_nanos for total in totals) + posted_before(session, tenant_id, period)
-    difference = owed - posted
-    if difference != 0:
-        _post(session, tenant_id, period, difference)
-    return lines, difference
+    amount_before, usage_before = _posted_before(session, tenant_id, period)
+    amount_nanos = owed.amount_nanos - owed.recorded_nanos - amount_before
+    usage_nanos = owed.usage_nanos - owed.recorded_nanos - usage_before
+    if amount_nanos != 0:
+        _post(session, tenant_id, period, amount_nanos, usage_nanos)
+    return amount_nanos
 
 
-def posted_before(session: Session, tenant_id: str, period: Period) -> int:
-    """The sum of a period's adjustments."""
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(UsageAdjustment.amount_nanos), 0), sa.BigInteger)).where(
+def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[int, int]:
+    """The sums of a period's adjustments: in all, and of usage."""
+    amount, usage = (
+        sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+        for column in (col(UsageAdjustment.amount_nanos), col(UsageAdjustment.usage_nanos))
+    )
+    statement = select(amount, usage).where(
         UsageAdjustment.tenant_id == tenant_id,
         col(UsageAdjustment.period_start) >= period.start,
         col(UsageAdjustment.period_start) < period.end,
@@ -43,7 +52,7 @@ def posted_before(session: Session, tenant_id: str, period: Period) -> int:
     return session.exec(statement).one()
 
 
-def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int) -> None:
+def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, usage_nanos: int) -> None:
     transfer_id, now = new_id("tr"), database_now(session)
     ledger.post(
         session,
@@ -55,9 +64,10 @@ def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int) -
             tenant_id=tenant_id,
             period_start=period.start,
             amount_nanos=amount_nanos,
+            usage_nanos=usage_nanos,
             transfer_id=transfer_id,
             created_at=now,
         )
     )
-    sums.add_adjustment(session, tenant_id, now, amount_nanos)
+    sums.add_adjustment(session, tenant_id, now, usage_nanos)
     session.flush()

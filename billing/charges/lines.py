@@ -11,20 +11,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from billing.views import LineKind, LineUnit
+from billing.periods import Period
+from billing.views import LineKind, LineUnit, UsageLineKind
 from core.contracts.grants import Prices
 from core.money import distribute_cents
 
 
 class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice line before it has an id and, until ``with_cents``, its cents."""
+    """An invoice line before it has an id and, until ``with_cents``, its cents: see ``billing.views.InvoiceLineView``.
+
+    A discount, a coupon, a proration or what is carried over may have a negative amount; nothing else may.
+    """
 
     kind: LineKind
     base_model: str | None
     rank_class: int | None
     adapter_id: str | None
     adapter_name: str | None
-    price_version_id: str
+    price_version_id: str | None
     late_for: datetime | None
     unit: LineUnit
     quantity: Decimal
@@ -33,6 +37,10 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int | None
     tier: int | None = None
     used_units: Decimal | None = None
+    description: str | None = None
+    source_id: str | None = None
+    covers_from: datetime | None = None
+    covers_until: datetime | None = None
     amount_cents: int = 0
 
 
@@ -78,7 +86,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
         """What the records cost."""
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
-    def figures(self, kind: LineKind) -> LineFigures:
+    def figures(self, kind: UsageLineKind) -> LineFigures:
         """What was used of a kind, at which price."""
         match kind:
             case "uncached_input_tokens":
@@ -96,7 +104,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             case "kv_page_seconds":
                 return LineFigures(self.kv_page_ms, self.prices.kv_page_second_nanos, self.kv_nanos, self.kv_requests)
 
-    def line(self, kind: LineKind) -> DraftInvoiceLine:
+    def line(self, kind: UsageLineKind) -> DraftInvoiceLine:
         """The line of a quantity that has no tiers: its amount is what the records cost."""
         found = self.figures(kind)
         return DraftInvoiceLine(
@@ -114,8 +122,23 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             request_count=found.request_count,
         )
 
+    def line_of_part(
+        self, kind: UsageLineKind, quantity: int, *, unit_price_nanos: int | None = None
+    ) -> DraftInvoiceLine:
+        """The line of a part of a quantity that has no tiers, at its price or at another one. It counts no requests."""
+        whole = self.line(kind)
+        at = whole.unit_price_nanos if unit_price_nanos is None else unit_price_nanos
+        return msgspec.structs.replace(
+            whole,
+            quantity=in_units(kind, quantity),
+            unit_price_nanos=at,
+            amount_nanos=quantity * at // 1_000 if kind == "kv_page_seconds" else quantity * at,
+            request_count=None,
+            description="included" if unit_price_nanos == 0 else None,
+        )
 
-def in_units(kind: LineKind, quantity: int) -> Decimal:
+
+def in_units(kind: UsageLineKind, quantity: int) -> Decimal:
     """A quantity in the unit of its price: tokens, or page-milliseconds as page-seconds."""
     return Decimal(quantity).scaleb(-3) if kind == "kv_page_seconds" else Decimal(quantity)
 
@@ -124,3 +147,55 @@ def with_cents(lines: Sequence[DraftInvoiceLine]) -> list[DraftInvoiceLine]:
     """The lines with their shares of the total, which is rounded once."""
     cents = distribute_cents([line.amount_nanos for line in lines])
     return [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=True)]
+
+
+def amount_line(
+    kind: LineKind,
+    amount_nanos: int,
+    *,
+    description: str,
+    price_version_id: str | None = None,
+    source_id: str | None = None,
+    covers: Period | None = None,
+) -> DraftInvoiceLine:
+    """A line of an amount that is no usage."""
+    return DraftInvoiceLine(
+        kind=kind,
+        base_model=None,
+        rank_class=None,
+        adapter_id=None,
+        adapter_name=None,
+        price_version_id=price_version_id,
+        late_for=None,
+        unit="amount",
+        quantity=Decimal(1),
+        unit_price_nanos=amount_nanos,
+        amount_nanos=amount_nanos,
+        request_count=None,
+        description=description,
+        source_id=source_id,
+        covers_from=None if covers is None else covers.start,
+        covers_until=None if covers is None else covers.end,
+    )
+
+
+def merged(lines: Sequence[DraftInvoiceLine]) -> list[DraftInvoiceLine]:
+    """The lines with those of the same thing at the same price added up. Tiers and amounts stay as they are."""
+    found: dict[DraftInvoiceLine | int, DraftInvoiceLine] = {}
+    for number, line in enumerate(lines):
+        if line.tier is not None or line.unit == "amount":
+            found[number] = line
+            continue
+        key = msgspec.structs.replace(line, quantity=Decimal(0), amount_nanos=0, request_count=None)
+        before = found.get(key)
+        if before is not None:
+            counts = (before.request_count, line.request_count)
+            found[key] = msgspec.structs.replace(
+                line,
+                quantity=before.quantity + line.quantity,
+                amount_nanos=before.amount_nanos + line.amount_nanos,
+                request_count=sum(count for count in counts if count is not None) if None not in counts else None,
+            )
+        else:
+            found[key] = line
+    return list(found.values())

@@ -1,15 +1,19 @@
-"""The table of adjustments: what tiers changed after usage was recorded at the highest price."""
+"""The tables of a period's charge: adjustments, what a period leaves to the next one, and metered resources."""
 
 from datetime import datetime
+from decimal import Decimal
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
 from billing.models import Instant
 
 
 class UsageAdjustment(SQLModel, table=True):
-    """The difference between what a period's usage costs and what was posted for it before. Written once.
+    """The difference between what a period costs and what was posted for it before. Written once. ``usage_nanos`` is
+    the part that counts against limits on spending: usage and its tiers, not fees and discounts.
 
     It belongs to the billing period that holds ``period_start``.
     """
@@ -24,5 +28,38 @@ class UsageAdjustment(SQLModel, table=True):
     tenant_id: str
     period_start: datetime = Field(sa_type=Instant)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
+    usage_nanos: int = Field(sa_type=sa.BigInteger)
     transfer_id: str = Field(unique=True, foreign_key="transfers.id")
     created_at: datetime = Field(sa_type=Instant)
+
+
+class StoredPeriodState(SQLModel, table=True):
+    """What a closed period left to the next one (``billing.charges.state.PeriodState``). Written once, and only if the
+    period left anything.
+    """
+
+    __tablename__ = "period_states"
+
+    tenant_id: str = Field(primary_key=True)
+    period_end: datetime = Field(primary_key=True, sa_type=Instant)
+    state: dict[str, Any] = Field(sa_type=JSONB)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class ResourceHour(SQLModel, table=True):
+    """What a tenant used of one resource in one UTC hour: GB-hours of adapter storage, hours of pinned slots, or cold
+    loads. ``adapter_id`` "" stands for none. Written once.
+    """
+
+    __tablename__ = "resource_hours"
+    __table_args__ = (
+        sa.CheckConstraint("kind IN ('adapter_storage', 'pinned_slots', 'cold_loads')", name="kind_known"),
+        sa.CheckConstraint("quantity > 0", name="counts_something"),
+        sa.CheckConstraint("hour = date_trunc('hour', hour, 'UTC')", name="hour_is_whole"),
+    )
+
+    tenant_id: str = Field(primary_key=True)
+    hour: datetime = Field(primary_key=True, sa_type=Instant)
+    kind: str = Field(primary_key=True)
+    adapter_id: str = Field(primary_key=True)
+    quantity: Decimal = Field(sa_type=sa.Numeric(38, 9))

@@ -1,8 +1,9 @@
 """What a period's usage costs, as a pure function of its sums: the same usage in any order gives the same lines.
 
-A quantity without tiers costs what its records cost together. A quantity with tiers is added up over all keys and
-adapters of the period, in the order of price versions, late usage last; each version's tiers apply to the part that was
-used under it, counted from where the part before ended.
+Included units cost nothing and have lines of their own. Of the rest, a quantity without tiers costs what its records
+cost together, cut below one nanodollar for KV cache of which a part is included.
+A quantity with tiers is added up over all keys and adapters of the period, in the order of price versions, late usage
+last; each version's tiers apply to the part that was used under it, counted from where the part before ended.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from billing.charges.included import Taken
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, in_units
 from billing.prices.card import PRICE_OF, TieredPrice, TieredQuantity
 from billing.views import LineUnit, PriceView
@@ -27,8 +29,12 @@ class _Part(NamedTuple):
     quantity: int
 
 
-def charge(totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]) -> list[DraftInvoiceLine]:
-    """The lines of a period, without cents. Lines of tiers come after the others."""
+def charge(
+    totals: Sequence[UsageTotal], versions: Mapping[str, PriceView], included: Taken | None = None
+) -> list[DraftInvoiceLine]:
+    """The lines of a period, without cents. Lines of tiers come after the others. ``included`` are the units that cost
+    nothing.
+    """
     lines: list[DraftInvoiceLine] = []
     tiered: defaultdict[tuple[TieredQuantity, str], list[_Part]] = defaultdict(list)
     for total in totals:
@@ -38,10 +44,17 @@ def charge(totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]) -> l
             if used == 0:
                 continue
             price = version.card.tier_of(quantity, total.base_model)
-            if price is None:
-                lines.append(total.line(quantity))
+            free = included.get((total, quantity), 0) if included else 0
+            if free:
+                lines.append(total.line_of_part(quantity, free, unit_price_nanos=0))
+            if free == used:
+                continue
+            if price is not None:
+                tiered[quantity, price.base_model or ""].append(_Part(version, price, total, used - free))
+            elif free:
+                lines.append(total.line_of_part(quantity, used - free))
             else:
-                tiered[quantity, price.base_model or ""].append(_Part(version, price, total, used))
+                lines.append(total.line(quantity))
     for key in sorted(tiered):
         lines += _tier_lines(sorted(tiered[key], key=_order))
     return lines

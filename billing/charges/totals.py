@@ -11,6 +11,7 @@ from sqlmodel import Session, select
 from billing.charges.lines import UsageTotal
 from billing.periods import Period
 from billing.prices import price_book
+from billing.prices.models import PlanAssignment
 from billing.usage.models import UsageRecord
 from billing.usage.sums import NOT_LATE, hour_of
 from billing.views import PriceView
@@ -95,10 +96,16 @@ def read_totals(session: Session, tenant_id: str, period: Period) -> PeriodTotal
 
 
 def period_start(session: Session, tenant_id: str, billed_until: datetime | None) -> datetime | None:
-    """When the tenant's open period began: at ``billed_until``, or with its first usage. None before there was any."""
+    """When the tenant's open period began: at ``billed_until``, or with its first plan, or with usage before that. None
+    without any.
+    """
     if billed_until is not None:
         return billed_until
-    return session.exec(select(sa.func.min(UsageRecord.settled_at)).where(UsageRecord.tenant_id == tenant_id)).one()
+    joined = session.exec(
+        select(sa.func.min(PlanAssignment.created_at)).where(PlanAssignment.tenant_id == tenant_id)
+    ).one()
+    used = session.exec(select(sa.func.min(UsageRecord.settled_at)).where(UsageRecord.tenant_id == tenant_id)).one()
+    return min((instant for instant in (joined, used) if instant is not None), default=None)
 
 
 def _since_epoch(instant: datetime) -> timedelta:

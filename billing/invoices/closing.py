@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing import ledger
-from billing.charges.adjustments import adjust
 from billing.charges.lines import DraftInvoiceLine, with_cents
+from billing.charges.period import period_lines
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.invoices.models import Invoice, InvoiceLine
@@ -73,8 +73,7 @@ def close_tenant(
         if start is None or start >= until:
             return None
         period = Period(start, until)
-        charged, _ = adjust(session, tenant_id, period)
-        lines = with_cents(charged)
+        lines = with_cents(period_lines(session, tenant_id, period, closing=True))
         if lines or close_empty:
             advance_billed_until(session, tenant_id, until)
         return _invoice(session, tenant_id, period, lines) if lines else None

@@ -48,18 +48,25 @@ class InvoiceLine(SQLModel, table=True):
         sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], deferrable=True, initially="DEFERRED"),
         sa.CheckConstraint(
             "kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens',"
-            " 'kv_page_seconds')",
+            " 'kv_page_seconds', 'adapter_storage', 'pinned_slots', 'cold_loads', 'base_fee', 'proration', 'discount',"
+            " 'coupon', 'commitment', 'carried')",
             name="kind_known",
         ),
-        sa.CheckConstraint("unit IN ('token', 'page_second', 'page_millisecond', 'package')", name="unit_known"),
         sa.CheckConstraint(
-            "quantity > 0 AND request_count >= 0 AND unit_price_nanos >= 0 AND amount_nanos >= 0",
+            "unit IN ('token', 'page_second', 'page_millisecond', 'package', 'gb_hour', 'slot_hour', 'load', 'amount')",
+            name="unit_known",
+        ),
+        sa.CheckConstraint(
+            "quantity > 0 AND request_count >= 0 AND (unit_price_nanos >= 0 AND amount_nanos >= 0"
+            " OR kind IN ('proration', 'discount', 'coupon', 'carried'))",
             name="counts_something",
         ),
         sa.CheckConstraint(
-            "unit IN ('page_second', 'page_millisecond') OR amount_nanos = quantity * unit_price_nanos",
+            "unit IN ('page_second', 'page_millisecond', 'gb_hour', 'slot_hour')"
+            " OR amount_nanos = quantity * unit_price_nanos",
             name="amount_is_quantity_times_price",
         ),
+        sa.CheckConstraint("price_version_id IS NOT NULL OR unit = 'amount'", name="usage_has_a_price"),
         # Each record truncates its own share of the page time below one nanodollar.
         sa.CheckConstraint(
             "amount_nanos * 1000::numeric <="
@@ -78,13 +85,17 @@ class InvoiceLine(SQLModel, table=True):
     rank_class: int | None = None
     adapter_id: str | None = None
     adapter_name: str | None = None
-    price_version_id: str = Field(foreign_key="price_versions.id")
+    price_version_id: str | None = Field(default=None, foreign_key="price_versions.id")
     late_for: datetime | None = Field(default=None, sa_type=Instant)
     unit: str
-    quantity: Decimal = Field(sa_type=sa.Numeric(38, 3))
+    quantity: Decimal = Field(sa_type=sa.Numeric(38, 9))
     unit_price_nanos: int = Field(sa_type=sa.BigInteger)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     amount_cents: int = Field(sa_type=sa.BigInteger)
     request_count: int | None = Field(default=None, sa_type=sa.BigInteger)
     tier: int | None = None
-    used_units: Decimal | None = Field(default=None, sa_type=sa.Numeric(38, 3))
+    used_units: Decimal | None = Field(default=None, sa_type=sa.Numeric(38, 9))
+    description: str | None = None
+    source_id: str | None = None
+    covers_from: datetime | None = Field(default=None, sa_type=Instant)
+    covers_until: datetime | None = Field(default=None, sa_type=Instant)

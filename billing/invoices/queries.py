@@ -79,6 +79,10 @@ def _line_view(line: InvoiceLine) -> InvoiceLineView:
         request_count=line.request_count,
         tier=line.tier,
         used_units=None if line.used_units is None else plain(line.used_units),
+        description=line.description,
+        source_id=line.source_id,
+        covers_from=line.covers_from,
+        covers_until=line.covers_until,
     )
 
 

@@ -20,6 +20,8 @@ ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 RankClass = Annotated[int, msgspec.Meta(gt=0, le=512)]
 Units = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
 PackageNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+FeeNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
+ResourceNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 MODELS_MAX: Final = 256
 TIERS_MAX: Final = 32
@@ -82,11 +84,23 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return max(tier.unit_price_nanos for tier in self.tiers)
 
 
+class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Units of a quantity that a whole billing period includes, over all keys and adapters. Without ``base_model`` they
+    are of any model. With ``rollover``, what is left at the end of a period is added to the next one, and lapses there.
+    """
+
+    quantity: TieredQuantity
+    units: Units
+    base_model: ModelId | None = None
+    rollover: bool = False
+
+
 class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan version charges, in nanodollars: at most one dollar a token or page-second. Zero is a valid price.
 
     The four prices at the top hold for every model and rank class without an entry of its own in ``models``, so no
-    model is ever without a price.
+    model is ever without a price. ``base_fee_nanos`` is for a whole billing period. ``commitment_nanos`` is the least
+    that all charges of a billing period, or of twelve months, come to.
     """
 
     input_nanos: Nanos
@@ -95,6 +109,14 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kv_page_second_nanos: Nanos
     models: Annotated[tuple[ModelCardPrices, ...], msgspec.Meta(max_length=MODELS_MAX)] = ()
     tiers: Annotated[tuple[TieredPrice, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
+    included: Annotated[tuple[IncludedUsage, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
+    base_fee_nanos: FeeNanos = 0
+    base_fee_when: Literal["advance", "arrears"] = "arrears"
+    commitment_nanos: FeeNanos = 0
+    commitment_interval: Literal["period", "year"] = "period"
+    adapter_storage_gb_hour_nanos: ResourceNanos = 0
+    pinned_slot_hour_nanos: ResourceNanos = 0
+    cold_load_nanos: ResourceNanos = 0
 
     @classmethod
     def of_all_models(cls, prices: Prices) -> "PriceCard":
@@ -172,6 +194,13 @@ def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[s
         if base_models is not None and entry.base_model not in base_models:
             yield f"prices.models[{index}].base_model", f"there is no base model {entry.base_model!r}."
     tiered: set[tuple[str, str | None]] = set()
+    included: set[tuple[str, str | None]] = set()
+    for index, pool in enumerate(card.included):
+        if (pool.quantity, pool.base_model) in included:
+            yield f"prices.included[{index}]", f"{pool.quantity} is included for this model already; remove one."
+        included.add((pool.quantity, pool.base_model))
+        if base_models is not None and pool.base_model is not None and pool.base_model not in base_models:
+            yield f"prices.included[{index}].base_model", f"there is no base model {pool.base_model!r}."
     for index, price in enumerate(card.tiers):
         where = f"prices.tiers[{index}]"
         if (price.quantity, price.base_model) in tiered:

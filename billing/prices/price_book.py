@@ -4,8 +4,9 @@ append-only and only for the future, so rating a record again gives the same amo
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from billing.locks import serialize_decision
 from billing.periods import EPOCH, aware
 from billing.prices import card as price_card
 from billing.prices.card import PriceCard
-from billing.prices.models import PlanAssignment, PriceVersion
+from billing.prices.models import PlanAssignment, PriceOverride, PriceVersion
 from billing.views import PriceView
 from core import clock
 from core.contracts.usage import UsageEvent
@@ -31,16 +32,30 @@ class EventPrice(NamedTuple):
     stale: bool = False
 
 
+class PriceSpan(NamedTuple):
+    """The version in force for a tenant from an instant on, until the next span. None: there was no price."""
+
+    begins: datetime
+    version: PriceView | None
+
+
 class PriceBook:
     """The prices of some tenants, read once. Lookups need no database."""
 
     def __init__(
-        self, assignments: Mapping[str, Sequence[PlanAssignment]], versions: Mapping[str, Sequence[PriceView]]
+        self,
+        assignments: Mapping[str, Sequence[PlanAssignment]],
+        versions: Mapping[str, Sequence[PriceView]],
+        overrides: Mapping[str, Sequence[PriceOverride]] | None = None,
     ) -> None:
-        """Both sequences are sorted by ``effective_from``."""
+        """The first two are sorted by ``effective_from``, the overrides and assignments of one instant by
+        ``created_at``.
+        """
         self._assignments = assignments
         self._versions = versions
+        self._overrides = overrides or {}
         self._by_id = {version.id: version for held in versions.values() for version in held}
+        self._spans: dict[str, tuple[PriceSpan, ...]] = {}
 
     def of(self, event: UsageEvent, *, age_max: timedelta) -> EventPrice | None:
         """The price of an event: that of the version it names, if the version was in force for the tenant when the
@@ -54,29 +69,54 @@ class PriceBook:
         price = self.in_force(event.tenant_id, admitted)
         return None if price is None else EventPrice(price, stale=event.price_version_id is not None)
 
-    def has_tiers(self, tenant_id: str) -> bool:
-        """Whether any version of a plan that the tenant has or had charges by tiers."""
-        plans = {each.plan_id for each in self._assignments.get(tenant_id, ())}
-        return any(version.card.tiers for plan_id in plans for version in self._versions.get(plan_id, ()))
-
-    def _was_in_force(self, tenant_id: str, version: PriceView, since: datetime, until: datetime) -> bool:
-        """Whether the tenant had this version at an instant from ``since`` to ``until``, both inclusive."""
-        siblings = self._versions[version.plan_id]
-        position = siblings.index(version) + 1
-        replaced = siblings[position].effective_from if position < len(siblings) else None
-        assignments = self._assignments.get(tenant_id, ())
-        for index, assignment in enumerate(assignments):
-            if assignment.plan_id != version.plan_id:
-                continue
-            left = assignments[index + 1].effective_from if index + 1 < len(assignments) else None
-            begins = max(assignment.effective_from, version.effective_from)
-            ends = min((end for end in (replaced, left) if end is not None), default=None)
-            if begins <= until and (ends is None or (begins < ends and since < ends)):
-                return True
-        return False
+    def has_corrections(self, tenant_id: str) -> bool:
+        """Whether any version that the tenant has or had makes usage cheaper than it is recorded."""
+        versions = (span.version for span in self.spans(tenant_id))
+        return any(version is not None and (version.card.tiers or version.card.included) for version in versions)
 
     def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
-        """The version in force ``at`` that instant, of the plan that the tenant had then. None when there is none."""
+        """The version in force ``at`` that instant: the tenant's own, else that of the plan that the tenant had then.
+        None when there is none.
+        """
+        spans = self.spans(tenant_id)
+        position = bisect_right(spans, at, key=lambda span: span.begins)
+        return spans[position - 1].version if position else None
+
+    def spans(self, tenant_id: str) -> tuple[PriceSpan, ...]:
+        """What was, is and will be in force for a tenant, in order; neighbors differ."""
+        if tenant_id not in self._spans:
+            self._spans[tenant_id] = tuple(self._read_spans(tenant_id))
+        return self._spans[tenant_id]
+
+    def joined(self, tenant_id: str) -> datetime | None:
+        """When the tenant got its first plan."""
+        return min((each.created_at for each in self._assignments.get(tenant_id, ())), default=None)
+
+    @property
+    def versions_by_id(self) -> Mapping[str, PriceView]:
+        """All versions in this book."""
+        return self._by_id
+
+    def _read_spans(self, tenant_id: str) -> Iterator[PriceSpan]:
+        assignments = self._assignments.get(tenant_id, ())
+        overrides = self._overrides.get(tenant_id, ())
+        borders = {each.effective_from for each in assignments} | {each.effective_from for each in overrides}
+        borders |= {each.expires_at for each in overrides if each.expires_at is not None}
+        for plan_id in {each.plan_id for each in assignments}:
+            borders |= {version.effective_from for version in self._versions.get(plan_id, ())}
+        before: PriceView | None = None
+        for begins in sorted(borders):
+            version = self._version_at(tenant_id, begins)
+            if version is not before:
+                yield PriceSpan(begins, version)
+            before = version
+
+    def _version_at(self, tenant_id: str, at: datetime) -> PriceView | None:
+        for override in reversed(self._overrides.get(tenant_id, ())):
+            if override.effective_from <= at and (override.expires_at is None or at < override.expires_at):
+                if override.price_version_id is None:
+                    break
+                return self._by_id[override.price_version_id]
         assignments = self._assignments.get(tenant_id, ())
         position = bisect_right(assignments, at, key=lambda assignment: assignment.effective_from)
         if position == 0:
@@ -85,36 +125,61 @@ class PriceBook:
         position = bisect_right(versions, at, key=lambda version: version.effective_from)
         return versions[position - 1] if position else None
 
+    def _was_in_force(self, tenant_id: str, version: PriceView, since: datetime, until: datetime) -> bool:
+        """Whether the tenant had this version at an instant from ``since`` to ``until``, both inclusive."""
+        spans = self.spans(tenant_id)
+        ends = [span.begins for span in spans[1:]]
+        return any(
+            span.version is version and span.begins <= until and (end is None or since < end)
+            for span, end in zip_longest(spans, ends)
+        )
+
 
 def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
     """The price book of these tenants."""
+    tenant_ids = set(tenant_ids)
     assignments: dict[str, list[PlanAssignment]] = defaultdict(list)
     for assignment in session.exec(
         select(PlanAssignment)
-        .where(col(PlanAssignment.tenant_id).in_(set(tenant_ids)))
-        .order_by(col(PlanAssignment.effective_from))
+        .where(col(PlanAssignment.tenant_id).in_(tenant_ids))
+        .order_by(col(PlanAssignment.effective_from), col(PlanAssignment.created_at))
     ):
         assignments[assignment.tenant_id].append(assignment)
     plan_ids = {assignment.plan_id for held in assignments.values() for assignment in held}
+    overrides: dict[str, list[PriceOverride]] = defaultdict(list)
+    for override in session.exec(
+        select(PriceOverride)
+        .where(col(PriceOverride.tenant_id).in_(tenant_ids))
+        .order_by(col(PriceOverride.created_at), col(PriceOverride.id))
+    ):
+        overrides[override.tenant_id].append(override)
     versions: dict[str, list[PriceView]] = defaultdict(list)
     for version in session.exec(
-        select(PriceVersion).where(col(PriceVersion.plan_id).in_(plan_ids)).order_by(col(PriceVersion.effective_from))
+        select(PriceVersion)
+        .where(col(PriceVersion.plan_id).in_(plan_ids | overrides.keys()))
+        .order_by(col(PriceVersion.effective_from))
     ):
-        versions[version.plan_id].append(_view(version))
-    return PriceBook(assignments, versions)
+        versions[version.plan_id].append(view(version))
+    return PriceBook(assignments, versions, overrides)
 
 
 def versions_by_id(session: Session, version_ids: Collection[str]) -> dict[str, PriceView]:
     """The price versions with these ids."""
     found = session.exec(select(PriceVersion).where(col(PriceVersion.id).in_(version_ids)))
-    return {version.id: _view(version) for version in found}
+    return {version.id: view(version) for version in found}
 
 
 def add_version(
-    session: Session, *, plan_id: str, card: PriceCard, effective_from: datetime | None = None
+    session: Session,
+    *,
+    plan_id: str,
+    card: PriceCard,
+    effective_from: datetime | None = None,
+    first_since_epoch: bool = True,
 ) -> PriceView:
     """Add a version. Without an instant it starts now, or at the epoch when it is the plan's first: the plan has rated
-    nothing before, and a gateway's clock that lags a little must not leave a request without a price.
+    nothing before, and a gateway's clock that lags a little must not leave a request without a price. A tenant's own
+    prices replace others, so their first version starts now (``first_since_epoch`` False).
 
     Raises InvalidRequest for an incomplete card or an instant in the past, Conflict for an instant that is taken.
     """
@@ -130,7 +195,7 @@ def add_version(
                 param="effective_from",
             )
     others = session.exec(select(PriceVersion.effective_from).where(PriceVersion.plan_id == plan_id)).all()
-    begins = effective_from or (now if others else EPOCH)
+    begins = effective_from or (now if others or not first_since_epoch else EPOCH)
     if begins in others:
         raise Conflict(
             f"plan {plan_id} already has prices from {begins.isoformat()} on; choose another effective_from.",
@@ -141,7 +206,7 @@ def add_version(
     )
     session.add(version)
     session.flush()
-    return _view(version)
+    return view(version)
 
 
 def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
@@ -149,32 +214,11 @@ def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
     statement = (
         select(PriceVersion).where(PriceVersion.plan_id == plan_id).order_by(col(PriceVersion.effective_from).desc())
     )
-    return [_view(version) for version in session.exec(statement)]
+    return [view(version) for version in session.exec(statement)]
 
 
-def assign_plan(session: Session, *, tenant_id: str, plan_id: str) -> None:
-    """Price the tenant by ``plan_id`` from now on. A tenant's first plan applies since the epoch, like a plan's first
-    version. Assigning the plan that the tenant has changes nothing.
-    """
-    serialize_decision(session, f"plan of tenant {tenant_id}")
-    current = session.exec(
-        select(PlanAssignment)
-        .where(PlanAssignment.tenant_id == tenant_id)
-        .order_by(col(PlanAssignment.effective_from).desc())
-        .limit(1)
-    ).first()
-    if current is not None and current.plan_id == plan_id:
-        return
-    now = database_now(session)
-    begins = EPOCH
-    if current is not None:
-        # A database clock that was set back must not order this assignment before the last one.
-        begins = max(now, current.effective_from + timedelta(microseconds=1))
-    session.add(PlanAssignment(tenant_id=tenant_id, plan_id=plan_id, effective_from=begins, created_at=now))
-    session.flush()
-
-
-def _view(version: PriceVersion) -> PriceView:
+def view(version: PriceVersion) -> PriceView:
+    """A version as other packages see it."""
     return PriceView(
         id=version.id,
         plan_id=version.plan_id,

@@ -1,7 +1,8 @@
 """What a past period would have cost on another price card. It reads and writes nothing.
 
 Token prices are linear, so sums are enough. KV page time is cut below one nanodollar in each request, so records are
-read where the new price is no whole number for each page-millisecond. The result equals what a close would charge.
+read where the new price is no whole number for each page-millisecond. The result equals what a close of the period
+would charge before credits and tax, with fees, discounts and commitments.
 """
 
 from collections import defaultdict
@@ -13,9 +14,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.charges.contract import Contract, read_contract, read_state, read_used, split
 from billing.charges.lines import DraftInvoiceLine, UsageTotal
-from billing.charges.period_charge import charge
-from billing.charges.totals import read_totals
+from billing.charges.period import charge_used
+from billing.charges.statement import Used
 from billing.periods import Period
 from billing.prices.card import PriceCard
 from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
@@ -54,18 +56,53 @@ def simulate(
 
 
 def _tenant(session: Session, tenant_id: str, plan_id: str, card: PriceCard, period: Period) -> SimulatedTenant:
-    totals, versions = read_totals(session, tenant_id, period)
-    simulated = {
-        version.id: msgspec.structs.replace(version, card=card) if version.plan_id == plan_id else version
-        for version in versions.values()
-    }
-    now = charge(totals, versions)
-    then = charge(_rated(session, tenant_id, period, totals, simulated), simulated)
+    contract = read_contract(session, tenant_id)
+    state = read_state(session, tenant_id, period.start)
+    parts = [
+        (part, read_used(session, tenant_id, contract, part, unpriced_resources=True))
+        for part in split(contract.terms.calendars, period)
+    ]
+    other = _with_card(contract, plan_id, card)
+    simulated = [(part, _priced(session, tenant_id, part, used, other.versions, plan_id, card)) for part, used in parts]
+    now = charge_used(contract, parts, state, closing=True)
+    then = charge_used(other, simulated, state, closing=True)
     return SimulatedTenant(
         tenant_id=tenant_id,
-        amount_nanos=sum(line.amount_nanos for line in now),
-        simulated_nanos=sum(line.amount_nanos for line in then),
-        lines=tuple(_compared(now, then)),
+        amount_nanos=now.owed.amount_nanos,
+        simulated_nanos=then.owed.amount_nanos,
+        lines=tuple(_compared(now.lines, then.lines)),
+    )
+
+
+def _with_card(contract: Contract, plan_id: str, card: PriceCard) -> Contract:
+    """The contract with another card in place of all versions of the plan."""
+    versions = {version.id: _at_card(version, plan_id, card) for version in contract.versions.values()}
+    prices = tuple(
+        span if span.version is None else span._replace(version=versions[span.version.id])
+        for span in contract.terms.prices
+    )
+    return contract._replace(terms=contract.terms._replace(prices=prices), versions=versions)
+
+
+def _at_card(version: PriceView, plan_id: str, card: PriceCard) -> PriceView:
+    return msgspec.structs.replace(version, card=card) if version.plan_id == plan_id else version
+
+
+def _priced(
+    session: Session,
+    tenant_id: str,
+    period: Period,
+    used: Used,
+    versions: Mapping[str, PriceView],
+    plan_id: str,
+    card: PriceCard,
+) -> Used:
+    """The same use at the prices of ``versions``."""
+    known = {**{each.id: _at_card(each, plan_id, card) for each in used.versions.values()}, **versions}
+    return Used(
+        _rated(session, tenant_id, period, used.totals, known),
+        known,
+        [total._replace(version=known[total.version.id]) for total in used.resources],
     )
 
 

@@ -28,6 +28,12 @@ def lock_billed_until(session: Session, tenant_id: str) -> datetime | None:
     return session.exec(wanted.with_for_update()).one()
 
 
+def billed_until_of(session: Session, tenant_id: str) -> datetime | None:
+    """The instant of a tenant, without a lock."""
+    wanted = select(Subscription.billed_until).where(Subscription.tenant_id == tenant_id)
+    return session.exec(wanted).one_or_none()
+
+
 def advance_billed_until(session: Session, tenant_id: str, until: datetime) -> None:
     """Record that everything before ``until`` is invoiced. The caller holds the lock."""
     session.exec(sa.update(Subscription).where(col(Subscription.tenant_id) == tenant_id).values(billed_until=until))

@@ -6,9 +6,10 @@ boundary is computed from the anchor, not from the boundary before.
 """
 
 import calendar
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -17,6 +18,7 @@ from billing.periods import Period
 
 Interval = Literal["week", "month", "quarter", "year"]
 
+INTERVALS: Final = get_args(Interval)
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _WEEK: Final = timedelta(days=7)
 _MONDAY: Final = date(1970, 1, 5)
@@ -68,3 +70,55 @@ class BillingCalendar(msgspec.Struct, frozen=True, kw_only=True):
 
     def _base(self) -> date:
         return self.anchor or (_MONDAY if self.interval == "week" else _NEW_YEAR)
+
+
+class CalendarFrom(NamedTuple):
+    """A calendar and the instant from which it holds."""
+
+    since: datetime
+    calendar: BillingCalendar
+
+
+class CalendarHistory:
+    """The calendars of a tenant in the course of time. A new one holds from the end of a period of the one before, so
+    the periods of both touch; its first period is what is left of the one that it is in by then.
+    """
+
+    def __init__(self, changes: Sequence[CalendarFrom] = ()) -> None:
+        """``changes`` are in the order of their instants. Before the first one, a tenant has UTC months."""
+        self._changes = changes
+
+    def at(self, instant: datetime) -> BillingCalendar:
+        """The calendar in force at an aware instant."""
+        position = self._position(instant)
+        return BillingCalendar() if position == 0 else self._changes[position - 1].calendar
+
+    def period_at(self, instant: datetime) -> Period:
+        """The period that holds an aware instant, cut where the calendar changes."""
+        position = self._position(instant)
+        start, end = self.at(instant).period_at(instant)
+        if position:
+            start = max(start, self._changes[position - 1].since)
+        if position < len(self._changes):
+            end = min(end, self._changes[position].since)
+        return Period(start, end)
+
+    def ends_between(self, start: datetime, until: datetime) -> Iterator[datetime]:
+        """The boundaries after ``start``, up to and including ``until``, in order."""
+        end = self.period_at(start).end
+        while end <= until:
+            yield end
+            end = self.period_at(end).end
+
+    def since(self, instant: datetime) -> datetime | None:
+        """Since when the calendar of an instant is in force. None: since the beginning."""
+        position = self._position(instant)
+        return self._changes[position - 1].since if position else None
+
+    def change_after(self, instant: datetime) -> CalendarFrom | None:
+        """The next change after an instant."""
+        position = self._position(instant)
+        return self._changes[position] if position < len(self._changes) else None
+
+    def _position(self, instant: datetime) -> int:
+        return bisect_right(self._changes, instant, key=lambda change: change.since)

@@ -41,3 +41,20 @@ class PlanVersion(SQLModel, table=True):
     effective_from: datetime = Field(sa_type=DateTime(timezone=True))
     price_version_id: str = Field(sa_type=Text, description="The price version in the billing room's price book.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class PlanDraft(SQLModel, table=True):
+    """Limits and prices that are not published yet. They were written on top of the version ``base_version`` and can be
+    published only while it is the newest. A published draft never changes.
+    """
+
+    __tablename__ = "plan_drafts"
+
+    id: str = Field(default_factory=lambda: new_id("pd"), primary_key=True, sa_type=Text)
+    plan_id: str = Field(foreign_key="plans.id", index=True, sa_type=Text)
+    base_version: int
+    limits: dict[str, Any] = Field(sa_type=JSONB)
+    prices: dict[str, Any] = Field(sa_type=JSONB)
+    created_by: str = Field(sa_type=Text)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    published_version_id: str | None = Field(default=None, foreign_key="plan_versions.id", sa_type=Text)

@@ -15,7 +15,7 @@ class Tenant(SQLModel, table=True):
     """One customer. ``limit_overrides`` replace single limits of the plan for this tenant only."""
 
     __tablename__ = "tenants"
-    __table_args__ = (CheckConstraint("status IN ('active', 'suspended')", name="status_known"),)
+    __table_args__ = (CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status_known"),)
 
     id: str = Field(default_factory=lambda: new_id("tn"), primary_key=True, sa_type=Text)
     name: str = Field(sa_type=Text)

@@ -23,7 +23,7 @@ from core.contracts.grants import Limits
 
 TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$")]
-TenantStatus = Literal["active", "suspended"]
+TenantStatus = Literal["active", "suspended", "closed"]
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: TenantName | msgspec.UnsetType = msgspec.UNSET
     plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
-    status: TenantStatus | msgspec.UnsetType = msgspec.UNSET
+    status: Literal["active", "suspended"] | msgspec.UnsetType = msgspec.UNSET
     limits: LimitsPatch | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -7,28 +7,31 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.prices import price_book
+from billing.prices import overrides
+from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
+from billing.views import PriceView
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
 from control_plane.publishing.outbox import publish_change, publish_changes
 from control_plane.tenants.models import Tenant
-from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantView
+from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantStatus, TenantView
 from core.contracts.grants import Limits, TenantGrant
-from core.errors import InvalidRequest, NotFound
+from core.db import database_now
+from core.errors import Conflict, InvalidRequest, NotFound
 
 Status = Literal["active", "suspended"]
 
 
 def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
     """Create an active tenant on an existing plan. Raises InvalidRequest for an unknown plan."""
-    plan = _plan(session, new.plan)
+    plan = plan_named(session, new.plan)
     tenant = Tenant(name=new.name, plan_id=plan.id)
     session.add(tenant)
     session.flush()
-    price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+    assignments.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     publish_change(session, "tenants", tenant.id)
     audit.record(
         session,
@@ -49,15 +52,16 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
     if patch.name is not msgspec.UNSET:
         tenant.name = patch.name
     if patch.status is not msgspec.UNSET:
+        _require_open(tenant)
         tenant.status = patch.status
     if patch.limits is not msgspec.UNSET:
         merged = tenant.limit_overrides | msgspec.to_builtins(patch.limits)
         tenant.limit_overrides = {name: limit for name, limit in merged.items() if limit is not None}
     if patch.plan is not msgspec.UNSET:
-        plan = _plan(session, patch.plan)
-        if plan.id != tenant.plan_id:
-            tenant.plan_id = plan.id
-            price_book.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
+        _require_open(tenant)
+        plan = plan_named(session, patch.plan)
+        tenant.plan_id = plan.id
+        assignments.assign_plan(session, tenant_id=tenant.id, plan_id=plan.id)
     session.add(tenant)
     publish_change(session, "tenants", tenant.id)
     audit.record(
@@ -69,6 +73,34 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         details=msgspec.to_builtins(patch),
     )
     return _view(tenant, plans.get_plan(session, tenant.plan_id))
+
+
+def change_plan(session: Session, tenant_id: str, id_or_name: str) -> None:
+    """Change the plan now. Raises NotFound, Conflict for a closed tenant and InvalidRequest for an unknown plan."""
+    tenant = _find(session, tenant_id, lock=True)
+    _require_open(tenant)
+    tenant.plan_id = plan_named(session, id_or_name).id
+    session.add(tenant)
+    assignments.assign_plan(session, tenant_id=tenant.id, plan_id=tenant.plan_id)
+    publish_change(session, "tenants", tenant.id)
+
+
+def begin_assigned_plan(session: Session, tenant_id: str) -> None:
+    """Let the tenant have the plan that billing prices it by now, after a change that was made for later has begun."""
+    tenant = _find(session, tenant_id, lock=True)
+    plan_id = assignments.plan_at(session, tenant_id, database_now(session))
+    if plan_id is not None and plan_id != tenant.plan_id:
+        tenant.plan_id = plan_id
+        session.add(tenant)
+    publish_change(session, "tenants", tenant.id)
+
+
+def close(session: Session, tenant_id: str) -> None:
+    """Close a tenant for good: gateways serve it no more. Raises NotFound."""
+    tenant = _find(session, tenant_id, lock=True)
+    tenant.status = "closed"
+    session.add(tenant)
+    publish_change(session, "tenants", tenant.id)
 
 
 def get(session: Session, tenant_id: str) -> TenantView:
@@ -96,9 +128,14 @@ def lock(session: Session, tenant_id: str) -> TenantView:
     return _view(tenant, plans.get_plan(session, tenant.plan_id))
 
 
+def lock_open(session: Session, tenant_id: str) -> None:
+    """Lock a tenant that is not closed. Raises NotFound, and Conflict for a closed one."""
+    _require_open(_find(session, tenant_id, lock=True))
+
+
 def status(session: Session, tenant_id: str) -> Status:
-    """The tenant's status. Raises NotFound."""
-    return cast("Status", _find(session, tenant_id).status)
+    """The tenant's status, as gateways know it. Raises NotFound."""
+    return _served(_find(session, tenant_id))
 
 
 def publish_tenants_of_plan(session: Session, plan_id: str) -> list[str]:
@@ -116,7 +153,7 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
     plan = plans.get_plan(session, tenant.plan_id)
     limited = _limits(tenant, plan).spend_nanos_per_month is not None
     charged = charged_before_month(session, [tenant_id]) if limited else {}
-    return _grant(tenant, plan, charged.get(tenant_id, 0))
+    return _grant(tenant, plan, overrides.in_force(session, tenant_id), charged.get(tenant_id, 0))
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
@@ -124,8 +161,9 @@ def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     plan_of = _plans_of(session)
     limited = _spend_limited(session)
     charged = charged_before_month(session, limited) if limited else {}
+    own = overrides.all_in_force(session)
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        yield tenant.id, _grant(tenant, plan_of(tenant.plan_id), charged.get(tenant.id, 0))
+        yield tenant.id, _grant(tenant, plan_of(tenant.plan_id), own.get(tenant.id), charged.get(tenant.id, 0))
 
 
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
@@ -133,7 +171,11 @@ def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
     plan_of = _plans_of(session)
     charged = charged_before_month(session, _spend_limited(session))
     wanted = select(Tenant).where(col(Tenant.id).in_(charged))
-    return {tenant.id: _grant(tenant, plan_of(tenant.plan_id), charged[tenant.id]) for tenant in session.exec(wanted)}
+    own = overrides.all_in_force(session)
+    return {
+        tenant.id: _grant(tenant, plan_of(tenant.plan_id), own.get(tenant.id), charged[tenant.id])
+        for tenant in session.exec(wanted)
+    }
 
 
 def _spend_limited(session: Session) -> list[str]:
@@ -158,7 +200,17 @@ def _find(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
     return tenant
 
 
-def _plan(session: Session, id_or_name: str) -> PlanView:
+def _require_open(tenant: Tenant) -> None:
+    if tenant.status == "closed":
+        raise Conflict(f"Tenant {tenant.id} is closed for good. Create another one.", code="tenant_closed")
+
+
+def _served(tenant: Tenant) -> Status:
+    return "active" if tenant.status == "active" else "suspended"
+
+
+def plan_named(session: Session, id_or_name: str) -> PlanView:
+    """The plan with this id or name. Raises InvalidRequest."""
     plan = plans.find(session, id_or_name)
     if plan is None:
         raise InvalidRequest(
@@ -173,18 +225,20 @@ def _limits(tenant: Tenant, plan: PlanView) -> Limits:
     return msgspec.structs.replace(plan.limits, **tenant.limit_overrides)
 
 
-def _grant(tenant: Tenant, plan: PlanView, charged_nanos: int) -> TenantGrant:
-    """``charged_nanos`` is the amount charged before this month. It is used only where spending has a limit."""
+def _grant(tenant: Tenant, plan: PlanView, own: PriceView | None, charged_nanos: int) -> TenantGrant:
+    """``own`` are the tenant's own prices in place of the plan's. ``charged_nanos`` is the amount charged before this
+    month; it is used only where spending has a limit.
+    """
     limits = _limits(tenant, plan)
     spend = limits.spend_nanos_per_month
-    prices, model_prices = plan.prices.grant_prices()
+    prices, model_prices = (plan.prices if own is None else own.card).grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
-        status=cast("Status", tenant.status),
+        status=_served(tenant),
         limits=limits,
         prices=prices,
         model_prices=model_prices,
-        price_version_id=plan.price_version_id,
+        price_version_id=plan.price_version_id if own is None else own.id,
         spend_ceiling_nanos=None if spend is None else charged_nanos + spend,
         charged_nanos=charged_nanos,
     )
@@ -196,7 +250,7 @@ def _view(tenant: Tenant, plan: PlanView) -> TenantView:
         name=tenant.name,
         plan=plan.name,
         plan_id=plan.id,
-        status=cast("Status", tenant.status),
+        status=cast("TenantStatus", tenant.status),
         limits=_limits(tenant, plan),
         limit_overrides=tenant.limit_overrides,
         created_at=tenant.created_at,

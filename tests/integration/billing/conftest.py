@@ -15,6 +15,7 @@ from billing.prices.card import PriceCard
 from billing.reconciliation import audit
 from billing.settings import BillingSettings
 from billing.stream import ReclaimedPage, UsageStream
+from billing.subscriptions import assignments
 from billing.worker import connect_redis
 from core import clock, redis_keys
 from core.contracts.grants import Prices
@@ -40,7 +41,7 @@ class Stage:
         tenant_id, plan_id = new_id("tn"), new_id("pl")
         with unit_of_work(self.engine) as session:
             price_book.add_version(session, plan_id=plan_id, card=card or PriceCard.of_all_models(prices))
-            price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
+            assignments.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
         return tenant_id
 
     def plan_of(self, tenant_id: str) -> str:

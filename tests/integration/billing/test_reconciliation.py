@@ -14,6 +14,7 @@ from billing.periods import EPOCH
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import audit
+from billing.subscriptions import assignments
 from billing.usage import queries as usage_queries
 from billing.views import Service
 from core import redis_keys
@@ -326,8 +327,8 @@ def test_usage_is_priced_by_the_plan_the_tenant_had_at_its_admission(stage):
             plan_id="pl_dear",
             card=msgspec.structs.replace(CARD, output_nanos=9_999),
         )
-        price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
-        price_book.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+        assignments.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
+        assignments.assign_plan(session, tenant_id=tenant, plan_id="pl_dear")
     admitted_ms = ms(stage.now()) + 1
     dear = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)
     stage.bill(dear, cheap)

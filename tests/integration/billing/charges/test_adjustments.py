@@ -12,6 +12,7 @@ from billing.ledger import AccountRef
 from billing.metering import ActiveTenants
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.subscriptions import assignments
 from core import redis_keys
 from core.contracts.grants import Prices, TenantGrant
 from core.db import unit_of_work
@@ -33,7 +34,7 @@ def tiered_tenant(stage, mode: str) -> str:
     card = msgspec.structs.replace(PriceCard.of_all_models(FREE), tiers=tiers)
     with unit_of_work(stage.engine) as session:
         price_book.add_version(session, plan_id=plan_id, card=card)
-        price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
+        assignments.assign_plan(session, tenant_id=tenant_id, plan_id=plan_id)
     return tenant_id
 
 

@@ -149,7 +149,7 @@ def test_usage_without_any_quantity_waits_for_usage_that_has_some(stage):
     assert stage.close() == []
     stage.bill(stage.event(tenant))
     (closed,) = stage.close()
-    assert closed.period_start == stage.value("SELECT min(settled_at) FROM usage_records")
+    assert closed.period_start == stage.value("SELECT min(created_at) FROM plan_assignments")
 
 
 def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):

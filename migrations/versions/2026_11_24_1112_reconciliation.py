@@ -3,14 +3,14 @@ stored results of its runs, and amendments of usage.
 
 Records from before do not say whether an engine measured their KV page-time, so it counts as unmeasured.
 
-Revision: 2026_11_24_1100, after 2026_11_24_1070.
+Revision: 2026_11_24_1112, after 2026_11_24_1110.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2026_11_24_1100"
-down_revision = "2026_11_24_1070"
+revision = "2026_11_24_1112"
+down_revision = "2026_11_24_1110"
 branch_labels = None
 depends_on = None
 

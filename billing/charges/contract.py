@@ -1,0 +1,91 @@
+"""Reads what ``billing.charges.statement`` needs: a tenant's terms, what it used, and what its last invoice left."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.charges.discounting import DiscountTerms
+from billing.charges.models import StoredPeriodState
+from billing.charges.proration import TenantTerms
+from billing.charges.resources import ResourceTotal, has_resource_prices
+from billing.charges.state import PeriodState
+from billing.charges.statement import Used
+from billing.charges.totals import read_totals
+from billing.periods import Period
+from billing.prices import price_book
+from billing.prices.price_book import PriceBook
+from billing.subscriptions.calendar import CalendarHistory
+from billing.subscriptions.discounts import read_discounts
+from billing.subscriptions.models import Subscription
+from billing.subscriptions.terms import calendars_of
+from billing.views import PriceView
+
+_RESOURCES: Final = sa.text("""
+SELECT r.kind, r.adapter_id, n.name AS adapter_name, sum(r.quantity) AS quantity
+FROM resource_hours r
+LEFT JOIN adapter_names n ON n.adapter_id = r.adapter_id AND n.tenant_id = r.tenant_id
+WHERE r.tenant_id = :tenant_id AND r.hour >= :start AND r.hour < :end
+GROUP BY 1, 2, 3 ORDER BY 1, 2
+""")
+
+
+class Contract(NamedTuple):
+    """A tenant's terms, its discounts in the order of granting, and the price versions that it ever had."""
+
+    terms: TenantTerms
+    discounts: Sequence[DiscountTerms]
+    versions: Mapping[str, PriceView]
+
+
+def read_contract(session: Session, tenant_id: str, *, book: PriceBook | None = None) -> Contract:
+    """The contract of one tenant."""
+    book = book or price_book.load(session, [tenant_id])
+    ended = session.exec(select(Subscription.ended_at).where(Subscription.tenant_id == tenant_id)).first()
+    terms = TenantTerms(calendars_of(session, tenant_id), book.spans(tenant_id), book.joined(tenant_id), ended)
+    return Contract(terms, read_discounts(session, tenant_id), book.versions_by_id)
+
+
+def read_used(
+    session: Session, tenant_id: str, contract: Contract, billed: Period, *, unpriced_resources: bool = False
+) -> Used:
+    """What the tenant used in the billed time, and late usage that waited for it. Resources without a price are left
+    out, unless ``unpriced_resources`` are wanted.
+    """
+    totals, versions = read_totals(session, tenant_id, billed)
+    return Used(
+        totals, versions, list(_read_resources(session, tenant_id, contract.terms, billed, unpriced=unpriced_resources))
+    )
+
+
+def read_state(session: Session, tenant_id: str, start: datetime) -> PeriodState:
+    """What the invoices of the time before ``start`` have left."""
+    stored = session.exec(
+        select(StoredPeriodState.state)
+        .where(StoredPeriodState.tenant_id == tenant_id, StoredPeriodState.period_end <= start)
+        .order_by(col(StoredPeriodState.period_end).desc())
+        .limit(1)
+    ).first()
+    return PeriodState() if stored is None else msgspec.convert(stored, PeriodState)
+
+
+def split(calendars: CalendarHistory, period: Period) -> Iterator[Period]:
+    """The parts of a period that lie in different periods of the calendar, in order."""
+    start = period.start
+    while start < period.end:
+        end = min(calendars.period_at(start).end, period.end)
+        yield Period(start, end)
+        start = end
+
+
+def _read_resources(
+    session: Session, tenant_id: str, terms: TenantTerms, billed: Period, *, unpriced: bool
+) -> Iterator[ResourceTotal]:
+    for start, end, version in terms.stretches(billed):
+        if version is not None and (unpriced or has_resource_prices(version.card)):
+            rows = session.connection().execute(_RESOURCES, {"tenant_id": tenant_id, "start": start, "end": end})
+            for kind, adapter_id, adapter_name, quantity in rows:
+                yield ResourceTotal(kind, adapter_id, adapter_name, version, quantity)

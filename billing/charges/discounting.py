@@ -1,0 +1,112 @@
+"""Takes discounts and coupons off a period's charges, in the order in which they were granted. Pure: no database.
+
+A discount applies to a period if it is in force when the period ends. What a coupon has left when it expires is lost,
+and the next invoice says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from billing.charges.lines import DraftInvoiceLine, amount_line
+from billing.charges.state import DiscountUse
+from billing.periods import Period
+from core.money import format_usd
+
+_HUNDREDTHS: Final = 10_000  # of a percent, in all
+
+
+class DiscountTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """A discount of a tenant, in percent or as an amount. ``ends`` is its expiry, or when it was ended before."""
+
+    id: str
+    name: str
+    percent_hundredths: int | None = None
+    amount_nanos: int | None = None
+    duration: Literal["once", "periods", "forever"]
+    periods: int | None = None
+    begins: datetime
+    ends: datetime | None = None
+
+
+class Discounted(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of discounts, with negative amounts, and how far each discount is used."""
+
+    lines: tuple[DraftInvoiceLine, ...]
+    uses: tuple[DiscountUse, ...]
+
+
+def discount(
+    charged_nanos: int,
+    discounts: Sequence[DiscountTerms],
+    before: Sequence[DiscountUse],
+    *,
+    billed: Period,
+    period_start: datetime,
+) -> Discounted:
+    """Take the discounts, in order, off ``charged_nanos``. ``period_start`` begins the calendar's period of the billed
+    time.
+    """
+    used: Mapping[str, DiscountUse] = {use.discount_id: use for use in before}
+    left_nanos = max(0, charged_nanos)
+    lines: list[DraftInvoiceLine] = []
+    uses: list[DiscountUse] = []
+    for each in discounts:
+        use = used.get(each.id, DiscountUse(discount_id=each.id))
+        if each.begins >= billed.end:
+            continue
+        if each.ends is not None and each.ends < billed.end:
+            lost = _lost_nanos(each, use)
+            if lost and not use.lapsed:
+                lines.append(_line(each, 0, f"{each.name}: {format_usd(lost)} expired"))
+            uses.append(msgspec.structs.replace(use, lapsed=True))
+            continue
+        use = _counted(each, use, period_start)
+        taken = min(left_nanos, _open_nanos(each, use, left_nanos))
+        left_nanos -= taken
+        if taken:
+            lines.append(_line(each, -taken, each.name))
+        if each.duration == "once" and each.percent_hundredths is not None and taken:
+            use = msgspec.structs.replace(use, periods=1, counted_from=period_start)
+        uses.append(
+            msgspec.structs.replace(use, used_nanos=use.used_nanos + taken, period_nanos=use.period_nanos + taken)
+        )
+    return Discounted(
+        lines=tuple(lines), uses=tuple(use for use in uses if use != DiscountUse(discount_id=use.discount_id))
+    )
+
+
+def _counted(each: DiscountTerms, use: DiscountUse, period_start: datetime) -> DiscountUse:
+    """Count the period of a discount of a number of periods, once."""
+    if each.duration != "periods" or use.counted_from == period_start:
+        return use
+    return msgspec.structs.replace(use, periods=use.periods + 1, counted_from=period_start)
+
+
+def _open_nanos(each: DiscountTerms, use: DiscountUse, left_nanos: int) -> int:
+    """The most that the discount takes off now."""
+    if each.duration == "periods" and use.periods > (each.periods or 0):
+        return 0
+    if each.percent_hundredths is not None:
+        # A coupon of one charge holds for the whole period of that charge.
+        spent = each.duration == "once" and use.periods > 0 and use.period_nanos == 0
+        return 0 if spent else left_nanos * each.percent_hundredths // _HUNDREDTHS
+    assert each.amount_nanos is not None, "a discount is a percentage or an amount"
+    return each.amount_nanos - (use.used_nanos if each.duration == "once" else use.period_nanos)
+
+
+def _lost_nanos(each: DiscountTerms, use: DiscountUse) -> int:
+    if each.duration != "once" or each.amount_nanos is None or use.used_nanos == 0:
+        return 0
+    return each.amount_nanos - use.used_nanos
+
+
+def _line(each: DiscountTerms, nanos: int, description: str) -> DraftInvoiceLine:
+    kind: Literal["discount", "coupon"] = "discount" if each.duration == "forever" else "coupon"
+    if each.percent_hundredths is not None and nanos:
+        whole, part = divmod(each.percent_hundredths, 100)
+        percent = f"{whole}.{part:02d}".rstrip("0").rstrip(".")
+        description = f"{description} ({percent} %)"
+    return amount_line(kind, nanos, description=description, source_id=each.id)

@@ -1,0 +1,64 @@
+"""What one invoice of a tenant leaves to the next: a value that ``billing.charges.statement`` folds over time. Pure."""
+
+from datetime import datetime
+
+import msgspec
+
+from billing.prices.card import TieredQuantity
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Included units. ``granted`` are those of the period that earlier invoices of the same period had, and ``left``
+    what they, or the period before, left. KV cache is in page-milliseconds.
+    """
+
+    quantity: TieredQuantity
+    base_model: str | None = None
+    granted: int = 0
+    left: int = 0
+
+
+class DiscountUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a discount is used: its amount in all, the amount in this period, and the periods. ``lapsed``: an
+    invoice has said that the rest expired.
+    """
+
+    discount_id: str
+    used_nanos: int = 0
+    period_nanos: int = 0
+    periods: int = 0
+    counted_from: datetime | None = None
+    lapsed: bool = False
+
+
+class PeriodState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``period_start`` begins the calendar's period of ``pools``, of ``charged_nanos`` and of the ``period_nanos`` of
+    discounts. ``year_nanos`` was charged since ``year_from``, when a yearly commitment began. ``credit_nanos`` is what
+    a negative invoice would have paid back.
+    """
+
+    period_start: datetime | None = None
+    pools: tuple[Pool, ...] = ()
+    discounts: tuple[DiscountUse, ...] = ()
+    charged_nanos: int = 0
+    year_from: datetime | None = None
+    year_nanos: int = 0
+    credit_nanos: int = 0
+
+    def in_period(self, start: datetime) -> "PeriodState":
+        """The state for an invoice in the calendar's period that begins at ``start``: in a new period, what belongs to
+        one period begins again, and only units that roll over are left.
+        """
+        if start == self.period_start:
+            return self
+        return msgspec.structs.replace(
+            self,
+            period_start=start,
+            pools=tuple(msgspec.structs.replace(pool, granted=0) for pool in self.pools if pool.left),
+            discounts=tuple(msgspec.structs.replace(use, period_nanos=0) for use in self.discounts),
+            charged_nanos=0,
+        )
+
+    def is_empty(self) -> bool:
+        """Whether the next invoice does not depend on this one."""
+        return msgspec.structs.replace(self, period_start=None, charged_nanos=0) == PeriodState()

@@ -1,0 +1,148 @@
+"""Prices of a tenant's own, which replace those of its plan for a time. They are price versions like any other, so a
+record names them, and gateways hold by them once they are published.
+"""
+
+from datetime import datetime
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing.locks import serialize_decision
+from billing.periods import aware
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.prices.models import PriceOverride, PriceVersion
+from billing.views import PriceView
+from core.db import database_now
+from core.errors import InvalidRequest, NotFound
+from core.ids import new_id
+
+
+class OverrideView(msgspec.Struct, frozen=True, kw_only=True):
+    """A price override. Without ``prices``, the plan's hold again from ``effective_from`` on."""
+
+    id: str
+    tenant_id: str
+    price_version_id: str | None
+    prices: PriceCard | None
+    effective_from: datetime
+    expires_at: datetime | None
+    created_at: datetime
+
+
+def add(
+    session: Session,
+    *,
+    tenant_id: str,
+    card: PriceCard,
+    effective_from: datetime | None = None,
+    expires_at: datetime | None = None,
+) -> OverrideView:
+    """Let a tenant have prices of its own from an instant, or from now, until ``expires_at``, or until further notice.
+    They replace overrides of that time. Raises as ``price_book.add_version`` does, and InvalidRequest for an expiry
+    that is not later than the beginning.
+    """
+    serialize_decision(session, f"price overrides of tenant {tenant_id}")
+    begins = database_now(session) if effective_from is None else aware(effective_from, "effective_from")
+    if expires_at is not None and aware(expires_at, "expires_at") <= begins:
+        raise InvalidRequest(
+            f"expires_at: must be later than effective_from, {begins.isoformat()}.", param="expires_at"
+        )
+    # The tenant's id stands for a plan of its own, so versions of plans and of tenants never meet.
+    version = price_book.add_version(
+        session, plan_id=tenant_id, card=card, effective_from=effective_from, first_since_epoch=False
+    )
+    return _insert(session, tenant_id, version, version.effective_from, expires_at)
+
+
+def end(session: Session, *, tenant_id: str) -> OverrideView:
+    """Let the plan's prices hold again from now on, and cancel overrides that begin later. Raises NotFound when the
+    tenant has none.
+    """
+    serialize_decision(session, f"price overrides of tenant {tenant_id}")
+    now = database_now(session)
+    if not any(each.prices is not None and _holds_after(each, now) for each in list_overrides(session, tenant_id)):
+        raise NotFound("The tenant has no prices of its own.", code="price_override_not_found")
+    return _insert(session, tenant_id, None, now, None)
+
+
+def list_overrides(session: Session, tenant_id: str) -> list[OverrideView]:
+    """All overrides of a tenant, in the order in which they were made. Of those that overlap, the last one holds."""
+    rows = session.exec(
+        select(PriceOverride, PriceVersion)
+        .join(PriceVersion, col(PriceVersion.id) == col(PriceOverride.price_version_id), isouter=True)
+        .where(PriceOverride.tenant_id == tenant_id)
+        .order_by(col(PriceOverride.created_at), col(PriceOverride.id))
+    )
+    return [_view(row, None if version is None else price_book.view(version)) for row, version in rows]
+
+
+def in_force(session: Session, tenant_id: str) -> PriceView | None:
+    """The tenant's own price version of now, or None when its plan's prices hold."""
+    now = database_now(session)
+    for each in reversed(list_overrides(session, tenant_id)):
+        if each.effective_from <= now and (each.expires_at is None or now < each.expires_at):
+            if each.price_version_id is None:
+                return None
+            return price_book.versions_by_id(session, [each.price_version_id])[each.price_version_id]
+    return None
+
+
+def all_in_force(session: Session) -> dict[str, PriceView]:
+    """The price versions of now of all tenants that have prices of their own."""
+    now = database_now(session)
+    rows = session.exec(
+        select(PriceOverride, PriceVersion)
+        .join(PriceVersion, col(PriceVersion.id) == col(PriceOverride.price_version_id), isouter=True)
+        .where(
+            col(PriceOverride.effective_from) <= now,
+            col(PriceOverride.expires_at).is_(None) | (col(PriceOverride.expires_at) > now),
+        )
+        .order_by(col(PriceOverride.created_at), col(PriceOverride.id))
+    )
+    newest = {row.tenant_id: version for row, version in rows}
+    return {tenant_id: price_book.view(version) for tenant_id, version in newest.items() if version is not None}
+
+
+def changed_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
+    """The tenants of which an override has begun later than it was made, or expired, between these instants."""
+    begun = (col(PriceOverride.effective_from) <= until) & (
+        col(PriceOverride.effective_from) > col(PriceOverride.created_at)
+    )
+    expired = col(PriceOverride.expires_at) <= until
+    if after is not None:
+        begun &= col(PriceOverride.effective_from) > after
+        expired &= col(PriceOverride.expires_at) > after
+    return sorted(set(session.exec(select(PriceOverride.tenant_id).where(begun | expired))))
+
+
+def _holds_after(each: OverrideView, now: datetime) -> bool:
+    return each.expires_at is None or each.expires_at > now
+
+
+def _insert(
+    session: Session, tenant_id: str, version: PriceView | None, begins: datetime, expires_at: datetime | None
+) -> OverrideView:
+    row = PriceOverride(
+        id=new_id("po"),
+        tenant_id=tenant_id,
+        price_version_id=None if version is None else version.id,
+        effective_from=begins,
+        expires_at=expires_at,
+        created_at=database_now(session),
+    )
+    session.add(row)
+    session.flush()
+    return _view(row, version)
+
+
+def _view(row: PriceOverride, version: PriceView | None) -> OverrideView:
+    return OverrideView(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        price_version_id=row.price_version_id,
+        prices=None if version is None else version.card,
+        effective_from=row.effective_from,
+        expires_at=row.expires_at,
+        created_at=row.created_at,
+    )

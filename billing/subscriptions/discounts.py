@@ -1,0 +1,139 @@
+"""Grants discounts and coupons to tenants, and ends them. A grant never changes."""
+
+from datetime import datetime
+from typing import Annotated, Literal, cast
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing.charges.discounting import DiscountTerms
+from billing.locks import serialize_decision
+from billing.periods import aware
+from billing.subscriptions.models import Discount, DiscountEnd
+from core.db import database_now
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import new_id
+
+Duration = Literal["once", "periods", "forever"]
+
+
+class NewDiscount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A discount to grant: ``percent_hundredths`` (1,000 is 10 %) or ``amount_nanos``.
+
+    ``once``: for one charge, an amount until it is used up. ``periods``: in that many billing periods. ``forever``: in
+    all. It applies to periods that end after ``effective_from`` and not after ``expires_at``.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+    percent_hundredths: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    amount_nanos: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)] | None = None
+    duration: Duration = "forever"
+    periods: Annotated[int, msgspec.Meta(ge=1, le=1_200)] | None = None
+    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class DiscountView(msgspec.Struct, frozen=True, kw_only=True):
+    """A granted discount. ``ended_at`` is when an admin ended it."""
+
+    id: str
+    tenant_id: str
+    name: str
+    percent_hundredths: int | None
+    amount_nanos: int | None
+    duration: Duration
+    periods: int | None
+    effective_from: datetime
+    expires_at: datetime | None
+    ended_at: datetime | None
+    created_at: datetime
+
+
+def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:
+    """Grant a discount. Raises InvalidRequest, naming the field, where it contradicts itself or begins in the past."""
+    if (new.percent_hundredths is None) == (new.amount_nanos is None):
+        raise InvalidRequest("amount_nanos: give either this or percent_hundredths.", param="amount_nanos")
+    if (new.duration == "periods") != (new.periods is not None):
+        raise InvalidRequest('periods: belongs to the duration "periods", and only to it.', param="periods")
+    serialize_decision(session, f"discounts of tenant {tenant_id}")
+    now = database_now(session)
+    begins = now if new.effective_from is None else aware(new.effective_from, "effective_from")
+    if begins < now:
+        raise InvalidRequest(
+            f"effective_from is {begins.isoformat()}, in the past; leave it out to begin now.", param="effective_from"
+        )
+    if new.expires_at is not None and new.expires_at <= begins:
+        raise InvalidRequest("expires_at: must be later than effective_from.", param="expires_at")
+    row = Discount(
+        id=new_id("dis"),
+        tenant_id=tenant_id,
+        name=new.name,
+        percent_hundredths=new.percent_hundredths,
+        amount_nanos=new.amount_nanos,
+        duration=new.duration,
+        periods=new.periods,
+        effective_from=begins,
+        expires_at=new.expires_at,
+        created_at=now,
+    )
+    session.add(row)
+    session.flush()
+    return _view(row, None)
+
+
+def end(session: Session, tenant_id: str, discount_id: str) -> DiscountView:
+    """End a discount now: the running period has none of it. Raises NotFound, and Conflict when it has ended."""
+    serialize_decision(session, f"discounts of tenant {tenant_id}")
+    found = next((each for each in list_discounts(session, tenant_id) if each.id == discount_id), None)
+    if found is None:
+        raise NotFound("Discount not found.", code="discount_not_found")
+    if found.ended_at is not None:
+        raise Conflict(f"The discount ended at {found.ended_at.isoformat()}.", code="discount_ended")
+    ended_at = database_now(session)
+    session.add(DiscountEnd(discount_id=discount_id, ended_at=ended_at))
+    session.flush()
+    return msgspec.structs.replace(found, ended_at=ended_at)
+
+
+def list_discounts(session: Session, tenant_id: str) -> list[DiscountView]:
+    """All discounts of a tenant, in the order of granting, which is the order in which they apply."""
+    rows = session.exec(
+        select(Discount, DiscountEnd.ended_at)
+        .join(DiscountEnd, col(DiscountEnd.discount_id) == col(Discount.id), isouter=True)
+        .where(Discount.tenant_id == tenant_id)
+        .order_by(col(Discount.created_at), col(Discount.id))
+    )
+    return [_view(row, ended_at) for row, ended_at in rows]
+
+
+def read_discounts(session: Session, tenant_id: str) -> list[DiscountTerms]:
+    """The same as a charge needs them."""
+    return [
+        DiscountTerms(
+            id=each.id,
+            name=each.name,
+            percent_hundredths=each.percent_hundredths,
+            amount_nanos=each.amount_nanos,
+            duration=each.duration,
+            periods=each.periods,
+            begins=each.effective_from,
+            ends=min((instant for instant in (each.expires_at, each.ended_at) if instant is not None), default=None),
+        )
+        for each in list_discounts(session, tenant_id)
+    ]
+
+
+def _view(row: Discount, ended_at: datetime | None) -> DiscountView:
+    return DiscountView(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        name=row.name,
+        percent_hundredths=row.percent_hundredths,
+        amount_nanos=row.amount_nanos,
+        duration=cast("Duration", row.duration),
+        periods=row.periods,
+        effective_from=row.effective_from,
+        expires_at=row.expires_at,
+        ended_at=ended_at,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,101 @@
+"""Reads and changes a tenant's billing calendars."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, cast
+from zoneinfo import available_timezones
+
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from billing.locks import serialize_decision
+from billing.periods import EPOCH
+from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory, Interval
+from billing.subscriptions.models import TenantCalendar
+from core.db import database_now
+from core.errors import InvalidRequest
+
+_FIRST_YEAR: Final = 2000
+_LAST_YEAR: Final = 9000
+
+
+def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:
+    """The tenant's billing calendar at an instant. Its periods are not cut where the tenant changes its calendar;
+    ``calendars_of`` has the periods that are billed.
+    """
+    return calendars_of(session, tenant_id).at(at)
+
+
+def calendars_of(session: Session, tenant_id: str) -> CalendarHistory:
+    """The tenant's calendars: in UTC months until it gets another one."""
+    return _histories(session, select(TenantCalendar).where(TenantCalendar.tenant_id == tenant_id))[tenant_id]
+
+
+def all_calendars(session: Session) -> Mapping[str, CalendarHistory]:
+    """The calendars of all tenants. A tenant that never changed its calendar is looked up, but not listed."""
+    return _histories(session, select(TenantCalendar))
+
+
+def next_boundary(session: Session, tenant_id: str) -> datetime:
+    """When the tenant's running period ends."""
+    return calendars_of(session, tenant_id).period_at(database_now(session)).end
+
+
+def set_first_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> None:
+    """Give a new tenant its calendar, from its beginning on. Raises InvalidRequest for an unknown zone."""
+    check(calendar)
+    _add(session, tenant_id, calendar, EPOCH)
+
+
+def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> CalendarFrom:
+    """Change the calendar from the end of the running period on, instead of any change that was made in this period.
+    Raises InvalidRequest for an unknown zone.
+    """
+    check(calendar)
+    serialize_decision(session, f"calendar of tenant {tenant_id}")
+    boundary = next_boundary(session, tenant_id)
+    _add(session, tenant_id, calendar, boundary)
+    return CalendarFrom(boundary, calendar)
+
+
+def check(calendar: BillingCalendar) -> None:
+    """Raise InvalidRequest, naming the field, for a zone that does not exist or an anchor that is out of range."""
+    if calendar.zone not in available_timezones():
+        raise InvalidRequest(
+            f"zone is {calendar.zone!r}; use a name of the IANA time zone database, such as Europe/Berlin or UTC.",
+            code="unknown_zone",
+            param="zone",
+        )
+    if calendar.anchor is not None and not _FIRST_YEAR <= calendar.anchor.year <= _LAST_YEAR:
+        raise InvalidRequest(f"anchor: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param="anchor")
+
+
+def _add(session: Session, tenant_id: str, calendar: BillingCalendar, since: datetime) -> None:
+    session.add(
+        TenantCalendar(
+            tenant_id=tenant_id,
+            effective_from=since,
+            created_at=database_now(session),
+            interval=calendar.interval,
+            zone=calendar.zone,
+            anchor=calendar.anchor,
+        )
+    )
+    session.flush()
+
+
+def _histories(session: Session, wanted: SelectOfScalar[TenantCalendar]) -> defaultdict[str, CalendarHistory]:
+    """Of two calendars from the same instant on, the one that was made last holds."""
+    rows = session.exec(wanted.order_by(col(TenantCalendar.effective_from), col(TenantCalendar.created_at)))
+    newest: defaultdict[str, dict[datetime, BillingCalendar]] = defaultdict(dict)
+    for row in rows:
+        newest[row.tenant_id][row.effective_from] = _calendar(row)
+    histories: defaultdict[str, CalendarHistory] = defaultdict(CalendarHistory)
+    for tenant_id, held in newest.items():
+        histories[tenant_id] = CalendarHistory([CalendarFrom(*each) for each in held.items()])
+    return histories
+
+
+def _calendar(row: TenantCalendar) -> BillingCalendar:
+    return BillingCalendar(interval=cast("Interval", row.interval), zone=row.zone, anchor=row.anchor)
