@@ -84,7 +84,7 @@ _FIELDS: Final[dict[str, str]] = {
     "excess_cached_tokens": "Tokens charged at the cached price beyond what the engines counted; must be 0.",
     "expected": "The earlier count: the engine's before the ledger's, the records' before their sums.",
     "explained": "Part of the difference that requests explain, each by its id.",
-    "explained_drift_tokens": "Part of the drift that engines report for the ids of requests whose end nobody saw.",
+    "explained_drift_tokens": "Part of the drift that engines report for the ids of requests whose end no gateway saw.",
     "explained_kv_page_ms": "KV page-milliseconds that requests explain, each by its id.",
     "explained_tokens": "Tokens that requests explain, each by its id.",
     "failing_since": "When the first of the failures began that no success has followed; null without one.",

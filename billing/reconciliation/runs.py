@@ -69,7 +69,7 @@ class ReconciliationSchedule:
         self._every = every
 
     def run_once(self) -> None:
-        """Run if the last run is older than the interval. The metrics then describe the last run, whoever did it."""
+        """Run if the last run is older than the interval. Then the metrics describe the last run, also another worker's."""
         with unit_of_work(self._engine) as session:
             last, now = newest_run(session), database_now(session)
         if last is None or last.started_at <= now - self._every:
