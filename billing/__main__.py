@@ -1,7 +1,7 @@
-"""``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, one for a
-rotation of the notifications' key, one that reconciles, and two of cost attribution. What they do is in
-``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``billing.notifications.reseal``,
-``billing.reconciliation`` and ``billing.costs``.
+"""``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, commands that
+verify all invoices and reconcile, one for a rotation of the notifications' key, and two of cost attribution. What they
+do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``billing.invoices.verification``,
+``billing.reconciliation``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from billing.costs import cost_functions
 from billing.costs.hours import allocate_due
 from billing.costs.settings import CostSettings
 from billing.costs.step_model import described
+from billing.invoices import verification
 from billing.notifications import reseal
 from billing.notifications.settings import NotificationSettings
 from billing.notifications.signing_secrets import SecretBox
@@ -50,6 +51,7 @@ def main() -> None:
     commands.add_parser("reseal-secrets", help="encrypt webhooks' signing secrets again, with the current key")
     commands.add_parser("fit-costs", help="fit the cost function of each kind of replica to its newest windows")
     commands.add_parser("allocate-costs", help="share out the cost of all hours that are due, as the worker does")
+    commands.add_parser("verify", help="verify the numbers, hashes and states of all invoices and credit notes")
     reconcile = commands.add_parser(
         "reconcile", help="compare engines, ledger and invoices now; exit status 1 when something is not explained"
     )
@@ -65,11 +67,24 @@ def main() -> None:
         _reconcile(full=arguments.full)
     elif arguments.command == "fit-costs":
         _fit_costs()
+    elif arguments.command == "verify":
+        _verify()
     elif arguments.command == "allocate-costs":
         _allocate_costs()
     else:
         moved = _redrive(arguments.count)
         sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
+
+
+def _verify() -> None:
+    engine = db.connect(PostgresSettings()).execution_options(isolation_level="REPEATABLE READ")
+    with db.unit_of_work(engine) as session:
+        verified = verification.verify(session)
+    for finding in verified.findings:
+        sys.stdout.write(f"{finding}\n")
+    if verified.findings:
+        sys.exit(f"{len(verified.findings)} of {verified.documents} documents cannot be trusted")
+    sys.stdout.write(f"{verified.documents} documents verified; the last one's hash is {verified.head_sha256}\n")
 
 
 def _redrive(count: int) -> int:

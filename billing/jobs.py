@@ -17,7 +17,7 @@ class Job(NamedTuple):
 
     name: str
     every_ms: int
-    run_once: Callable[[], None]
+    run_once: Callable[[], object]
 
 
 class JobThreads:

@@ -81,18 +81,20 @@ def amendment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) ->
     )
 
 
-def invoice_posting(*, invoice_id: str, tenant_id: str, amount_nanos: int, billed_nanos: int) -> Posting:
-    """An invoice turns unbilled usage into a receivable of whole cents. The rounding has its own account."""
-    return Posting(
-        transfer_id=new_id("tr"),
-        kind="invoice",
-        invoice_id=invoice_id,
-        legs=(
-            Leg(AccountRef("usage_unbilled", tenant_id), -amount_nanos),
-            Leg(AccountRef("receivable", tenant_id), billed_nanos),
-            Leg(AccountRef("rounding"), amount_nanos - billed_nanos),
-        ),
-    )
+def invoice_posting(
+    *, invoice_id: str, tenant_id: str, amount_nanos: int, net_nanos: int, tax_nanos: int = 0
+) -> Posting:
+    """An invoice turns unbilled usage into a receivable of whole cents, and owes its tax. The rounding has its own
+    account.
+    """
+    legs = [
+        Leg(AccountRef("usage_unbilled", tenant_id), -amount_nanos),
+        Leg(AccountRef("receivable", tenant_id), net_nanos + tax_nanos),
+        Leg(AccountRef("rounding"), amount_nanos - net_nanos),
+    ]
+    if tax_nanos:
+        legs.append(Leg(AccountRef("tax_payable"), -tax_nanos))
+    return Posting(transfer_id=new_id("tr"), kind="invoice", invoice_id=invoice_id, legs=tuple(legs))
 
 
 def post(session: Session, posting: Posting) -> None:

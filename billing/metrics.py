@@ -17,8 +17,15 @@ TENANT_FAILURES = Counter(
     "Tenants whose period could not be closed or adjusted, and who are tried again. Alert on any.",
     ["task"],
 )
+SURPLUS_PAYMENTS = Counter(
+    "tenora_billing_surplus_payments_total",
+    "Payments beyond what was due; the surplus is on the customer's balance. Alert on any.",
+)
 JOBS_FAILED = Counter(
     "tenora_billing_jobs_failed_total", "Runs of a billing job that failed and are tried again.", ["job"]
+)
+CEILINGS_CHANGED = Counter(
+    "tenora_billing_ceilings_changed_total", "Spend ceilings that credit, invoices or payments changed."
 )
 LOST = Counter("tenora_billing_lost_total", "Entries that left the stream while pending. Alert on any.")
 OUTAGES = Counter("tenora_billing_outages_total", "Turns that failed because a dependency did.", ["dependency"])
@@ -37,6 +44,9 @@ COST_WINDOWS = Counter(
     ["result"],
 )
 COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
+RESOURCE_HOURS = Counter(
+    "tenora_billing_resource_hours_total", "Hours whose storage, pins or cold loads were metered.", ["kind"]
+)
 COST_HOURS_REFUSED = Counter(
     "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a pool without a rate."
 )

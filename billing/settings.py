@@ -9,13 +9,27 @@ from core.settings import Fragment
 
 USAGE_BUCKETS_MAX: Final = 1_500  # a day by the minute (1,440) and a little more
 USAGE_ROWS_MAX: Final = 10_000  # buckets times groups in one answer
+USAGE_RECORDS_MAX: Final = 500_000  # records that one page of minutes reads, as far as whole hours allow it
 INVOICES_PAGE_MAX: Final = 1_000
+CREDIT_LOTS_OPEN_MAX: Final = 1_000  # of one tenant, with credit left: each is looked at for each charge
+CREDIT_NANOS_MAX: Final = 1_000_000_000_000_000  # a million dollars in one lot
 EVENT_TOKENS_MAX: Final = 1_000_000_000
 EVENT_KV_PAGE_MS_MAX: Final = 1_000_000_000_000
 EVENT_DURATION_MS_MAX: Final = 1_000_000_000  # eleven days, far above what a gateway lets a request run
 
 
-class BillingSettings(Fragment):
+class InvoiceSettings(Fragment):
+    """When an ended period becomes an invoice. The worker closes by it, and drafts show it."""
+
+    billing_grace_s: int = Field(
+        default=3_600,
+        ge=60,
+        le=604_800,
+        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
+    )
+
+
+class BillingSettings(InvoiceSettings):
     """How the worker reads the usage stream and when it gives up on an event."""
 
     billing_consumer: str = Field(
@@ -97,12 +111,6 @@ class BillingSettings(Fragment):
         ge=10,
         le=60_000,
         description="Longest pause between billing's attempts while Redis or Postgres is down.",
-    )
-    billing_grace_s: int = Field(
-        default=3_600,
-        ge=60,
-        le=604_800,
-        description="How long billing waits after the end of a period for late usage before it makes the invoice.",
     )
     billing_schedule_s: int = Field(
         default=60, ge=1, le=3_600, description="How often billing looks for periods that have ended."

@@ -6,14 +6,15 @@ from typing import Literal
 
 import msgspec
 
-from billing.prices.card import PriceCard
+from billing.prices.card import PriceCard, ResourceLineKind
 
 UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
 LineKind = (
     UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
 )
 LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
+InvoiceKind = Literal["period", "threshold", "final", "supplementary"]
+InvoiceStatus = Literal["finalized", "open", "paid", "void", "uncollectible"]
 Bucket = Literal["1m", "1h", "1d"]
 GroupBy = Literal["adapter", "base_model", "key", "revision"]
 
@@ -68,17 +69,26 @@ class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice without its lines. ``amount_nanos`` is the exact usage, ``total_cents`` the amount due."""
+    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it
+    after promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has
+    ended, the tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    """
 
     id: str
     number: str
     tenant_id: str
+    kind: InvoiceKind
     period_start: datetime
     period_end: datetime
-    status: str
+    status: InvoiceStatus
     currency: str
-    total_cents: int
     amount_nanos: int
+    net_cents: int
+    tax_cents: int
+    total_cents: int
+    paid_cents: int
+    credited_cents: int
+    amount_due_cents: int
     created_at: datetime
 
 
@@ -87,11 +97,11 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     in each request. ``amount_cents`` is the line's share of the invoice's total. ``adapter_id`` None is the base model
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
-    ``used_units`` are what was used where ``quantity`` counts packages.
+    ``used_units`` are what was used where ``quantity`` counts packages. ``tax_cents`` is the line's share of the taxes.
 
     Lines of the unit ``amount`` are no usage: fees, prorations, discounts, commitments and what is carried over. They
     have no model. ``description`` explains them, ``source_id`` names the discount or coupon, and a fee is for the time
-    from ``covers_from`` until ``covers_until``.
+    from ``covers_from`` until ``covers_until``. So is usage of an earlier period that cost less than a cent.
     """
 
     id: str
@@ -114,6 +124,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str | None = None
     covers_from: datetime | None = None
     covers_until: datetime | None = None
+    tax_cents: int = 0
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):

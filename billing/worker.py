@@ -23,6 +23,7 @@ from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.quota_drift import QuotaDrift
@@ -30,6 +31,8 @@ from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
 from billing.reconciliation.engine_usage import store_reports
 from billing.reconciliation.runs import ReconciliationSchedule, run_limits
+from billing.resources.metering import ResourceMeters
+from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.usage.partitions import add_partitions
@@ -221,6 +224,8 @@ def _jobs(
     costs = CostAttribution(engine, redis, cost_settings)
     price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
     adjustments = AdjustmentRunner(engine, redis, meter.watch(), price_age_max=price_age_max)
+    resource_settings = ResourceSettings()
+    resources = ResourceMeters(engine, resource_settings)
     grace = timedelta(seconds=settings.billing_grace_s)
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
@@ -229,7 +234,9 @@ def _jobs(
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, keep_engine_counts),
+        Job("spending", 500, SpendingRunner(engine, meter.watch()).run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
+        Job("resources", 1_000 * resource_settings.resource_poll_s, resources.run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
         Job("reconciliation", _RECONCILIATION_DUE_MS, reconciliation.run_once),
         Job("tables", _TABLES_EVERY_MS, maintain_tables),

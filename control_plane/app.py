@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from litestar import Litestar, Router
+from litestar.types import ASGIApp
 
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
+from billing.documents.pdf_maker import PdfMaker
 from control_plane import metrics
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
@@ -20,12 +22,21 @@ from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
+from control_plane.credits.api import AdminCredits, OwnCredits
 from control_plane.dependencies import Resources, open_redis, providers
+from control_plane.documents.api import (
+    AdminCreditNoteDocuments,
+    AdminInvoiceDocuments,
+    OwnCreditNoteDocuments,
+    OwnInvoiceDocuments,
+)
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminReplicas
 from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
+from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
+from control_plane.limits.api import AdminSpending
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -41,11 +52,13 @@ from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.request_decoding import StrictRequest, refuse_unknown_parameters
 from control_plane.request_middleware import RequestContext
+from control_plane.request_paths import RequestPaths
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.tenants.terms_api import AdminTenantTerms
 from control_plane.usage.api import OwnQuota, OwnUsage
+from control_plane.usage.organization_api import OrganizationUsage
 from core import db
 from core.request_rate import RequestRate
 
@@ -91,6 +104,8 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
         costs=settings.costs,
+        invoices=settings.invoices,
+        pdf_maker=PdfMaker(settings.documents),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -106,7 +121,13 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         resources.reports.dispose()
 
     app = Litestar(
-        route_handlers=[healthz, readyz, _admin(settings, authenticator), _tenant(authenticator)],
+        route_handlers=[
+            healthz,
+            readyz,
+            _admin(settings, authenticator),
+            _tenant(authenticator),
+            _openai(authenticator),
+        ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
         request_class=StrictRequest,
@@ -118,7 +139,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     )
     describe_problems(app)
     metrics.OUTBOX_AGE.set_function(lambda: outbox_age_s(engine))
-    handler = app.asgi_handler
+    handler: ASGIApp = RequestPaths(app.asgi_handler)
     if settings.web.acknowledge_wait_ms:
         waiter = AckWaiter(
             engine, redis, wait_ms=settings.web.acknowledge_wait_ms, poll_ms=settings.web.acknowledge_poll_ms
@@ -154,8 +175,14 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminRevocations,
             AdminBilling,
+            AdminCorrections,
+            AdminParties,
             AdminReconciliations,
             AdminRequestUsage,
+            AdminCredits,
+            AdminSpending,
+            AdminInvoiceDocuments,
+            AdminCreditNoteDocuments,
             AdminCosts,
             Changes,
         ],
@@ -178,8 +205,21 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnRevocations,
             OwnUsage,
             OwnInvoices,
+            OwnDocuments,
+            OwnCredits,
+            OwnInvoiceDocuments,
+            OwnCreditNoteDocuments,
             NotificationEndpoints,
             NotificationDeliveries,
             Changes,
         ],
+    )
+
+
+def _openai(authenticator: Authenticator) -> Router:
+    """Tenant routes at the paths where OpenAI's clients look for them."""
+    return Router(
+        path="/v1",
+        guards=[tenant_key(authenticator), refuse_unknown_parameters],
+        route_handlers=[OrganizationUsage],
     )

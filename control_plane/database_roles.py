@@ -24,12 +24,14 @@ _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
 _AMENDED_SUMS: Final = {**_SUMS, WEB: "SELECT, INSERT, UPDATE"}  # an admin's amendment corrects them
+_METERED: Final = {WEB: _READ, BILLING: _ADD}
 _COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
+_PAYMENTS: Final = {WEB: _QUEUE, WORKER: _READ, BILLING: _QUEUE}
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
-    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id)"},
+    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id, status)"},  # plan changes, and unpaid tenants
     "plans": _MASTER,
     "plan_versions": {WEB: _ADD, WORKER: _READ},
     "api_keys": _MASTER,
@@ -51,6 +53,17 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "entries": _LEDGER,
     "invoices": _LEDGER,
     "invoice_lines": _LEDGER,
+    "invoice_credits": _LEDGER,
+    "invoice_tax_lines": _LEDGER,
+    "invoice_events": _LEDGER,
+    "invoice_holds": {WEB: _CHANGE, WORKER: _READ, BILLING: _CHANGE},
+    "carried_periods": _LEDGER,
+    "documents": _LEDGER,
+    "credit_notes": _LEDGER,
+    "credit_note_tax_lines": _LEDGER,
+    "sellers": _PRICES,
+    "billing_profiles": _PRICES,
+    "tax_rates": _PRICES,
     "subscriptions": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"},
     "tenant_calendars": _PRICES,
     "discounts": _PRICES,
@@ -58,7 +71,10 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "price_overrides": _PRICES,
     "plan_drafts": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ},
     "period_states": _LEDGER,
-    "resource_hours": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
+    "resource_hours": _METERED,
+    "metered_hours": _METERED,
+    "replica_revisions": _METERED,
+    "pin_events": {WEB: _ADD, WORKER: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_hours": _AMENDED_SUMS,
     "usage_months": _AMENDED_SUMS,
@@ -70,9 +86,26 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "reconciliation_runs": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "reconciliation_differences": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_adjustments": _LEDGER,
+    "credit_lots": _LEDGER,
+    "credit_entries": _LEDGER,
+    "spending_terms": {WEB: _QUEUE, WORKER: _READ, BILLING: _READ},
+    "spend_ceilings": {WEB: _QUEUE, WORKER: "SELECT, UPDATE", BILLING: "SELECT, UPDATE"},
+    "spend_limits": {WEB: _CHANGE, WORKER: _READ, BILLING: _READ},
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
+    "payment_queues": _PAYMENTS,
+    "payment_operations": _PAYMENTS,
+    "payment_steps": {WEB: "SELECT, UPDATE", WORKER: _READ, BILLING: _QUEUE},
+    "pushed_invoices": _PAYMENTS,
+    "stripe_events": _PAYMENTS,
+    "stripe_events_listed": {WEB: _READ, BILLING: _QUEUE},
+    "top_ups": _PAYMENTS,
+    "received_payments": _COSTS,
+    "returned_payments": _COSTS,
+    "dunning_cases": _PAYMENTS,
+    "payment_standings": {WEB: _READ, WORKER: "SELECT, UPDATE", BILLING: _QUEUE},
+    "payment_alarms": _PAYMENTS,
     "replica_cost_windows": _COSTS,
     "cost_functions": _COSTS,
     "cost_hours": _COSTS,
@@ -83,7 +116,12 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
 """By table and role. A table that is not here is the owner's alone."""
 
 _FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
-_VIEWS: Final = {"adapter_names": (WEB, BILLING), "usage_now": (WEB, BILLING)}
+_VIEWS: Final = {
+    "adapter_names": (WEB, BILLING),
+    "pinned_slots": (WEB, BILLING),
+    "stored_revisions": (BILLING,),
+    "usage_now": (WEB, BILLING),
+}
 
 
 def grant_privileges(engine: Engine) -> list[str]:

@@ -15,6 +15,8 @@ from sqlmodel import Session
 from adapters.object_store.s3 import Bucket
 from adapters.settings import UploadSettings
 from billing.costs.settings import CostSettings
+from billing.documents.pdf_maker import PdfMaker
+from billing.settings import InvoiceSettings
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
@@ -56,6 +58,8 @@ class Resources:
     upload: UploadSettings
     notification_rules: NotificationRules
     costs: CostSettings
+    invoices: InvoiceSettings
+    pdf_maker: PdfMaker
 
 
 def open_redis(url: str) -> Redis:
@@ -97,6 +101,8 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "notification_rules": resources.notification_rules,
         "base_model_ids": base_models.ids,
         "cost_settings": resources.costs,
+        "invoice_rules": resources.invoices,
+        "pdf_maker": resources.pdf_maker,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(change_handlers, sync_to_thread=False),

@@ -4,6 +4,7 @@ An unexpected error is logged with its trace, and the caller sees only a 500. An
 error.
 """
 
+import re
 from http import HTTPStatus
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -18,6 +19,7 @@ from core.errors import AppError, Unauthenticated, Unavailable
 
 PROBLEM_JSON = "application/problem+json"
 
+_MISSING = re.compile(r"Missing required query parameter '(\w+)'")
 _CODES = {
     400: "invalid_request",
     404: "route_not_found",
@@ -98,7 +100,9 @@ def on_framework_error(request: Request[Any, Any, Any], error: HTTPException) ->
         case 413:
             detail = "The request body is larger than this route accepts."
             headers["connection"] = "close"  # the rest of the body is not read
-    if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
+    if isinstance(error, ValidationException) and (missing := _MISSING.match(detail)):
+        param, detail = missing[1], f"{missing[1]}: this query parameter is required."
+    elif isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
         param = first.get("key")
         detail = f"{param}: {_explained(request, param, first['message'])}" if param else first["message"]

@@ -74,7 +74,7 @@ def describe_api() -> OpenAPIConfig:
 def describe_problems(app: Litestar) -> None:
     """Add the possible errors to every route of the API. Litestar itself would need them on each handler."""
     for route in app.routes:
-        if isinstance(route, HTTPRoute) and route.path.startswith("/api/"):
+        if isinstance(route, HTTPRoute) and route.path.startswith(("/api/", "/v1/")):
             for handler in route.route_handlers:
                 handler.responses = _PROBLEMS
 

@@ -54,10 +54,12 @@ def _body_types(app: Litestar) -> Iterator[Any]:
 
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
-    if not path.startswith("/api/"):
+    if not path.startswith(("/api/", "/v1/")):
         operation["security"] = []
         return
     for parameter in operation.get("parameters", ()):
+        if parameter["name"] == "format":  # the report as a file
+            operation["responses"]["200"]["content"]["text/csv"] = {"schema": {"type": "string"}}
         if pattern := _PATTERNS.get((method, parameter["name"])):
             parameter["schema"] = {"type": "string", "pattern": pattern}
     if method not in _READING and "202" not in operation["responses"]:

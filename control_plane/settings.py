@@ -8,7 +8,9 @@ from pydantic import Field
 
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
+from billing.documents.settings import DocumentSettings
 from billing.notifications.settings import NotificationSettings
+from billing.settings import InvoiceSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -261,6 +263,12 @@ class WorkerSettings(Fragment):
         le=60_000,
         description="How often the worker checks for plan versions that begin; their limits are published then.",
     )
+    ceiling_publish_poll_ms: int = Field(
+        default=250,
+        ge=50,
+        le=60_000,
+        description="How often the worker publishes spend ceilings that billing changed because of credit or payments.",
+    )
     spend_ceiling_poll_s: int = Field(
         default=10,
         ge=1,
@@ -317,4 +325,6 @@ class ControlSettings:
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
+    documents: DocumentSettings = field(default_factory=DocumentSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -22,10 +22,13 @@ from adapters.sandbox.work_folder import remove_abandoned
 from control_plane import metrics
 from control_plane.dependencies import open_redis
 from control_plane.idempotency import service as idempotency
+from control_plane.limits.changed_ceilings import ChangedCeilings
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
+from control_plane.registry.adapters import pins
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
 from control_plane.registry.cleanup.stored_revisions import StoredRevisionCleanup
+from control_plane.registry.cleanup.stored_sizes import StoredSizes
 from control_plane.registry.cleanup.uploads import UploadCleanup
 from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
@@ -65,11 +68,19 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         batch_max=worker.cleanup_batch_max,
     )
 
+    def correct_pin_history() -> bool:
+        with db.unit_of_work(engine) as session:
+            session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            if wrong := pins.correct_history(session):
+                structlog.get_logger().warning("history of pins corrected", adapters=wrong)
+        return False
+
     def remove_expired_responses() -> bool:
         with db.unit_of_work(engine) as session:
             idempotency.remove_expired(session, worker.control_idempotency_expires_s)
         return False
 
+    sizes = StoredSizes(engine, RevisionStore(bucket), worker)
     redis = open_redis(settings.redis.redis_url)
     canaries = CanaryWorker(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
@@ -77,6 +88,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     ceilings = SpendCeilings(engine, redis, worker)
     scheduled = ScheduledVersions(engine)
+    changed_ceilings = ChangedCeilings(engine)
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -87,10 +99,13 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
         Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
+        Loop(name="changed-ceilings", run_once=changed_ceilings.run_once, idle_s=worker.ceiling_publish_poll_ms / 1000),
         Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),
+        Loop(name="pin-history", run_once=correct_pin_history, idle_s=worker.cleanup_poll_s),
+        Loop(name="stored-sizes", run_once=sizes.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="idempotency", run_once=remove_expired_responses, idle_s=worker.cleanup_poll_s),
     ]
 

@@ -9,6 +9,7 @@ from typing import Final
 
 NANOS_PER_CENT: Final = 10_000_000
 NANOS_PER_DOLLAR: Final = 1_000_000_000
+_PPM: Final = 1_000_000
 
 
 def round_to_cents(amount_nanos: int) -> int:
@@ -28,6 +29,29 @@ def distribute_cents(amounts_nanos: Sequence[int]) -> list[int]:
     for index in by_remainder[:missing]:
         floors[index] += 1
     return floors
+
+
+def tax_cents(net_cents: int, rate_ppm: int) -> int:
+    """Nearest whole cent of a tax of ``rate_ppm`` millionths, halves away from zero."""
+    magnitude = (abs(net_cents) * rate_ppm + _PPM // 2) // _PPM
+    return magnitude if net_cents >= 0 else -magnitude
+
+
+def share_cents(total_cents: int, weights: Sequence[int]) -> list[int]:
+    """Whole cents that together are ``total_cents``, in proportion to weights, by largest remainders. Weights that
+    sum to zero share nothing: all parts are 0.
+    """
+    whole = sum(weights)
+    if whole == 0:
+        assert total_cents == 0, "an amount without weights belongs to no part"
+        return [0] * len(weights)
+    parts = [divmod(total_cents * weight, whole) for weight in weights]
+    shares = [share for share, _ in parts]
+    # A remainder has the sign of the whole, so compare sizes.
+    by_remainder = sorted(range(len(parts)), key=lambda index: (-abs(parts[index][1]), index))
+    for index in by_remainder[: total_cents - sum(shares)]:
+        shares[index] += 1
+    return shares
 
 
 def cents_to_nanos(amount_cents: int) -> int:

@@ -16,7 +16,7 @@ ADVISORY_LOCK = 7_301_945_118  # any fixed number; it keeps two migrators from r
 
 for package in ("control_plane", "billing"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        if module.name.endswith(".models"):
+        if module.name.endswith("models"):
             importlib.import_module(module.name)
 
 

@@ -94,6 +94,10 @@ class AdapterCache:
         finally:
             flight.waiters[holder] = max(0, flight.waiters[holder] - 1)
 
+    def is_fetching(self, digest: str) -> bool:
+        """Whether a caller of this process waits for the adapter, or waited, and its fetch is still under way."""
+        return digest in self._flights
+
     def release(self, digest: str, holder: str = "") -> None:
         """Release a name that the engine dropped from every tier. Its files may be evicted from now on, unless another
         name or process holds them. Returns at once. Idempotent.

@@ -1,5 +1,6 @@
-"""Keeps the spending of tenants with tiers or included usage current: it adjusts the periods of tenants whose usage was
-recorded and then corrects their quotas, which gateways had counted at the highest price.
+"""Keeps the spending of tenants with tiers, included usage or prices of resources current: it adjusts the periods of
+tenants whose usage was recorded or whose resources were metered, and then corrects their quotas, which gateways had
+counted at the highest price and without resources.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from billing.each_tenant import each_tenant
 from billing.metering import ActiveTenants
 from billing.periods import Period
 from billing.prices import price_book
+from billing.resources.metering import MeteredTenants
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
 from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.terms import calendars_of
@@ -23,7 +25,9 @@ from core.errors import NotFound
 
 
 class AdjustmentRunner:
-    """One worker's look at the tenants that it recorded usage for, and at all tenants when it starts."""
+    """One worker's look at the tenants that it recorded usage for or whose resources were metered, and at all tenants
+    when it starts.
+    """
 
     def __init__(
         self, engine: sa.Engine, redis: redis_client.Redis, active: ActiveTenants, *, price_age_max: timedelta
@@ -31,13 +35,14 @@ class AdjustmentRunner:
         self._engine = engine
         self._redis = redis
         self._active = active
+        self._metered = MeteredTenants(engine)
         self._price_age_max = price_age_max
         self._waiting: set[str] = set()
         self._started = False
 
     def run_once(self) -> None:
         """Adjust every tenant that is due. Those that fail are due again at the next run."""
-        self._waiting |= self._active.take()
+        self._waiting |= self._active.take() | self._metered.take()
         if not self._started:
             with unit_of_work(self._engine) as session:
                 self._waiting |= set(read_billed_until(session))

@@ -11,7 +11,7 @@ from sqlmodel import Session, col, select
 from billing.charges.discounting import DiscountTerms
 from billing.charges.models import StoredPeriodState
 from billing.charges.proration import TenantTerms
-from billing.charges.resources import ResourceTotal, has_resource_prices
+from billing.charges.resource_charge import ResourceTotal
 from billing.charges.state import PeriodState
 from billing.charges.statement import Used
 from billing.charges.totals import read_totals
@@ -24,12 +24,15 @@ from billing.subscriptions.models import Subscription
 from billing.subscriptions.terms import calendars_of
 from billing.views import PriceView
 
+# An hour costs what is in force at its start, and belongs to the period in which it was counted.
 _RESOURCES: Final = sa.text("""
-SELECT r.kind, r.adapter_id, n.name AS adapter_name, sum(r.quantity) AS quantity
+SELECT r.kind, r.adapter_id, n.name AS adapter_name, r.base_model, r.rank_class,
+    CASE WHEN r.counted_at >= r.hour + interval '1 hour' THEN date_trunc('month', r.hour, 'UTC') END AS late_for,
+    width_bucket(r.hour, cast(:borders AS timestamptz[])) AS stretch, sum(r.units)::numeric AS units
 FROM resource_hours r
 LEFT JOIN adapter_names n ON n.adapter_id = r.adapter_id AND n.tenant_id = r.tenant_id
-WHERE r.tenant_id = :tenant_id AND r.hour >= :start AND r.hour < :end
-GROUP BY 1, 2, 3 ORDER BY 1, 2
+WHERE r.tenant_id = :tenant_id AND r.counted_at >= :start AND r.counted_at < :end
+GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1, 2, 5, 6, 7
 """)
 
 
@@ -52,8 +55,8 @@ def read_contract(session: Session, tenant_id: str, *, book: PriceBook | None = 
 def read_used(
     session: Session, tenant_id: str, contract: Contract, billed: Period, *, unpriced_resources: bool = False
 ) -> Used:
-    """What the tenant used in the billed time, and late usage that waited for it. Resources without a price are left
-    out, unless ``unpriced_resources`` are wanted.
+    """What the tenant used in the billed time, and late usage that waited for it. Resources of tenants that
+    never had a price for any are left out, unless ``unpriced_resources`` are wanted.
     """
     totals, versions = read_totals(session, tenant_id, billed)
     return Used(
@@ -84,8 +87,17 @@ def split(calendars: CalendarHistory, period: Period) -> Iterator[Period]:
 def _read_resources(
     session: Session, tenant_id: str, terms: TenantTerms, billed: Period, *, unpriced: bool
 ) -> Iterator[ResourceTotal]:
-    for start, end, version in terms.stretches(billed):
-        if version is not None and (unpriced or has_resource_prices(version.card)):
-            rows = session.connection().execute(_RESOURCES, {"tenant_id": tenant_id, "start": start, "end": end})
-            for kind, adapter_id, adapter_name, quantity in rows:
-                yield ResourceTotal(kind, adapter_id, adapter_name, version, quantity)
+    """What was counted in the billed time, while the tenant had a subscription."""
+    priced = any(span.version is not None and span.version.card.has_resource_prices for span in terms.prices)
+    end = billed.end if terms.ended is None else min(billed.end, terms.ended)
+    if not (priced or unpriced) or end <= billed.start:
+        return
+    borders = sorted({span.begins for span in terms.prices} | ({terms.joined} if terms.joined else set()))
+    versions = [terms.version_at(border) for border in borders]
+    found = session.connection().execute(
+        _RESOURCES, {"tenant_id": tenant_id, "start": billed.start, "end": end, "borders": borders}
+    )
+    for kind, adapter_id, adapter_name, base_model, rank_class, late_for, stretch, units in found:
+        version = versions[stretch - 1] if stretch else None
+        if version is not None:
+            yield ResourceTotal(kind, adapter_id, adapter_name, base_model, rank_class, late_for, version, int(units))

@@ -1,7 +1,6 @@
-"""The tables of a period's charge: adjustments, what a period leaves to the next one, and metered resources."""
+"""The tables of a period's charge: adjustments, and what a period leaves to the next one."""
 
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,22 +43,3 @@ class StoredPeriodState(SQLModel, table=True):
     period_end: datetime = Field(primary_key=True, sa_type=Instant)
     state: dict[str, Any] = Field(sa_type=JSONB)
     created_at: datetime = Field(sa_type=Instant)
-
-
-class ResourceHour(SQLModel, table=True):
-    """What a tenant used of one resource in one UTC hour: GB-hours of adapter storage, hours of pinned slots, or cold
-    loads. ``adapter_id`` "" stands for none. Written once.
-    """
-
-    __tablename__ = "resource_hours"
-    __table_args__ = (
-        sa.CheckConstraint("kind IN ('adapter_storage', 'pinned_slots', 'cold_loads')", name="kind_known"),
-        sa.CheckConstraint("quantity > 0", name="counts_something"),
-        sa.CheckConstraint("hour = date_trunc('hour', hour, 'UTC')", name="hour_is_whole"),
-    )
-
-    tenant_id: str = Field(primary_key=True)
-    hour: datetime = Field(primary_key=True, sa_type=Instant)
-    kind: str = Field(primary_key=True)
-    adapter_id: str = Field(primary_key=True)
-    quantity: Decimal = Field(sa_type=sa.Numeric(38, 9))

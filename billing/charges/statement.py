@@ -17,7 +17,7 @@ from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
 from billing.charges.period_charge import charge
 from billing.charges.proration import TenantTerms
-from billing.charges.resources import ResourceTotal, resource_lines
+from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
 from billing.periods import Period
 from billing.views import PriceView
@@ -56,7 +56,7 @@ def state_charges(
     state = before.in_period(around.start)
     included = take_included(terms, billed, used.totals, used.versions, state.pools)
     lines = charge(used.totals, used.versions, included.taken)
-    lines += resource_lines(used.resources)
+    lines += resource_charge(used.resources)
     usage_nanos = _sum(lines)
     lines += fee_lines(terms, billed)
     discounted = discount(_sum(lines), discounts, state.discounts, billed=billed, period_start=around.start)

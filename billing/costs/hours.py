@@ -5,7 +5,7 @@ each begins with the charge below one nanodollar that the last one left. An hour
 replica until the rate is there: it is not taken as free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from billing.costs import cost_functions, price_book, usage_source
 from billing.costs.allocation import Allocation, ReplicaSlice, WorkClaim, allocate
 from billing.costs.cost_functions import FittedFunction, ReplicaKind
 from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
+from billing.costs.pins import PinnedTime, Pool, declared, pins_by_pool
 from billing.costs.price_book import DatedRate
 from billing.costs.rates import MS_PER_HOUR, NoRate
 from billing.costs.replica_time import StateWindow, charges, spans
@@ -138,6 +139,7 @@ def compute(
         session, start_ms=hour_ms, end_ms=hour_ms + MS_PER_HOUR, request_hours_max=settings.cost_request_hours_max
     )
     rates = price_book.list_rates(session)
+    pinned = pins_by_pool(session, rates, hour_ms=hour_ms, now_ms=now_ms)
     found, without_rate = [], set()
     for replica_id, _ in hours:
         carry = (carries or {}).get(replica_id)
@@ -145,7 +147,9 @@ def compute(
             carry = _stored_carry(session, replica_id, hour_ms)
         try:
             found.append(
-                _cost_of(session, (replica_id, hour_ms), claims.get(replica_id, []), rates, carry, now_ms, settings)
+                _cost_of(
+                    session, (replica_id, hour_ms), claims.get(replica_id, []), pinned, rates, carry, now_ms, settings
+                )
             )
         except NoRate:
             without_rate.add(replica_id)
@@ -156,6 +160,7 @@ def _cost_of(
     session: Session,
     hour: tuple[str, int],
     claims: list[WorkClaim],
+    pinned: Mapping[Pool, Sequence[PinnedTime]],
     rates: Sequence[DatedRate],
     carry: int,
     now_ms: int,
@@ -172,8 +177,9 @@ def _cost_of(
     time = [span for span in time if hour_ms <= span.reported_ms < hour_ms + MS_PER_HOUR]
     served = [window for window in mine if window.state != "starting"]
     busy_ms = sum(span.busy_ms for span in time if span.state not in ("starting", "lost"))
+    pool_rates = price_book.rates_of(rates, kind.base_model, kind.rank_max)
     given = ReplicaSlice(
-        charges=charges(time, price_book.rates_of(rates, kind.base_model, kind.rank_max)),
+        charges=charges(time, pool_rates),
         busy_ms=busy_ms,
         stall_ms=min(busy_ms, sum(window.stall_ms for window in served)),
         work=_sum_of(served),
@@ -183,6 +189,11 @@ def _cost_of(
             sequence_steps=sum(window.probe_decode_tokens for window in served),
         ),
         claims=claims,
+        pins=declared(
+            pinned.get((kind.base_model, kind.rank_max), ()),
+            pool_rates,
+            [(span.start_ms, span.end_ms) for span in time],
+        ),
     )
     return HourCost(
         replica_id=replica_id,

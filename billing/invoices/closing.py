@@ -2,30 +2,29 @@
 
 A tenant's transaction holds the tenant's subscription, so usage that is recorded meanwhile waits for the commit and is
 late for the next invoice. A close that is killed has closed some tenants and not others; closing again does the rest.
+Taxes are decided before the transaction; where they cannot be, that tenant's invoice waits (``holds``).
 """
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, select
+from sqlmodel import Session
 
-from billing import ledger
-from billing.charges.lines import DraftInvoiceLine, with_cents
 from billing.charges.period import period_lines
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.invoices.models import Invoice, InvoiceLine
-from billing.invoices.queries import invoice_view
-from billing.locks import serialize_decision
+from billing.invoices import carrying, holds
+from billing.invoices.finalizing import Taxation, finalize
 from billing.periods import Period, aware
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
-from billing.views import InvoiceView
+from billing.tax.profiles import read_parties
+from billing.tax.sources import OwnRates, TaxSource, TaxUnavailable
+from billing.views import InvoiceKind, InvoiceView
 from core.db import database_now, unit_of_work
 from core.errors import InvalidRequest
-from core.ids import new_id
-from core.money import cents_to_nanos
+
+OWN_RATES: Final = OwnRates()
 
 
 class CloseResult(NamedTuple):
@@ -35,7 +34,7 @@ class CloseResult(NamedTuple):
     failed: list[str]
 
 
-def close_all(engine: sa.Engine, until: datetime | None = None) -> CloseResult:
+def close_all(engine: sa.Engine, until: datetime | None = None, *, tax: TaxSource = OWN_RATES) -> CloseResult:
     """One invoice for every tenant with uninvoiced usage settled before ``until`` (exclusive; None means now), each in
     a transaction of its own. A tenant that fails stops no other.
 
@@ -54,7 +53,7 @@ def close_all(engine: sa.Engine, until: datetime | None = None) -> CloseResult:
     invoices: list[InvoiceView] = []
 
     def close(tenant_id: str) -> None:
-        invoice = close_tenant(engine, tenant_id, until)
+        invoice = close_tenant(engine, tenant_id, until, tax=tax)
         invoices.extend([] if invoice is None else [invoice])
 
     failed = each_tenant(tenant_ids, "close", close)
@@ -62,57 +61,53 @@ def close_all(engine: sa.Engine, until: datetime | None = None) -> CloseResult:
 
 
 def close_tenant(
-    engine: sa.Engine, tenant_id: str, until: datetime, *, close_empty: bool = False
+    engine: sa.Engine,
+    tenant_id: str,
+    until: datetime,
+    *,
+    scheduled: bool = False,
+    kind: InvoiceKind = "period",
+    tax: TaxSource = OWN_RATES,
 ) -> InvoiceView | None:
     """Close a subscribed tenant's open period at ``until``. None when there is nothing to invoice: then the period
-    stays open, or with ``close_empty`` ends without an invoice.
+    stays open. A ``scheduled`` period ends in any case; below one cent it is carried to the next without an invoice.
+
+    Raises TaxUnavailable after noting the reason at the tenant's draft.
     """
+    taxation = _taxation(engine, tenant_id, tax)
     with unit_of_work(engine) as session:
         billed_until = lock_billed_until(session, tenant_id)
         start = period_start(session, tenant_id, billed_until)
         if start is None or start >= until:
             return None
-        period = Period(start, until)
-        lines = with_cents(period_lines(session, tenant_id, period, closing=True))
-        if lines or close_empty:
-            advance_billed_until(session, tenant_id, until)
-        return _invoice(session, tenant_id, period, lines) if lines else None
+        return _close(session, tenant_id, Period(start, until), taxation, scheduled=scheduled, kind=kind)
 
 
-def _invoice(session: Session, tenant_id: str, period: Period, lines: list[DraftInvoiceLine]) -> InvoiceView:
-    amount_nanos = sum(line.amount_nanos for line in lines)
-    total_cents = sum(line.amount_cents for line in lines)
-    invoice_id = new_id("inv")
-    session.exec(
-        sa.insert(InvoiceLine),
-        params=[
-            {"id": new_id("il"), "invoice_id": invoice_id, "position": position, **msgspec.structs.asdict(line)}
-            for position, line in enumerate(lines, start=1)
-        ],
+def _close(
+    session: Session, tenant_id: str, period: Period, taxation: Taxation, *, scheduled: bool, kind: InvoiceKind
+) -> InvoiceView | None:
+    lines = period_lines(session, tenant_id, period, closing=True)
+    waiting = carrying.read_waiting(session, tenant_id)
+    if not lines and (scheduled or not waiting.lines):
+        if scheduled:
+            advance_billed_until(session, tenant_id, period.end)
+        return None
+    advance_billed_until(session, tenant_id, period.end)
+    holds.release(session, tenant_id)
+    if scheduled and carrying.is_small(lines, waiting):
+        carrying.carry(session, tenant_id, period, lines)
+        return None
+    collected = carrying.collect(lines, waiting, scheduled=scheduled)
+    return finalize(
+        session, tenant_id, period, collected.lines, taxation, kind=kind, carried_nanos=collected.rest_nanos
     )
-    serialize_decision(session, "the next invoice number")  # held until the commit, so numbers have no gaps
-    newest = session.exec(select(sa.func.coalesce(sa.func.max(Invoice.number), 0))).one()
-    invoice = Invoice(
-        id=invoice_id,
-        number=newest + 1,
-        tenant_id=tenant_id,
-        period_start=period.start,
-        period_end=period.end,
-        status="finalised",
-        currency="usd",
-        total_cents=total_cents,
-        amount_nanos=amount_nanos,
-        created_at=database_now(session),
-    )
-    session.add(invoice)
-    session.flush()
-    ledger.post(
-        session,
-        ledger.invoice_posting(
-            invoice_id=invoice_id,
-            tenant_id=tenant_id,
-            amount_nanos=amount_nanos,
-            billed_nanos=cents_to_nanos(total_cents),
-        ),
-    )
-    return invoice_view(invoice)
+
+
+def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> Taxation:
+    with unit_of_work(engine) as session:
+        parties, at = read_parties(session, tenant_id), database_now(session)
+    try:
+        return Taxation(parties, tax.decide(engine, parties, at))
+    except TaxUnavailable as error:
+        holds.hold(engine, tenant_id, error.message)
+        raise

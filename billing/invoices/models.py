@@ -1,39 +1,138 @@
-"""The tables of invoices. The lines of an invoice are inserted before it, in one transaction; triggers refuse
-a line of an invoice that exists, and check at commit that lines and invoice agree.
+"""The tables of invoices. The parts of an invoice (lines, promotional credits, taxes) are inserted before it, in one
+transaction; triggers refuse a part of an invoice that exists, and check that parts and invoice agree. What happens to
+an invoice later is in ``billing.invoices.event_models``, its number and its seal in ``Document``.
 """
 
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
 from billing.models import Instant
 
 
 class Invoice(SQLModel, table=True):
-    """What one tenant owes for one period. Final once it exists; a correction is a separate document."""
+    """What one tenant owes for one period. Final once it exists; a correction is a separate document.
+
+    ``amount_nanos`` is the exact sum of the lines, ``net_cents`` what is charged for it after promotional credits, and
+    ``total_cents`` that and the tax. ``carried_nanos`` was left of small periods and waits for the next invoice.
+    """
 
     __tablename__ = "invoices"
     __table_args__ = (
         sa.UniqueConstraint("tenant_id", "period_end"),
-        sa.CheckConstraint("number > 0", name="number_positive"),
+        sa.CheckConstraint("kind IN ('period', 'threshold', 'final', 'supplementary')", name="kind_known"),
         sa.CheckConstraint("period_start < period_end", name="period_has_length"),
-        sa.CheckConstraint("status = 'finalised'", name="status_known"),
         sa.CheckConstraint("currency = 'usd'", name="currency_known"),
-        sa.CheckConstraint("total_cents >= 0 AND amount_nanos >= 0", name="totals_not_negative"),
+        sa.CheckConstraint("total_cents = net_cents + tax_cents", name="total_is_net_and_tax"),
+        sa.CheckConstraint("carried_nanos BETWEEN -9999999 AND 9999999", name="less_than_a_cent_carried"),
     )
 
     id: str = Field(primary_key=True)
-    number: int = Field(unique=True, sa_type=sa.BigInteger)
     tenant_id: str
+    kind: str
     period_start: datetime = Field(sa_type=Instant)
     period_end: datetime = Field(sa_type=Instant)
-    status: str
     currency: str
-    total_cents: int = Field(sa_type=sa.BigInteger)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
+    carried_nanos: int = Field(sa_type=sa.BigInteger)
+    net_cents: int = Field(sa_type=sa.BigInteger)
+    tax_cents: int = Field(sa_type=sa.BigInteger)
+    total_cents: int = Field(sa_type=sa.BigInteger)
+    seller: dict[str, Any] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
+    buyer: dict[str, Any] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
     created_at: datetime = Field(sa_type=Instant)
+
+
+class Document(SQLModel, table=True):
+    """The number of an invoice or credit note and its link in the chain of all documents, in the order of positions.
+
+    ``sha256`` covers the content's hash and the ``sha256`` of the document before, so no document can be changed
+    without changing every later one. ``content_format`` names the form in which the content is hashed
+    (``billing.invoices.content``).
+    """
+
+    __tablename__ = "documents"
+    __table_args__ = (
+        sa.UniqueConstraint("kind", "number"),
+        sa.UniqueConstraint("document_id"),
+        sa.CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind_known"),
+        sa.Index("ix_documents_tenant_id", "tenant_id"),
+    )
+
+    position: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    kind: str
+    number: int = Field(sa_type=sa.BigInteger)
+    document_id: str
+    tenant_id: str
+    content_format: int
+    content_sha256: str
+    previous_sha256: str
+    sha256: str
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class InvoiceCredit(SQLModel, table=True):
+    """The part of a promotional credit that an invoice used, before tax."""
+
+    __tablename__ = "invoice_credits"
+    __table_args__ = (
+        sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], deferrable=True, initially="DEFERRED"),
+        sa.CheckConstraint("amount_nanos > 0 AND amount_cents >= 0", name="uses_something"),
+    )
+
+    invoice_id: str = Field(primary_key=True)
+    position: int = Field(primary_key=True)
+    lot_id: str
+    amount_nanos: int = Field(sa_type=sa.BigInteger)
+    amount_cents: int = Field(sa_type=sa.BigInteger)
+
+
+class InvoiceTaxLine(SQLModel, table=True):
+    """One tax of an invoice, at the rate of the invoice's date."""
+
+    __tablename__ = "invoice_tax_lines"
+    __table_args__ = (
+        sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], deferrable=True, initially="DEFERRED"),
+        sa.CheckConstraint("rate_ppm BETWEEN 0 AND 1000000", name="rate_possible"),
+    )
+
+    invoice_id: str = Field(primary_key=True)
+    position: int = Field(primary_key=True)
+    name: str
+    rate_ppm: int
+    base_cents: int = Field(sa_type=sa.BigInteger)
+    tax_cents: int = Field(sa_type=sa.BigInteger)
+    note: str | None = None
+
+
+class CarriedPeriod(SQLModel, table=True):
+    """A period of less than one cent, which got no invoice. Its lines are on the tenant's next invoice."""
+
+    __tablename__ = "carried_periods"
+    __table_args__ = (sa.CheckConstraint("amount_nanos BETWEEN -9999999 AND 9999999", name="less_than_a_cent"),)
+
+    tenant_id: str = Field(primary_key=True)
+    period_end: datetime = Field(primary_key=True, sa_type=Instant)
+    period_start: datetime = Field(sa_type=Instant)
+    amount_nanos: int = Field(sa_type=sa.BigInteger)
+    lines: list[dict[str, Any]] = Field(sa_type=JSONB)  # DraftInvoiceLine
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class InvoiceHold(SQLModel, table=True):
+    """A tenant whose ended period waits because its tax could not be decided. Removed by the next invoice."""
+
+    __tablename__ = "invoice_holds"
+
+    tenant_id: str = Field(primary_key=True)
+    reason: str
+    attempts: int
+    since: datetime = Field(sa_type=Instant)
+    next_try_at: datetime = Field(sa_type=Instant)
 
 
 class InvoiceLine(SQLModel, table=True):

@@ -1,64 +1,198 @@
-"""Reads invoices. ``billing.invoices.closing`` writes them once; they never change."""
+"""Reads invoices. ``billing.invoices.closing`` writes them once; what they became since is read from their events."""
 
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
-from billing.invoices.models import Invoice, InvoiceLine
+from billing.invoices.credit_note_queries import notes_of
+from billing.invoices.documents import printed_number
+from billing.invoices.event_models import InvoiceEvent
+from billing.invoices.events import state_of
+from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
+from billing.invoices.statuses import EventKind, InvoiceState, PaymentSource
+from billing.invoices.views import AppliedCredit, InvoiceDocument, InvoiceEventView, PaymentView
 from billing.settings import INVOICES_PAGE_MAX
-from billing.views import InvoiceDetail, InvoiceLineView, InvoiceView, LineKind, LineUnit
+from billing.tax.calculation import TaxLine, line_shares
+from billing.tax.parties import Buyer, Seller
+from billing.views import (
+    InvoiceDetail,
+    InvoiceKind,
+    InvoiceLineView,
+    InvoiceStatus,
+    InvoiceView,
+    LineKind,
+    LineUnit,
+)
+from core.errors import NotFound
 
 
 def list_invoices(
-    session: Session, *, tenant_id: str | None, after: str | None = None, limit: int = 50
+    session: Session,
+    *,
+    tenant_id: str | None,
+    status: InvoiceStatus | None = None,
+    after: str | None = None,
+    limit: int = 50,
 ) -> list[InvoiceView]:
     """Invoices, newest first. ``tenant_id`` None means every tenant, for admins only. ``after`` is the last id of the
     previous page.
     """
     assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} invoices"
-    statement = select(Invoice).order_by(col(Invoice.id).desc()).limit(limit)
+    statement = _with_state().order_by(col(Invoice.id).desc()).limit(limit)
     if tenant_id is not None:
         statement = statement.where(Invoice.tenant_id == tenant_id)
+    if status is not None:
+        statement = statement.where(_NEWEST.status == status)
     if after is not None:
         statement = statement.where(Invoice.id < after)
-    return [invoice_view(invoice) for invoice in session.exec(statement)]
+    return [_view(*row) for row in session.exec(statement)]
 
 
 def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
     """An invoice with its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
-    statement = select(Invoice).where(Invoice.id == invoice_id)
-    if tenant_id is not None:
-        statement = statement.where(Invoice.tenant_id == tenant_id)
-    invoice = session.exec(statement).first()
-    if invoice is None:
+    found = _find(session, invoice_id, tenant_id)
+    if found is None:
         return None
-    lines = session.exec(
-        select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id).order_by(col(InvoiceLine.position))
+    return InvoiceDetail(invoice=_view(*found), lines=_lines(session, invoice_id, read_taxes(session, invoice_id)))
+
+
+def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = None) -> InvoiceDocument:
+    """An invoice with all its parts and everything that happened to it. Raises NotFound, also when it belongs to
+    another tenant than ``tenant_id``.
+    """
+    found = _find(session, invoice_id, tenant_id)
+    if found is None:
+        raise NotFound("Invoice not found.", code="invoice_not_found")
+    invoice, document, _ = found
+    taxes = read_taxes(session, invoice_id)
+    events = session.exec(
+        select(InvoiceEvent).where(InvoiceEvent.invoice_id == invoice_id).order_by(col(InvoiceEvent.seq))
+    ).all()
+    applied = session.exec(
+        select(InvoiceCredit).where(InvoiceCredit.invoice_id == invoice_id).order_by(col(InvoiceCredit.position))
     )
-    return InvoiceDetail(
-        invoice=invoice_view(invoice),
-        lines=tuple(_line_view(line) for line in lines),
+    return InvoiceDocument(
+        invoice=_view(*found),
+        seller=None if invoice.seller is None else msgspec.convert(invoice.seller, Seller),
+        buyer=None if invoice.buyer is None else msgspec.convert(invoice.buyer, Buyer),
+        lines=_lines(session, invoice_id, taxes),
+        credits=tuple(
+            AppliedCredit(lot_id=each.lot_id, amount_nanos=each.amount_nanos, amount_cents=each.amount_cents)
+            for each in applied
+        ),
+        tax_lines=taxes,
+        payments=tuple(_payment(event) for event in events if event.kind == "payment"),
+        credit_notes=tuple(notes_of(session, invoice_id)),
+        events=tuple(
+            InvoiceEventView(
+                kind=cast("EventKind", event.kind),
+                amount_cents=event.amount_cents,
+                reason=event.reason,
+                created_at=event.created_at,
+            )
+            for event in events
+        ),
+        sha256=document.sha256,
     )
 
 
-def invoice_view(invoice: Invoice) -> InvoiceView:
+def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
+    """An invoice without its lines. Raises NotFound."""
+    found = _find(session, invoice_id, None)
+    if found is None:
+        raise NotFound("Invoice not found.", code="invoice_not_found")
+    return _view(*found)
+
+
+def invoice_view(invoice: Invoice, number: str, state: InvoiceState) -> InvoiceView:
     """The invoice as other packages see it, with its number in the printed form."""
     return InvoiceView(
         id=invoice.id,
-        number=f"TNR-{invoice.number:06d}",
+        number=number,
         tenant_id=invoice.tenant_id,
+        kind=cast("InvoiceKind", invoice.kind),
         period_start=invoice.period_start,
         period_end=invoice.period_end,
-        status=invoice.status,
+        status=state.status,
         currency=invoice.currency,
-        total_cents=invoice.total_cents,
         amount_nanos=invoice.amount_nanos,
+        net_cents=invoice.net_cents,
+        tax_cents=invoice.tax_cents,
+        total_cents=invoice.total_cents,
+        paid_cents=state.paid_cents,
+        credited_cents=state.credited_cents,
+        amount_due_cents=state.amount_due_cents,
         created_at=invoice.created_at,
     )
 
 
-def _line_view(line: InvoiceLine) -> InvoiceLineView:
+_NEWEST = aliased(
+    InvoiceEvent,
+    sa.select(InvoiceEvent)
+    .where(col(InvoiceEvent.invoice_id) == col(Invoice.id))
+    .order_by(col(InvoiceEvent.seq).desc())
+    .limit(1)
+    .correlate(Invoice)
+    .lateral("newest_event"),
+)
+
+
+def _with_state() -> Any:  # a select of three tables
+    return (
+        select(Invoice, Document, _NEWEST)
+        .join(Document, col(Document.document_id) == col(Invoice.id))
+        .join(_NEWEST, sa.true())
+    )
+
+
+def _find(session: Session, invoice_id: str, tenant_id: str | None) -> tuple[Invoice, Document, InvoiceEvent] | None:
+    statement = _with_state().where(Invoice.id == invoice_id)
+    if tenant_id is not None:
+        statement = statement.where(Invoice.tenant_id == tenant_id)
+    found: tuple[Invoice, Document, InvoiceEvent] | None = session.exec(statement).first()
+    return found
+
+
+def _view(invoice: Invoice, document: Document, newest: InvoiceEvent) -> InvoiceView:
+    return invoice_view(invoice, printed_number("invoice", document.number), state_of(newest))
+
+
+def read_taxes(session: Session, invoice_id: str) -> tuple[TaxLine, ...]:
+    """The taxes of an invoice, in printing order."""
+    rows = session.exec(
+        select(InvoiceTaxLine).where(InvoiceTaxLine.invoice_id == invoice_id).order_by(col(InvoiceTaxLine.position))
+    )
+    return tuple(
+        TaxLine(name=tax.name, rate_ppm=tax.rate_ppm, base_cents=tax.base_cents, tax_cents=tax.tax_cents, note=tax.note)
+        for tax in rows
+    )
+
+
+def _payment(event: InvoiceEvent) -> PaymentView:
+    return PaymentView(
+        source=cast("PaymentSource", event.source),
+        reference=event.reference,
+        amount_cents=event.amount_cents,
+        surplus_cents=event.surplus_cents,
+        created_at=event.created_at,
+    )
+
+
+def _lines(session: Session, invoice_id: str, taxes: tuple[TaxLine, ...]) -> tuple[InvoiceLineView, ...]:
+    lines = session.exec(
+        select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id).order_by(col(InvoiceLine.position))
+    ).all()
+    if not any(tax.tax_cents for tax in taxes):
+        return tuple(_line_view(line, 0) for line in lines)
+    shares = line_shares([tax.tax_cents for tax in taxes], [line.amount_cents for line in lines])
+    return tuple(_line_view(line, share) for line, share in zip(lines, shares, strict=True))
+
+
+def _line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
     """The line in today's words: older lines counted page-milliseconds, and uncached input as ``input_tokens``."""
     in_milliseconds = line.unit == "page_millisecond"
     quantity = line.quantity.scaleb(-3) if in_milliseconds else line.quantity
@@ -76,6 +210,7 @@ def _line_view(line: InvoiceLine) -> InvoiceLineView:
         unit_price_nanos=line.unit_price_nanos,
         amount_nanos=line.amount_nanos,
         amount_cents=line.amount_cents,
+        tax_cents=tax_cents,
         request_count=line.request_count,
         tier=line.tier,
         used_units=None if line.used_units is None else plain(line.used_units),

@@ -13,6 +13,7 @@ from core.contracts.grants import ModelPrices, Prices
 from core.errors import InvalidRequest
 
 TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
 TierMode = Literal["graduated", "volume", "package"]
 
 Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
@@ -35,8 +36,19 @@ PRICE_OF: Final[dict[TieredQuantity, str]] = {
 """The field of ``Prices`` that holds the unit price of a quantity."""
 
 
+RESOURCE_KINDS: Final[tuple[ResourceLineKind, ...]] = ("adapter_storage", "pinned_slots", "cold_loads")
+RESOURCE_PRICE_OF: Final[dict[ResourceLineKind, str]] = {
+    "adapter_storage": "adapter_storage_gb_hour_nanos",
+    "pinned_slots": "pinned_slot_hour_nanos",
+    "cold_loads": "cold_load_nanos",
+}
+"""The field of ``PriceCard`` and ``ModelCardPrices`` that holds the unit price of a resource."""
+
+
 class ModelCardPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The unit prices of one base model, and of one of its rank classes if ``rank_class`` is set."""
+    """The unit prices of one base model, and of one of its rank classes if ``rank_class`` is set. A resource without a
+    price here has that of all models.
+    """
 
     base_model: ModelId
     input_nanos: Nanos
@@ -44,6 +56,9 @@ class ModelCardPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     output_nanos: Nanos
     kv_page_second_nanos: Nanos
     rank_class: RankClass | None = None
+    adapter_storage_gb_hour_nanos: ResourceNanos | None = None
+    pinned_slot_hour_nanos: ResourceNanos | None = None
+    cold_load_nanos: ResourceNanos | None = None
 
 
 class PriceTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +153,18 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 if entry.rank_class is None:
                     of_model = entry
         return self.default if of_model is None else msgspec.convert(of_model, Prices, from_attributes=True)
+
+    def resource_nanos(self, kind: ResourceLineKind, base_model: str, rank_class: int | None) -> int:
+        """The price of a GB-hour, a slot-hour or a load: that of the rank class, else of the model, else of all."""
+        name = RESOURCE_PRICE_OF[kind]
+        own = {entry.rank_class: getattr(entry, name) for entry in self.models if entry.base_model == base_model}
+        prices = (own.get(rank_class), own.get(None), getattr(self, name))
+        return next(price for price in prices if price is not None)
+
+    @property
+    def has_resource_prices(self) -> bool:
+        """Whether storage, pinned slots or cold loads cost anything."""
+        return any(getattr(prices, name) for prices in (self, *self.models) for name in RESOURCE_PRICE_OF.values())
 
     def tier_of(self, quantity: TieredQuantity, base_model: str) -> TieredPrice | None:
         """The tiered price of a quantity: the model's own, else that of all models."""

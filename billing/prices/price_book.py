@@ -70,9 +70,12 @@ class PriceBook:
         return None if price is None else EventPrice(price, stale=event.price_version_id is not None)
 
     def has_corrections(self, tenant_id: str) -> bool:
-        """Whether any version that the tenant has or had makes usage cheaper than it is recorded."""
+        """Whether any version that the tenant has or had makes usage cheaper than it is recorded, or charges for
+        resources, which no record has.
+        """
         versions = (span.version for span in self.spans(tenant_id))
-        return any(version is not None and (version.card.tiers or version.card.included) for version in versions)
+        cards = (version.card for version in versions if version is not None)
+        return any(card.tiers or card.included or card.has_resource_prices for card in cards)
 
     def in_force(self, tenant_id: str, at: datetime) -> PriceView | None:
         """The version in force ``at`` that instant: the tenant's own, else that of the plan that the tenant had then.

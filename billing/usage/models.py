@@ -109,6 +109,14 @@ class UsageHour(SQLModel, table=True):
     """
 
     __tablename__ = "usage_hours"
+    __table_args__ = (
+        sa.Index(
+            "ix_usage_hours_late",
+            "tenant_id",
+            "late_from",
+            postgresql_where=sa.text("late_from > '1970-01-01T00:00:00Z'::timestamptz"),
+        ),
+    )
 
     tenant_id: str = Field(primary_key=True)
     hour: datetime = Field(primary_key=True, sa_type=Instant)

@@ -1,6 +1,6 @@
 """Closes billing periods and reads invoices. ``billing`` does the work; this room adds audit rows and paging."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import msgspec
@@ -9,13 +9,15 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from billing.invoices import closing, queries
+from billing.invoices.drafts import read_drafts
 from billing.reconciliation import audit as reconciliation
-from billing.views import InvoiceView, Reconciliation
+from billing.settings import InvoiceSettings
+from billing.views import InvoiceStatus, InvoiceView, Reconciliation
 from control_plane.audit import service as audit
-from control_plane.invoices.schemas import Closed, InvoiceWithLines
+from control_plane.invoices.schemas import Closed, Drafts, InvoiceWithLines
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from core.db import unit_of_work
-from core.errors import InvalidRequest, NotFound, Unavailable
+from core.errors import InvalidRequest, Unavailable
 
 
 def close(engine: Engine, until: str, *, actor: str) -> Closed:
@@ -41,19 +43,27 @@ def close(engine: Engine, until: str, *, actor: str) -> Closed:
     return Closed(invoices=made)
 
 
-def list_invoices(session: Session, *, tenant_id: str | None, cursor: str | None, limit: int) -> Page[InvoiceView]:
+def list_invoices(
+    session: Session, *, tenant_id: str | None, cursor: str | None, limit: int, status: InvoiceStatus | None = None
+) -> Page[InvoiceView]:
     """One tenant's invoices, or all tenants' with None (admins only), newest first."""
-    found = queries.list_invoices(session, tenant_id=tenant_id, after=decode_cursor(cursor), limit=limit + 1)
+    found = queries.list_invoices(
+        session, tenant_id=tenant_id, status=status, after=decode_cursor(cursor), limit=limit + 1
+    )
     following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
     return Page(data=found[:limit], next_cursor=following)
 
 
-def get(session: Session, *, invoice_id: str, tenant_id: str) -> InvoiceWithLines:
-    """One of the tenant's invoices with its lines. Raises NotFound."""
-    found = queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
-    if found is None:
-        raise NotFound("Invoice not found.", code="invoice_not_found")
-    return InvoiceWithLines(**msgspec.structs.asdict(found.invoice), lines=found.lines)
+def get(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceWithLines:
+    """One of the tenant's invoices, or any one with None (admins only), with all its parts. Raises NotFound."""
+    found = msgspec.structs.asdict(queries.read_document(session, invoice_id, tenant_id=tenant_id))
+    return InvoiceWithLines(**msgspec.structs.asdict(found.pop("invoice")), **found)
+
+
+def drafts(engine: Engine, rules: InvoiceSettings, *, tenant_id: str) -> Drafts:
+    """What the tenant's next invoices would be now."""
+    grace = timedelta(seconds=rules.billing_grace_s)
+    return Drafts(drafts=read_drafts(engine, tenant_id, grace=grace))
 
 
 def _instant(text: str) -> datetime:

@@ -96,6 +96,9 @@ class Revision(SQLModel, table=True):
         index=True,
         description="Digest of the files that validation accepted and stored, ready or not.",
     )
+    stored_bytes: int | None = Field(
+        default=None, sa_type=BigInteger, description="Size of the files that validation stored."
+    )
     rank: int | None = Field(default=None)
     rank_class: int | None = Field(default=None, description="Largest rank of the pool that serves the revision.")
     canary: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
@@ -114,6 +117,22 @@ class Revision(SQLModel, table=True):
     )
     uploads_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     stored_removed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+
+
+class PinEvent(SQLModel, table=True):
+    """From ``at`` on, the platform keeps an engine name in memory (``pinned``), or keeps it no longer. Written once."""
+
+    __tablename__ = "pin_events"
+    __table_args__ = (Index("ix_pin_events_adapter_id", "adapter_id"),)
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
+    tenant_id: str = Field(sa_type=Text)
+    adapter_id: str = Field(sa_type=Text)
+    engine_name: str = Field(sa_type=Text)
+    base_model: str = Field(sa_type=Text)
+    rank_class: int
+    pinned: bool
+    at: datetime = Field(sa_type=DateTime(timezone=True))
 
 
 class UploadFile(SQLModel, table=True):

@@ -38,8 +38,9 @@ class GenerationProgress(msgspec.Struct, frozen=True):
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one request, as the engine counted it. Two events with the same request id are one charge.
 
-    ``adapter_tier`` is the tier of its adapter on arrival (None for a base model), ``adapter_load_ms`` how long the
-    request waited for the adapter, ``stall_ms`` how long the load delayed the step of all running requests.
+    ``adapter_tier`` is the tier of its adapter on arrival (None for a base model; ``store`` only if the request itself
+    began the download), ``adapter_load_ms`` how long the request waited for the adapter, ``stall_ms`` how long the load
+    delayed the step of all running requests.
     An ``estimated`` event is the last checkpoint of a request whose gateway died: a lower bound of the usage, with the
     whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
     ``price_version_id`` names the prices at admission, which are the prices charged.

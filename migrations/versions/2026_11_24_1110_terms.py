@@ -1,9 +1,9 @@
-"""Adds the terms of tenants: calendars, discounts, price overrides, metered resources, drafts of plan versions and the
+"""Adds the terms of tenants: calendars, discounts, price overrides, drafts of plan versions and the
 end of a subscription; and the invoice lines that they make.
 
 Every tenant with a plan gets a subscription, so that fees are billed without usage.
 
-Revision: 2026_11_24_1110, after 2026_11_24_1070.
+Revision: 2026_11_24_1110, after 2026_11_24_1100.
 """
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "2026_11_24_1110"
-down_revision = "2026_11_24_1070"
+down_revision = "2026_11_24_1100"
 branch_labels = None
 depends_on = None
 
@@ -76,7 +76,7 @@ CREATE TRIGGER plan_drafts_published_once BEFORE UPDATE ON plan_drafts
     FOR EACH ROW EXECUTE FUNCTION plan_drafts_published_once();
 """
 
-_WRITTEN_ONCE = ("tenant_calendars", "price_overrides", "discounts", "discount_ends", "period_states", "resource_hours")
+_WRITTEN_ONCE = ("tenant_calendars", "price_overrides", "discounts", "discount_ends", "period_states")
 
 
 def upgrade() -> None:
@@ -193,22 +193,6 @@ def _tables() -> None:
         sa.PrimaryKeyConstraint("tenant_id", "period_end", name="pk_period_states"),
     )
     op.create_table(
-        "resource_hours",
-        sa.Column("tenant_id", sa.String(), nullable=False),
-        sa.Column("hour", INSTANT, nullable=False),
-        sa.Column("kind", sa.String(), nullable=False),
-        sa.Column("adapter_id", sa.String(), nullable=False),
-        sa.Column("quantity", sa.Numeric(38, 9), nullable=False),
-        sa.CheckConstraint(
-            "kind IN ('adapter_storage', 'pinned_slots', 'cold_loads')", name=op.f("ck_resource_hours_kind_known")
-        ),
-        sa.CheckConstraint("quantity > 0", name=op.f("ck_resource_hours_counts_something")),
-        sa.CheckConstraint(
-            "hour = date_trunc('hour', hour, 'UTC')", name=op.f("ck_resource_hours_hour_is_whole")
-        ),
-        sa.PrimaryKeyConstraint("tenant_id", "hour", "kind", "adapter_id", name="pk_resource_hours"),
-    )
-    op.create_table(
         "plan_drafts",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("plan_id", sa.Text(), nullable=False),
@@ -230,7 +214,7 @@ def _tables() -> None:
 def downgrade() -> None:
     op.drop_constraint(op.f("ck_tenants_status_known"), "tenants")
     op.create_check_constraint(op.f("ck_tenants_status_known"), "tenants", "status IN ('active', 'suspended')")
-    for table in ("plan_drafts", "resource_hours", "period_states", "discount_ends", "discounts", "price_overrides"):
+    for table in ("plan_drafts", "period_states", "discount_ends", "discounts", "price_overrides"):
         op.drop_table(table)
     op.drop_table("tenant_calendars")
     op.execute("DROP FUNCTION billing_refuse_past_terms(); DROP FUNCTION plan_drafts_published_once()")

@@ -21,6 +21,13 @@ class ControlPlane:
         """The JSON of a GET; raises RuntimeError with the problem's text on a refusal."""
         return self._json(self._http.get(path, params=params))
 
+    def content(self, path: str) -> bytes:
+        """The bytes of a GET, such as a file's; raises RuntimeError with the problem's text on a refusal."""
+        response = self._http.get(path)
+        if response.is_error:
+            raise RuntimeError(f"GET {path}: {response.status_code} {response.text}")
+        return response.content
+
     def post(self, path: str, body: Any = None) -> Any:
         """The JSON of a POST."""
         return self._json(self._http.post(path, json=body))

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from adapters.settings import CacheSettings, StoreSettings
 from billing.costs.settings import CostSettings
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
+from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
 from control_plane.settings import ControlSettings
@@ -49,6 +50,7 @@ PROCESSES: Final = (
         (
             BillingSettings,
             CostSettings,
+            ResourceSettings,
             StripeSettings,
             NotificationSettings,
             DeliverySettings,

@@ -11,6 +11,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 
 from control_plane.audit import service as audit
 from control_plane.publishing.outbox import publish_changes
+from control_plane.registry.adapters import pin_history
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.tenants import service as tenants
 from core.contracts.routes import PROD, Pin
@@ -67,6 +68,25 @@ def pin(session: Session, engine_name: str) -> Pin | None:
     return next((each for each in _pins_of(session, adapter) if each.engine_name == engine_name), None)
 
 
+def correct_history(session: Session) -> int:
+    """Note the pins that are in force although the history does not know it, and the other way round; publish them
+    again. Returns for how many adapters: two changes at the same time that do not see each other are a cause.
+
+    The caller has begun a transaction that reads one state (repeatable read).
+    """
+    pinned = select(Adapter).where(col(Adapter.pinned), col(Adapter.deleted_at).is_(None))
+    known = select(Adapter).where(col(Adapter.id).in_(pin_history.adapters_with_pins(session)))
+    adapters = {adapter.id: adapter for wanted in (pinned, known) for adapter in session.exec(wanted).all()}
+    wrong = [
+        adapter
+        for _, adapter in sorted(adapters.items())
+        if pin_history.differs(session, adapter, _pins_in_force(session, adapter))
+    ]
+    for adapter in wrong:
+        _republish(session, adapter)
+    return len(wrong)
+
+
 def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
     """All published pins, by engine name."""
     holders = select(Adapter.tenant_id).where(col(Adapter.pinned), col(Adapter.deleted_at).is_(None)).distinct()
@@ -78,10 +98,17 @@ def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
 
 
 def _republish(session: Session, adapter: Adapter) -> None:
-    """Publish every engine name that may be or may have been pinned; ``pin`` decides when the relay reads it."""
+    """Publish every engine name that may be or may have been pinned; ``pin`` decides when the relay reads it. Note from
+    when on which of them are in force, since tenants pay for that.
+    """
     ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
     names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
     publish_changes(session, "pins", names)
+    pin_history.record(session, adapter, _pins_in_force(session, adapter))
+
+
+def _pins_in_force(session: Session, adapter: Adapter) -> list[Pin]:
+    return list(_pins_of(session, adapter)) if adapter.id in _within_plan(session, adapter.tenant_id) else []
 
 
 def _within_plan(session: Session, tenant_id: str) -> set[str]:

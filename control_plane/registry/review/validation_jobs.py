@@ -112,6 +112,7 @@ def record(session: Session, job: ValidationJob, verdict: ValidationReport, *, c
     # The classes may have changed since the job was claimed.
     classes = base_models.spec_of(session, session.get_one(Adapter, row.adapter_id).base_model).classes
     row.checked_digest = verdict.digest
+    row.stored_bytes = verdict.manifest.size_bytes
     row.rank, row.rank_class = verdict.manifest.rank, class_for(verdict.manifest.rank, classes)
     row.leased_until = None
     session.add(row)

@@ -19,6 +19,7 @@ from control_plane.registry.review import decision
 from control_plane.tenants.service import Status
 from core import clock
 from core.contracts.revocations import Revocation
+from core.db import database_now
 
 Reason = Literal["deleted", "suspended"]
 
@@ -30,7 +31,7 @@ def delete_adapter(session: Session, *, tenant_id: str, name: str, actor: str) -
         "adapter_deleted", "the adapter was deleted in the meantime; create it again and upload the files there"
     )
     decision.reject_open(session, adapter_id=adapter.id, reason=gone, actor=actor)
-    adapter.deleted_at = clock.now()
+    adapter.deleted_at = database_now(session)  # storage is charged until then
     session.add(adapter)
     for alias in session.exec(select(Alias).where(Alias.adapter_id == adapter.id)).all():
         session.delete(alias)

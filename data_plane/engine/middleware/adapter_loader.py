@@ -164,8 +164,11 @@ class AdapterLoader:
                 del self._loads[owner]
 
     async def _load_from_disk(self, name: str, tenant: str | None, use: _AdapterUse) -> Tier:
-        """Load from disk into host memory, after a download from the store if need be."""
-        tier: Tier = "disk" if await self._disk.has(name) else "store"
+        """Load from disk into host memory, after a download from the store if need be. The tier is the store only for
+        the request that begins the download: cold loads are charged by it.
+        """
+        on_disk = await self._disk.has(name) or self._disk.is_coming(name)
+        tier: Tier = "disk" if on_disk else "store"
         for attempt in range(_LOAD_ATTEMPTS):
             folder = await self._disk.fetch(name, tenant)
             if (already := await self._acquire(name, use)) is not None:

@@ -47,6 +47,10 @@ class DiskLeases:
         """Whether the adapter is on disk, so that no download is needed."""
         return digest_of(name) in await self._cache.digests()
 
+    def is_coming(self, name: str) -> bool:
+        """Whether a prefetch or another request has begun its download already."""
+        return self._cache.is_fetching(digest_of(name))
+
     async def fetch(self, name: str, tenant: str | None) -> Path:
         """The folder of the adapter's verified files, downloaded if need be. Raises ``NotFound`` for an adapter that is
         not stored, revoked or of another base model, ``AdapterStillLoading`` when the download takes too long, another

@@ -52,8 +52,24 @@ NOT_IN_A_SCHEMA = {
     ("GET", "/api/v1/admin/costs", "end"),
     ("GET", "/api/v1/admin/costs/focus.csv", "start"),
     ("GET", "/api/v1/admin/costs/focus.csv", "end"),
+    "refund_exceeds_unspent",
+    ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "amount_nanos"),
+    ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "effective_from"),
+    ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "expires_at"),
+    ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "models"),
+    ("POST", "/api/v1/admin/tenants/{tenant_id}/credits/{lot_id}/refund", "amount_nanos"),
     ("GET", "/api/v1/usage", "start"),
     ("GET", "/api/v1/usage", "end"),
+    ("GET", "/v1/usage", "date"),
+    "team_not_found",
+    "line_has_no_requests",
+    "credit_note_not_found",
+    "invoice_line_not_found",
+    *(
+        ("GET", f"/v1/organization/{report}", parameter)
+        for report in ("usage/completions", "costs")
+        for parameter in ("start_time", "end_time", "limit", "models", "project_ids", "api_key_ids", "line_items")
+    ),
 }
 """Codes, or routes and fields, of data that the document allows and the code refuses, because of other data."""
 
@@ -97,6 +113,11 @@ def existing(api, tenant) -> dict[str, Any]:
         "revision_id": tenant.announce("mine", FILES)["id"],
         "alias": "prod",
         "change_id": 1,
+        "lot_id": api.admin.post(
+            f"/api/v1/admin/tenants/{tenant.id}/credits", json={"kind": "paid", "amount_nanos": 10_000_000_000}
+        )
+        .raise_for_status()
+        .json()["id"],
         "endpoint_id": endpoint["id"],
         "delivery_id": tenant.http.post(f"{ENDPOINTS}/{endpoint['id']}/messages").raise_for_status().json()["id"],
     }

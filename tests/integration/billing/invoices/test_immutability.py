@@ -88,8 +88,8 @@ def test_two_invoices_of_a_tenant_cannot_cover_the_same_time(stage):
     stage.close()
     with pytest.raises(sa.exc.IntegrityError, match="another invoice"):
         stage.change(
-            "INSERT INTO invoices SELECT 'inv_x', 99, tenant_id, period_start, period_end + interval '1 hour', status,"
-            " currency, 0, 0, created_at FROM invoices"
+            "INSERT INTO invoices SELECT (jsonb_populate_record(i, jsonb_build_object('id', 'inv_x', 'amount_nanos', 0,"
+            " 'period_end', i.period_end + interval '1 hour', 'net_cents', 0, 'total_cents', 0))).* FROM invoices i"
         )
 
 

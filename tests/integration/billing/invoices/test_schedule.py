@@ -6,8 +6,10 @@ import pytest
 
 from billing.invoices.schedule import PeriodSchedule
 from core import clock
+from core.contracts.grants import Prices
 
 HOUR = timedelta(hours=1)
+DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_000, output_nanos=600_000, kv_page_second_nanos=1_000_000)
 
 
 def months_ago(now: datetime, months: int) -> datetime:
@@ -16,7 +18,7 @@ def months_ago(now: datetime, months: int) -> datetime:
 
 
 def test_an_ended_month_is_invoiced_and_the_running_one_is_not(stage):
-    tenant = stage.tenant()
+    tenant = stage.tenant(DEAR)
     this_month = months_ago(stage.now(), 0)
     last = stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 1, output_tokens=7)
     stage.bill(last, stage.event(tenant, settled_at_ms=clock.to_ms(this_month), output_tokens=9))
@@ -30,7 +32,7 @@ def test_an_ended_month_is_invoiced_and_the_running_one_is_not(stage):
 
 @pytest.mark.scenario(62)
 def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
-    tenant = stage.tenant()
+    tenant = stage.tenant(DEAR)
     now = stage.now()
     this_month = months_ago(now, 0)
     stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 10))
@@ -44,7 +46,7 @@ def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
 
 @pytest.mark.scenario(63)
 def test_usage_that_arrives_after_the_invoice_is_marked_late_on_the_next(stage):
-    tenant = stage.tenant()
+    tenant = stage.tenant(DEAR)
     this_month = months_ago(stage.now(), 0)
     stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 10))
     PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
@@ -59,14 +61,14 @@ def test_usage_that_arrives_after_the_invoice_is_marked_late_on_the_next(stage):
 
 @pytest.mark.scenario(50)
 def test_each_missed_period_gets_an_invoice_of_its_own_in_order(stage):
-    tenant = stage.tenant()
+    tenant = stage.tenant(DEAR)
     now = stage.now()
     starts = [months_ago(now, months) for months in (3, 2, 1, 0)]
     for number, start in enumerate(starts[:3]):
         if number != 1:  # a month without usage ends without an invoice
             stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(start) + 5_000, output_tokens=number + 1))
     PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
-    invoices = stage.rows("SELECT * FROM invoices ORDER BY number")
+    invoices = stage.rows("SELECT * FROM invoices ORDER BY period_end")
     assert [row["period_end"] for row in invoices] == [starts[1], starts[3]]
     assert [row["period_start"] for row in invoices][1] == starts[2]
     assert stage.value("SELECT billed_until FROM subscriptions") == starts[3]
@@ -74,7 +76,7 @@ def test_each_missed_period_gets_an_invoice_of_its_own_in_order(stage):
 
 @pytest.mark.scenario(64)
 def test_usage_of_three_months_ago_is_billed_at_its_price_and_older_usage_is_a_dead_letter(stage):
-    tenant = stage.tenant()
+    tenant = stage.tenant(DEAR)
     old, ancient = (stage.event(tenant, settled_at_ms=stage.ago_ms(days=days)) for days in (90, 401))
     stage.bill(old, ancient)
     for _ in range(3):

@@ -19,7 +19,7 @@ def routes(api) -> list[tuple[str, str]]:
         (method.upper(), path)
         for path, operations in paths.items()
         for method in operations
-        if path.startswith("/api/") and method in ("get", "post", "put", "patch", "delete")
+        if path.startswith(("/api/", "/v1/")) and method in ("get", "post", "put", "patch", "delete")
     ]
 
 

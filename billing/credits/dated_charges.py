@@ -1,0 +1,124 @@
+"""Dates the amounts of an invoice, as a pure function: what its usage cost at which instant, so that credits can burn
+in the order of time.
+
+Usage is dated by when it settled. Everything else on an invoice (fees, commitments, what was carried over) is dated at
+the last instant of the period. What lowers the invoice (discounts, coupons, tiers) lowers all of it in proportion.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+import msgspec
+
+from billing.credits.burn_order import DatedCharge
+
+_USAGE: Final = frozenset(
+    {"input_tokens", "uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"}
+)
+_MOMENT: Final = timedelta(microseconds=1)
+
+
+class ChargedLine(Protocol):
+    """What this module needs of an invoice line."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def base_model(self) -> str | None: ...
+    @property
+    def amount_nanos(self) -> int: ...
+
+
+class UsageSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records of one model cost that settled at about one instant: no lot begins or ends in between. A
+    correction of earlier usage may make it negative.
+    """
+
+    at: datetime
+    model: str
+    amount_nanos: int
+
+
+def charges_of_lines(slices: Sequence[UsageSlice], lines: Sequence[ChargedLine], end: datetime) -> list[DatedCharge]:
+    """The charges of a period that ends at ``end``. Together they are the sum of the lines, or none if that is below
+    zero.
+    """
+    total = sum(line.amount_nanos for line in lines)
+    if total <= 0:
+        return []
+    used = [each for each in slices if each.amount_nanos > 0]
+    recorded = _by_model(used)
+    of_model: Counter[str] = Counter()
+    of_no_model = of_all_models = 0
+    for line in lines:
+        if line.amount_nanos < 0:
+            continue
+        if line.base_model is not None:
+            of_model[line.base_model] += line.amount_nanos
+        elif line.kind in _USAGE:
+            of_all_models += line.amount_nanos
+        else:
+            of_no_model += line.amount_nanos
+    if of_all_models and not any(recorded.values()):
+        of_no_model += of_all_models
+    elif of_all_models:
+        # A tier that counts every model took over a part of what each model's records cost.
+        models = sorted(recorded)
+        rests = [max(0, recorded[model] - of_model[model]) for model in models]
+        shares = distribute(of_all_models, rests if any(rests) else [recorded[model] for model in models])
+        of_model.update(dict(zip(models, shares, strict=True)))
+    charges: list[DatedCharge] = []
+    for model in sorted(of_model):
+        own = [each for each in used if each.model == model]
+        for each, amount in zip(own, distribute(of_model[model], [each.amount_nanos for each in own]), strict=True):
+            charges.append(DatedCharge(at=each.at, model=model, amount_nanos=amount))
+        if not own:
+            charges.append(DatedCharge(at=end - _MOMENT, model=model, amount_nanos=of_model[model]))
+    charges.append(DatedCharge(at=end - _MOMENT, model=None, amount_nanos=of_no_model))
+    return scaled(charges, total)
+
+
+def charges_so_far(slices: Sequence[UsageSlice], adjusted_nanos: int) -> list[DatedCharge]:
+    """The charges of usage that is not invoiced yet. ``adjusted_nanos`` is what was posted besides its records."""
+    charges = [
+        DatedCharge(at=each.at, model=each.model, amount_nanos=each.amount_nanos)
+        for each in slices
+        if each.amount_nanos > 0
+    ]
+    total = sum(each.amount_nanos for each in slices) + adjusted_nanos
+    return scaled(charges, max(0, total))
+
+
+def scaled(charges: Sequence[DatedCharge], total_nanos: int) -> list[DatedCharge]:
+    """The charges in proportion, so that together they are ``total_nanos``. Charges of nothing are left out."""
+    amounts = distribute(total_nanos, [charge.amount_nanos for charge in charges])
+    return [
+        msgspec.structs.replace(charge, amount_nanos=amount)
+        for charge, amount in zip(charges, amounts, strict=True)
+        if amount > 0
+    ]
+
+
+def distribute(total: int, weights: Sequence[int]) -> list[int]:
+    """Shares of a total in proportion to the weights, whole and exact: the largest remainders get the rest, and of
+    equal ones the first. Without any weight all shares are 0.
+    """
+    assert total >= 0, "a total to distribute is not negative"
+    whole = sum(weights)
+    if whole in (0, total):
+        return list(weights)
+    shares = [total * weight // whole for weight in weights]
+    missing = total - sum(shares)
+    by_remainder = sorted(range(len(weights)), key=lambda index: (-(total * weights[index] % whole), index))
+    for index in by_remainder[:missing]:
+        shares[index] += 1
+    return shares
+
+
+def _by_model(slices: Sequence[UsageSlice]) -> Counter[str]:
+    recorded: Counter[str] = Counter()
+    for each in slices:
+        recorded[each.model] += each.amount_nanos
+    return recorded

@@ -1,0 +1,93 @@
+"""Reads the lines of an invoice in pages, so that an invoice of any length takes little memory."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.invoices.models import InvoiceLine, InvoiceTaxLine
+from billing.invoices.queries import line_view
+from billing.tax.calculation import line_shares
+from billing.views import InvoiceLineView
+from core.db import unit_of_work
+
+_READ: Final = 500
+
+
+class LinePage(NamedTuple):
+    """Lines in print order, and the position of the last one if there are more."""
+
+    lines: list[InvoiceLineView]
+    following: int | None
+
+
+def read_lines(session: Session, invoice_id: str, *, after: int = 0, limit: int) -> LinePage:
+    """The lines after a position."""
+    return _page(session, invoice_id, _tax_shares(session, invoice_id), after, limit)
+
+
+def all_lines(engine: sa.Engine, invoice_id: str) -> Iterator[InvoiceLineView]:
+    """Every line. Each page has a transaction of its own, so a slow reader holds no connection."""
+    with unit_of_work(engine) as session:
+        taxes = _tax_shares(session, invoice_id)
+    position: int | None = 0
+    while position is not None:
+        with unit_of_work(engine) as session:
+            page = _page(session, invoice_id, taxes, position, _READ)
+        yield from page.lines
+        position = page.following
+
+
+def find_line(session: Session, invoice_id: str, line_id: str) -> InvoiceLineView | None:
+    """A line by its id. None when the invoice has no such line."""
+    wanted = InvoiceLine.invoice_id == invoice_id, InvoiceLine.id == line_id
+    line = session.exec(select(InvoiceLine).where(*wanted)).first()
+    if line is None:
+        return None
+    return line_view(line, _tax_of(_tax_shares(session, invoice_id), line))
+
+
+def lines_of_tiers(session: Session, invoice_id: str, line: InvoiceLineView) -> list[InvoiceLineView]:
+    """The lines of tiers that count the same quantity as ``line``, in the order in which its units fill them."""
+    found = session.exec(
+        select(InvoiceLine)
+        .where(
+            InvoiceLine.invoice_id == invoice_id,
+            InvoiceLine.kind == line.kind,
+            col(InvoiceLine.tier).is_not(None),
+            col(InvoiceLine.base_model).is_not_distinct_from(line.base_model),
+        )
+        .order_by(col(InvoiceLine.position))
+    )
+    return [line_view(each, 0) for each in found]
+
+
+def _page(session: Session, invoice_id: str, taxes: Sequence[int], after: int, limit: int) -> LinePage:
+    found = session.exec(
+        select(InvoiceLine)
+        .where(InvoiceLine.invoice_id == invoice_id, col(InvoiceLine.position) > after)
+        .order_by(col(InvoiceLine.position))
+        .limit(limit + 1)
+    ).all()
+    shown = found[:limit]
+    views = [line_view(line, _tax_of(taxes, line)) for line in shown]
+    return LinePage(views, shown[-1].position if len(found) > limit else None)
+
+
+def _tax_of(taxes: Sequence[int], line: InvoiceLine) -> int:
+    return taxes[line.position - 1] if taxes else 0
+
+
+def _tax_shares(session: Session, invoice_id: str) -> "array[int]":
+    """The tax of each line, by position from 1; empty without tax. Shares depend on all lines, so all are counted, in
+    8 bytes each.
+    """
+    taxes = session.exec(select(InvoiceTaxLine.tax_cents).where(InvoiceTaxLine.invoice_id == invoice_id)).all()
+    if not any(taxes):
+        return array("q")
+    cents = session.exec(
+        select(InvoiceLine.amount_cents).where(InvoiceLine.invoice_id == invoice_id).order_by(col(InvoiceLine.position))
+    )
+    return array("q", line_shares(list(taxes), cents.all()))

@@ -1,0 +1,103 @@
+"""Carries periods of less than a cent to the tenant's next invoice, so that they cost no document and are not lost.
+
+A scheduled period below one cent gets no invoice. Its lines wait, and are on the next invoice beside that one's own,
+which is made when all together reach a cent. If only small periods made it reach one, the invoice charges whole cents
+and leaves the rest to the next; an invoice with a cent or more of its own is rounded as a whole. A period of free usage
+is invoiced as it is, unless something waits.
+"""
+
+from typing import Final, NamedTuple
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from billing.charges.lines import DraftInvoiceLine, amount_line
+from billing.invoices.models import CarriedPeriod, Invoice
+from billing.periods import Period
+from core.db import database_now
+from core.money import NANOS_PER_CENT
+
+
+class Waiting(NamedTuple):
+    """What waits for the next invoice: the lines of small periods, and the rest of the last invoice."""
+
+    lines: list[DraftInvoiceLine]
+    rest_nanos: int
+
+    @property
+    def amount_nanos(self) -> int:
+        return _sum(self.lines) + self.rest_nanos
+
+
+NOTHING: Final = Waiting([], 0)
+
+
+class Collected(NamedTuple):
+    """The lines of an invoice with what was carried to it, and what it leaves to the next one."""
+
+    lines: list[DraftInvoiceLine]
+    rest_nanos: int
+
+
+def read_waiting(session: Session, tenant_id: str) -> Waiting:
+    """What waits for the tenant's next invoice. The caller holds the tenant's subscription."""
+    last = session.exec(
+        select(Invoice).where(Invoice.tenant_id == tenant_id).order_by(col(Invoice.period_end).desc()).limit(1)
+    ).first()
+    statement = select(CarriedPeriod).where(CarriedPeriod.tenant_id == tenant_id)
+    if last is not None:
+        statement = statement.where(CarriedPeriod.period_end > last.period_end)
+    lines = [line for row in session.exec(statement.order_by(col(CarriedPeriod.period_end))) for line in _lines(row)]
+    return Waiting(lines, 0 if last is None else last.carried_nanos)
+
+
+def is_small(lines: list[DraftInvoiceLine], waiting: Waiting) -> bool:
+    """Whether a scheduled period with these lines gets no invoice. Pure."""
+    own_nanos = _sum(lines)
+    if abs(own_nanos) >= NANOS_PER_CENT or abs(own_nanos + waiting.amount_nanos) >= NANOS_PER_CENT:
+        return False
+    return own_nanos != 0 or waiting.amount_nanos != 0
+
+
+def collect(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool) -> Collected:
+    """All lines of an invoice that is made. Pure."""
+    collected = [*lines, *waiting.lines]
+    if waiting.rest_nanos:
+        collected.append(amount_line("carried", waiting.rest_nanos, description="Carried over from the last invoice"))
+    if not scheduled or abs(_sum(lines)) >= NANOS_PER_CENT:
+        return Collected(collected, 0)
+    whole_nanos = _sum(collected)
+    rest_nanos = abs(whole_nanos) % NANOS_PER_CENT * (1 if whole_nanos >= 0 else -1)
+    if rest_nanos:
+        collected.append(amount_line("carried", -rest_nanos, description="Carried over to the next invoice"))
+    return Collected(collected, rest_nanos)
+
+
+def carry(session: Session, tenant_id: str, period: Period, lines: list[DraftInvoiceLine]) -> None:
+    """Keep the lines of a small period for the next invoice."""
+    session.add(
+        CarriedPeriod(
+            tenant_id=tenant_id,
+            period_start=period.start,
+            period_end=period.end,
+            amount_nanos=_sum(lines),
+            lines=[msgspec.to_builtins(line) for line in lines],
+            created_at=database_now(session),
+        )
+    )
+    session.flush()
+
+
+def _lines(row: CarriedPeriod) -> list[DraftInvoiceLine]:
+    """The lines of a small period. Those of usage get its bounds, which name the time of their requests."""
+    stored = [msgspec.convert(line, DraftInvoiceLine) for line in row.lines]
+    return [
+        line
+        if line.covers_from is not None
+        else msgspec.structs.replace(line, covers_from=row.period_start, covers_until=row.period_end)
+        for line in stored
+    ]
+
+
+def _sum(lines: list[DraftInvoiceLine]) -> int:
+    return sum(line.amount_nanos for line in lines)

@@ -1,0 +1,79 @@
+"""Reads credit notes."""
+
+from typing import Any, cast
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.invoices.documents import printed_number
+from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
+from billing.invoices.models import Document
+from billing.invoices.views import CreditDestination, CreditNoteView
+from billing.settings import INVOICES_PAGE_MAX
+from billing.tax.calculation import TaxLine
+
+
+def notes_of(session: Session, invoice_id: str) -> list[CreditNoteView]:
+    """The credit notes of an invoice, oldest first."""
+    return _views(session, _notes().where(CreditNote.invoice_id == invoice_id).order_by(col(Document.number)))
+
+
+def find_note(session: Session, note_id: str) -> CreditNoteView | None:
+    """A credit note, if it exists."""
+    return next(iter(_views(session, _notes().where(CreditNote.id == note_id))), None)
+
+
+def credited_tax_cents(session: Session, invoice_id: str) -> int:
+    """The tax that all notes of an invoice credit."""
+    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(CreditNote.tax_cents), 0), sa.BigInteger)).where(
+        CreditNote.invoice_id == invoice_id
+    )
+    return session.exec(statement).one()
+
+
+def list_notes(
+    session: Session, *, tenant_id: str | None, after: str | None = None, limit: int = 50
+) -> list[CreditNoteView]:
+    """Credit notes, newest first. ``tenant_id`` None means every tenant, for admins only."""
+    assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} credit notes"
+    statement = _notes().order_by(col(CreditNote.id).desc()).limit(limit)
+    if tenant_id is not None:
+        statement = statement.where(CreditNote.tenant_id == tenant_id)
+    if after is not None:
+        statement = statement.where(CreditNote.id < after)
+    return _views(session, statement)
+
+
+def _notes() -> Any:  # a select of two tables
+    return select(CreditNote, Document).join(Document, col(Document.document_id) == col(CreditNote.id))
+
+
+def _views(session: Session, statement: Any) -> list[CreditNoteView]:
+    rows = session.exec(statement).all()
+    taxes = session.exec(
+        select(CreditNoteTaxLine)
+        .where(col(CreditNoteTaxLine.credit_note_id).in_([note.id for note, _ in rows]))
+        .order_by(col(CreditNoteTaxLine.credit_note_id), col(CreditNoteTaxLine.position))
+    ).all()
+    return [_view(note, document, [tax for tax in taxes if tax.credit_note_id == note.id]) for note, document in rows]
+
+
+def _view(note: CreditNote, document: Document, taxes: list[CreditNoteTaxLine]) -> CreditNoteView:
+    return CreditNoteView(
+        id=note.id,
+        number=printed_number("credit_note", document.number),
+        invoice_id=note.invoice_id,
+        tenant_id=note.tenant_id,
+        line_id=note.line_id,
+        net_cents=note.net_cents,
+        tax_cents=note.tax_cents,
+        total_cents=note.total_cents,
+        destination=cast("CreditDestination", note.destination),
+        due_cents=note.due_cents,
+        balance_cents=note.balance_cents,
+        refund_cents=note.refund_cents,
+        reason=note.reason,
+        tax_lines=tuple(msgspec.convert(tax, TaxLine, from_attributes=True) for tax in taxes),
+        created_at=note.created_at,
+    )

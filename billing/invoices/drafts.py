@@ -1,0 +1,107 @@
+"""Previews what a tenant's next invoices would be now. A draft is computed at each request and stored nowhere.
+
+There is one for each ended period that waits for its grace, and one for the running period. A preview changes nothing:
+it reads what a close would post.
+"""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from billing.charges.contract import read_contract, read_state
+from billing.charges.lines import DraftInvoiceLine
+from billing.charges.period import charge_parts
+from billing.charges.totals import period_start
+from billing.invoices import carrying, settlement
+from billing.invoices.closing import OWN_RATES
+from billing.invoices.finalizing import Amounts, amounts
+from billing.invoices.holds import read_hold
+from billing.invoices.models import InvoiceHold
+from billing.invoices.views import DraftDocument
+from billing.periods import Period
+from billing.subscriptions.billed_until import billed_until_of
+from billing.subscriptions.calendar import CalendarHistory
+from billing.tax.calculation import TaxDecision, line_shares
+from billing.tax.profiles import read_parties
+from billing.tax.sources import TaxSource, TaxUnavailable
+from billing.views import InvoiceLineView
+from core.db import database_now, unit_of_work
+
+
+class _Situation(NamedTuple):
+    """What all drafts of a tenant have in common."""
+
+    now: datetime
+    grace: timedelta
+    hold: InvoiceHold | None
+    untaxed_because: str | None
+
+
+def read_drafts(
+    engine: sa.Engine, tenant_id: str, *, grace: timedelta, tax: TaxSource = OWN_RATES
+) -> list[DraftDocument]:
+    """The tenant's drafts, oldest first. Empty before its first plan. Where the taxes are not known, the draft
+    says why and shows none.
+    """
+    decision, reason = _tax(engine, tenant_id, tax)
+    with unit_of_work(engine) as session:
+        session.connection().exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        start = period_start(session, tenant_id, billed_until_of(session, tenant_id))
+        if start is None:
+            return []
+        situation = _Situation(database_now(session), grace, read_hold(session, tenant_id), reason)
+        contract, state = read_contract(session, tenant_id), read_state(session, tenant_id, start)
+        waiting = carrying.read_waiting(session, tenant_id)
+        drafts = []
+        for period in _periods(contract.terms.calendars, start, situation.now):
+            ended = period.end <= situation.now
+            charged = charge_parts(session, tenant_id, contract, period, state, closing=ended)
+            lines = carrying.collect(charged.lines, waiting, scheduled=False).lines
+            uses = settlement.plan_promotional(session, tenant_id, period, lines)
+            drafts.append(_draft(tenant_id, period, amounts(lines, uses, decision), situation))
+            state, waiting = charged.state, carrying.NOTHING
+        return drafts
+
+
+def _tax(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> tuple[TaxDecision, str | None]:
+    with unit_of_work(engine) as session:
+        parties, at = read_parties(session, tenant_id), database_now(session)
+    try:
+        return tax.decide(engine, parties, at), None
+    except TaxUnavailable as error:
+        return TaxDecision(), error.message
+
+
+def _periods(calendars: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
+    ends = [*calendars.ends_between(start, now), calendars.period_at(max(start, now)).end]
+    return [Period(*bounds) for bounds in zip([start, *ends[:-1]], ends, strict=True)]
+
+
+def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation) -> DraftDocument:
+    ended = period.end <= situation.now
+    hold = situation.hold if ended else None
+    shares = line_shares([tax.tax_cents for tax in made.taxes], [line.amount_cents for line in made.lines])
+    return DraftDocument(
+        tenant_id=tenant_id,
+        period_start=period.start,
+        period_end=period.end,
+        ended=ended,
+        finalizes_at=period.end + situation.grace,
+        currency="usd",
+        amount_nanos=made.amount_nanos,
+        net_cents=made.net_cents,
+        tax_cents=made.tax_cents,
+        total_cents=made.net_cents + made.tax_cents,
+        lines=tuple(_line(line, share) for line, share in zip(made.lines, shares, strict=True)),
+        credits=tuple(made.credits),
+        tax_lines=tuple(made.taxes),
+        held_because=situation.untaxed_because if hold is None else hold.reason,
+        next_try_at=None if hold is None else hold.next_try_at,
+    )
+
+
+def _line(line: DraftInvoiceLine, tax_cents: int) -> InvoiceLineView:
+    """A line of a draft has no id yet."""
+    return InvoiceLineView(**msgspec.structs.asdict(line), id="", tax_cents=tax_cents)

@@ -1,0 +1,86 @@
+"""Reads the state of invoices and appends their events. Everything that changes an invoice's state, or a customer's
+balance, first locks the tenant's invoices, so two changes never start from the same state.
+"""
+
+from typing import TypedDict, Unpack, cast
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.invoices.event_models import InvoiceEvent
+from billing.invoices.models import Invoice
+from billing.invoices.statuses import EventChange, InvoiceState, PaymentSource, after
+from billing.locks import serialize_decision
+from billing.views import InvoiceStatus
+from core.db import database_now
+from core.errors import NotFound
+
+
+def lock_invoices(session: Session, tenant_id: str) -> None:
+    """Let no other transaction change the tenant's invoices or balance before this one ends."""
+    serialize_decision(session, f"the invoices of {tenant_id}")
+
+
+def lock_invoice(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:
+    """An invoice and its state, which nothing else can change before the transaction ends. Raises NotFound."""
+    invoice = session.get(Invoice, invoice_id)
+    if invoice is None:
+        raise NotFound("Invoice not found.", code="invoice_not_found")
+    lock_invoices(session, invoice.tenant_id)
+    return invoice, read_state(session, invoice_id)
+
+
+def read_state(session: Session, invoice_id: str) -> InvoiceState:
+    """The state of an invoice that exists."""
+    newest = session.exec(
+        select(InvoiceEvent)
+        .where(InvoiceEvent.invoice_id == invoice_id)
+        .order_by(col(InvoiceEvent.seq).desc())
+        .limit(1)
+    ).first()
+    return InvoiceState() if newest is None else state_of(newest)
+
+
+def state_of(event: InvoiceEvent) -> InvoiceState:
+    """The state that an event left."""
+    return InvoiceState(
+        seq=event.seq,
+        status=cast("InvoiceStatus", event.status),
+        amount_due_cents=event.amount_due_cents,
+        paid_cents=event.paid_cents,
+        credited_cents=event.credited_cents,
+    )
+
+
+class EventFacts(TypedDict, total=False):
+    """What else an event knows: the columns of ``InvoiceEvent``."""
+
+    transfer_id: str | None
+    source: PaymentSource
+    reference: str | None
+    surplus_cents: int
+    credit_note_id: str
+    reason: str | None
+    actor: str | None
+
+
+def append(
+    session: Session, invoice_id: str, state: InvoiceState, change: EventChange, **facts: Unpack[EventFacts]
+) -> InvoiceState:
+    """Write the next event of an invoice whose state is ``state``. Returns the state after it."""
+    result = after(state, change)
+    session.exec(
+        sa.insert(InvoiceEvent).values(
+            invoice_id=invoice_id,
+            seq=result.seq,
+            kind=change.kind,
+            amount_cents=change.amount_cents,
+            status=result.status,
+            amount_due_cents=result.amount_due_cents,
+            paid_cents=result.paid_cents,
+            credited_cents=result.credited_cents,
+            created_at=database_now(session),
+            **({"surplus_cents": 0} | facts),
+        )
+    )
+    return result

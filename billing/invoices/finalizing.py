@@ -1,0 +1,164 @@
+"""Turns the lines of a period into a final invoice: credits, tax, postings, events and the number, in the caller's
+transaction, which then only has to commit.
+
+The order: promotional credits, rounding of the net, tax, and then what pays at once: paid credits and the balance.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from billing import ledger
+from billing.charges.lines import DraftInvoiceLine
+from billing.invoices import balance, settlement
+from billing.invoices.documents import seal
+from billing.invoices.events import append, lock_invoices
+from billing.invoices.models import Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
+from billing.invoices.queries import invoice_view
+from billing.invoices.statuses import EventChange, InvoiceState
+from billing.invoices.views import AppliedCredit, LotUse
+from billing.periods import Period
+from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
+from billing.tax.parties import Parties
+from billing.views import InvoiceKind, InvoiceView
+from core.db import database_now
+from core.ids import new_id
+from core.money import cents_to_nanos, distribute_cents
+
+
+class Taxation(NamedTuple):
+    """Who sells to whom, and which taxes that has."""
+
+    parties: Parties
+    decision: TaxDecision
+
+
+class Amounts(NamedTuple):
+    """An invoice's parts with their cents."""
+
+    lines: list[DraftInvoiceLine]
+    credits: list[AppliedCredit]
+    taxes: list[TaxLine]
+
+    @property
+    def amount_nanos(self) -> int:
+        return sum(line.amount_nanos for line in self.lines)
+
+    @property
+    def credited_nanos(self) -> int:
+        return sum(credit.amount_nanos for credit in self.credits)
+
+    @property
+    def net_cents(self) -> int:
+        return sum(line.amount_cents for line in self.lines) - sum(credit.amount_cents for credit in self.credits)
+
+    @property
+    def tax_cents(self) -> int:
+        return sum(tax.tax_cents for tax in self.taxes)
+
+
+def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[LotUse], decision: TaxDecision) -> Amounts:
+    """Round the net once, share its cents out over lines and credits, and add the taxes. Pure."""
+    nanos = [*(line.amount_nanos for line in lines), *(-use.amount_nanos for use in uses)]
+    cents = distribute_cents(nanos)
+    priced = [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=False)]
+    applied = [
+        AppliedCredit(lot_id=use.lot_id, amount_nanos=use.amount_nanos, amount_cents=-share)
+        for use, share in zip(uses, cents[len(lines) :], strict=True)
+    ]
+    return Amounts(priced, applied, tax_lines(decision, sum(cents)))
+
+
+def finalize(
+    session: Session,
+    tenant_id: str,
+    period: Period,
+    lines: Sequence[DraftInvoiceLine],
+    taxation: Taxation,
+    *,
+    kind: InvoiceKind,
+    carried_nanos: int = 0,
+) -> InvoiceView:
+    """Write the final invoice of these lines. The caller holds the tenant's subscription and commits next."""
+    lock_invoices(session, tenant_id)
+    invoice_id = new_id("inv")
+    uses = settlement.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
+    made = amounts(lines, uses, taxation.decision)
+    invoice = Invoice(
+        id=invoice_id,
+        tenant_id=tenant_id,
+        kind=kind,
+        period_start=period.start,
+        period_end=period.end,
+        currency="usd",
+        amount_nanos=made.amount_nanos,
+        carried_nanos=carried_nanos,
+        net_cents=made.net_cents,
+        tax_cents=made.tax_cents,
+        total_cents=made.net_cents + made.tax_cents,
+        seller=_builtins(taxation.parties.seller),
+        buyer=_builtins(taxation.parties.buyer),
+        created_at=database_now(session),
+    )
+    _write_parts(session, invoice_id, made)
+    session.add(invoice)
+    session.flush()
+    ledger.post(
+        session,
+        ledger.invoice_posting(
+            invoice_id=invoice.id,
+            tenant_id=tenant_id,
+            amount_nanos=made.amount_nanos - made.credited_nanos,
+            net_nanos=cents_to_nanos(made.net_cents),
+            tax_nanos=cents_to_nanos(made.tax_cents),
+        ),
+    )
+    state = _settle(session, invoice)
+    number = seal(session, "invoice", invoice.id, tenant_id)
+    if state.amount_due_cents > 0:
+        settlement.collect(session, invoice, number, state.amount_due_cents)
+    return invoice_view(invoice, number, state)
+
+
+def _settle(session: Session, invoice: Invoice) -> InvoiceState:
+    """The first events: what credits and the balance pay at once, then the invoice is open, or paid."""
+    finalized = EventChange(kind="finalized", amount_cents=invoice.total_cents)
+    state = append(session, invoice.id, InvoiceState(), finalized)
+    if state.amount_due_cents > 0:
+        paid_cents = settlement.apply_paid(session, invoice.tenant_id, invoice.id, state.amount_due_cents)
+        if paid_cents:
+            change = EventChange(kind="payment", amount_cents=paid_cents)
+            state = append(session, invoice.id, state, change, source="credits")
+    state = balance.apply(session, invoice, state)
+    return append(session, invoice.id, state, EventChange(kind="open"))
+
+
+def _write_parts(session: Session, invoice_id: str, made: Amounts) -> None:
+    session.exec(
+        sa.insert(InvoiceLine),
+        params=[
+            {
+                "id": new_id("il"),
+                "invoice_id": invoice_id,
+                "position": position,
+                **msgspec.structs.asdict(line),
+            }
+            for position, line in enumerate(made.lines, start=1)
+        ],
+    )
+    for table, parts in ((InvoiceCredit, made.credits), (InvoiceTaxLine, made.taxes)):
+        if parts:
+            session.exec(
+                sa.insert(table),
+                params=[
+                    {"invoice_id": invoice_id, "position": position, **msgspec.structs.asdict(part)}
+                    for position, part in enumerate(parts, start=1)
+                ],
+            )
+
+
+def _builtins(party: msgspec.Struct | None) -> dict[str, object] | None:
+    return None if party is None else msgspec.to_builtins(party)

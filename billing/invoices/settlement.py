@@ -1,0 +1,51 @@
+"""Where an invoice meets the rooms of credits and of payments, one call each: promotional credits before tax, paid ones
+after it, and the collection of what is due. The calls are part of the invoice's own transaction.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlmodel import Session
+
+from billing.charges.lines import DraftInvoiceLine
+from billing.invoices.event_models import CreditNote
+from billing.invoices.models import Invoice
+from billing.invoices.views import LotUse
+from billing.periods import Period
+
+
+def apply_promotional(
+    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
+) -> list[LotUse]:
+    """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
+    del session, tenant_id, period, lines, invoice_id
+    return []
+
+
+def plan_promotional(
+    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
+) -> list[LotUse]:
+    """What promotional credits would pay of these lines. Writes nothing."""
+    del session, tenant_id, period, lines
+    return []
+
+
+def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:
+    """Burn paid credits for the amount due, posted to the ledger. Returns the cents that they pay."""
+    del session, tenant_id, invoice_id, due_cents
+    return 0
+
+
+def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:
+    """Queue the collection of a final invoice of which something is due."""
+    del session, invoice, number, due_cents
+
+
+def collect_less(session: Session, note: CreditNote) -> None:
+    """Queue what a credit note changes at the collection, and the refund that it asks for."""
+    del session, note
+
+
+def stop_collecting(session: Session, invoice: Invoice, how: Literal["void", "uncollectible"]) -> None:
+    """Queue the end of an invoice's collection."""
+    del session, invoice, how

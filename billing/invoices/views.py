@@ -1,0 +1,108 @@
+"""The values that show one document whole: an invoice with its parts and what happened to it, and credit notes."""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from billing.invoices.statuses import EventKind, PaymentSource
+from billing.tax.calculation import TaxLine
+from billing.tax.parties import Buyer, Seller
+from billing.views import InvoiceLineView, InvoiceView
+
+CreditDestination = Literal["refund", "balance", "amount_due"]
+
+
+class LotUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What an invoice uses of a promotional credit lot, before tax."""
+
+    lot_id: str
+    amount_nanos: int
+
+
+class AppliedCredit(msgspec.Struct, frozen=True, kw_only=True):
+    """A promotional credit on an invoice, with its share of the rounded net amount."""
+
+    lot_id: str
+    amount_nanos: int
+    amount_cents: int
+
+
+class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
+    """A payment of an invoice. ``surplus_cents`` was paid beyond the amount due and is on the customer's balance; above
+    zero, somebody should look at it.
+    """
+
+    source: PaymentSource
+    reference: str | None
+    amount_cents: int
+    surplus_cents: int
+    created_at: datetime
+
+
+class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
+    """A credit note: ``due_cents`` of its total lowered the amount due, ``balance_cents`` went to the customer's
+    balance and ``refund_cents`` are paid back.
+    """
+
+    id: str
+    number: str
+    invoice_id: str
+    tenant_id: str
+    line_id: str | None
+    net_cents: int
+    tax_cents: int
+    total_cents: int
+    destination: CreditDestination
+    due_cents: int
+    balance_cents: int
+    refund_cents: int
+    reason: str
+    tax_lines: tuple[TaxLine, ...]
+    created_at: datetime
+
+
+class InvoiceEventView(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to an invoice."""
+
+    kind: EventKind
+    amount_cents: int
+    reason: str | None
+    created_at: datetime
+
+
+class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice as it is printed, sent and explained, with everything that happened to it since."""
+
+    invoice: InvoiceView
+    seller: Seller | None
+    buyer: Buyer | None
+    lines: tuple[InvoiceLineView, ...]
+    credits: tuple[AppliedCredit, ...]
+    tax_lines: tuple[TaxLine, ...]
+    payments: tuple[PaymentView, ...]
+    credit_notes: tuple[CreditNoteView, ...]
+    events: tuple[InvoiceEventView, ...]
+    sha256: str
+
+
+class DraftDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What the invoice of a period would be now. It is computed at each request and stored nowhere; usage, prices, tax
+    and credits may still change it. ``held_because`` is why an ended period has no invoice yet.
+    """
+
+    tenant_id: str
+    period_start: datetime
+    period_end: datetime
+    ended: bool
+    finalizes_at: datetime
+    currency: str
+    amount_nanos: int
+    net_cents: int
+    tax_cents: int
+    total_cents: int
+    lines: tuple[InvoiceLineView, ...]
+    credits: tuple[AppliedCredit, ...]
+    tax_lines: tuple[TaxLine, ...]
+    held_because: str | None
+    next_try_at: datetime | None

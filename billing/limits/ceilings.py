@@ -1,0 +1,170 @@
+"""The spend ceiling of a tenant: the total that it may have been charged by its credit and its credit limit.
+
+Gateways compare the ceiling with everything that the tenant ever spent, so it stays the same while credit burns as
+planned. It changes when a lot begins, ends, is granted or taken back, and when an invoice is paid.
+"""
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, col, select
+
+from billing.credits.balance import OpenCredit, bounds_of, read_open_credit
+from billing.limits.models import SpendCeiling, SpendingTerms
+from billing.models import LedgerAccount, LedgerEntry
+from billing.usage.models import UsageMonth
+from core.db import database_now
+
+_NANOS_MAX = (1 << 53) - 1  # the largest amount that the gateways' scripts represent exactly
+
+
+class Receivable(NamedTuple):
+    """What a tenant owes on invoices, and how many entries say so."""
+
+    amount_nanos: int
+    entries: int
+
+
+class ComputedCeiling(msgspec.Struct, frozen=True, kw_only=True):
+    """A ceiling with what it was computed from. ``headroom_nanos`` None: no limit."""
+
+    terms: SpendingTerms
+    credit: OpenCredit
+    charged_nanos: int
+    unbilled_nanos: int
+    receivable: Receivable
+    headroom_nanos: int | None
+
+    @property
+    def ceiling_nanos(self) -> int | None:
+        """The total that the tenant may have been charged."""
+        if self.headroom_nanos is None:
+            return None
+        return max(0, min(_NANOS_MAX, self.charged_nanos + self.headroom_nanos))
+
+    @property
+    def recheck_at(self) -> datetime | None:
+        """When a lot begins or ends next."""
+        bounds = bounds_of([state.burnable for state in self.credit.lots])
+        return min((at for at in bounds if at > self.credit.now), default=None)
+
+
+def terms_of(session: Session, tenant_id: str) -> SpendingTerms:
+    """The tenant's terms, or those of a tenant that has none."""
+    found = session.get(SpendingTerms, tenant_id)
+    if found is not None:
+        return found
+    return SpendingTerms(
+        tenant_id=tenant_id, mode="postpaid", balance_floors_nanos=[0], updated_at=database_now(session)
+    )
+
+
+def compute(session: Session, tenant_id: str) -> ComputedCeiling:
+    """The tenant's ceiling now. The transaction must see one state of the tenant: it holds the tenant's subscription,
+    or reads repeatably.
+    """
+    terms = terms_of(session, tenant_id)
+    credit = read_open_credit(session, tenant_id, always=True)
+    receivable = _receivable(session, tenant_id)
+    unbilled = credit.burned.uncovered_nanos
+    headrooms = []
+    if terms.mode == "prepaid":
+        headrooms.append(credit.spendable_nanos())
+    if terms.credit_limit_nanos is not None:
+        headrooms.append(terms.credit_limit_nanos - unbilled - receivable.amount_nanos)
+    return ComputedCeiling(
+        terms=terms,
+        credit=credit,
+        charged_nanos=_charged(session, tenant_id),
+        unbilled_nanos=unbilled,
+        receivable=receivable,
+        headroom_nanos=min(headrooms, default=None),
+    )
+
+
+def refresh(session: Session, tenant_id: str) -> ComputedCeiling:
+    """Compute and store the ceiling in a transaction that holds the tenant's subscription. The caller publishes the
+    tenant.
+    """
+    computed = compute(session, tenant_id)
+    values = {**_columns(computed), "to_publish": False}
+    statement = insert(SpendCeiling).values(tenant_id=tenant_id, revision=1, **values)
+    session.exec(
+        statement.on_conflict_do_update(
+            index_elements=["tenant_id"], set_=values | {"revision": SpendCeiling.revision + 1}
+        )
+    )
+    return computed
+
+
+def store(session: Session, before: SpendCeiling, computed: ComputedCeiling) -> bool:
+    """Store a ceiling that was computed from the state in which the row was ``before``. False where it has changed
+    since: then the result is too old.
+    """
+    changed = computed.ceiling_nanos != before.ceiling_nanos
+    values = _columns(computed) | ({"to_publish": True} if changed else {})
+    statement = (
+        sa.update(SpendCeiling)
+        .where(col(SpendCeiling.tenant_id) == before.tenant_id, col(SpendCeiling.revision) == before.revision)
+        .values(revision=before.revision + 1, **values)
+        .returning(col(SpendCeiling.tenant_id))
+    )
+    return session.execute(statement).first() is not None
+
+
+def stored_ceilings(session: Session) -> dict[str, int]:
+    """The ceilings of all tenants that have one, for publishing."""
+    rows = session.exec(
+        select(SpendCeiling.tenant_id, SpendCeiling.ceiling_nanos).where(col(SpendCeiling.ceiling_nanos).is_not(None))
+    )
+    return {tenant_id: ceiling for tenant_id, ceiling in rows if ceiling is not None}
+
+
+def stored_ceiling(session: Session, tenant_id: str) -> int | None:
+    """The tenant's ceiling, for publishing. None: no ceiling."""
+    return session.exec(select(SpendCeiling.ceiling_nanos).where(SpendCeiling.tenant_id == tenant_id)).first()
+
+
+def take_changed(session: Session) -> list[str]:
+    """The tenants whose ceilings changed since the last call that was committed. The caller publishes them in the same
+    transaction.
+    """
+    statement = (
+        sa.update(SpendCeiling)
+        .where(col(SpendCeiling.to_publish))
+        .values(to_publish=False)
+        .returning(col(SpendCeiling.tenant_id))
+    )
+    return sorted(session.execute(statement).scalars())
+
+
+def _columns(computed: ComputedCeiling) -> dict[str, object]:
+    return {
+        "ceiling_nanos": computed.ceiling_nanos,
+        "balance_nanos": computed.credit.spendable_nanos(),
+        "unbilled_nanos": computed.unbilled_nanos,
+        "receivable_nanos": computed.receivable.amount_nanos,
+        "receivable_entries": computed.receivable.entries,
+        "recheck_at": computed.recheck_at,
+        "computed_at": computed.credit.now,
+    }
+
+
+def _charged(session: Session, tenant_id: str) -> int:
+    total = sa.cast(sa.func.coalesce(sa.func.sum(UsageMonth.amount_nanos), 0), sa.BigInteger)
+    return session.exec(select(total).where(UsageMonth.tenant_id == tenant_id)).one()
+
+
+def _receivable(session: Session, tenant_id: str) -> Receivable:
+    statement = (
+        sa.select(
+            sa.cast(sa.func.coalesce(sa.func.sum(col(LedgerEntry.amount_nanos)), 0), sa.BigInteger), sa.func.count()
+        )
+        .join(LedgerAccount, col(LedgerAccount.id) == LedgerEntry.account_id)
+        .where(col(LedgerAccount.kind) == "receivable", col(LedgerAccount.tenant_id) == tenant_id)
+    )
+    amount, entries = session.execute(statement).one()
+    return Receivable(amount, entries)

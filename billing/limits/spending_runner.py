@@ -1,0 +1,110 @@
+"""Keeps tenants' ceilings current: after usage, at the instants at which lots begin and end, and after invoices and
+payments. It also posts what expired lots lost, and raises the alerts of a falling balance.
+
+A ceiling is computed from one state of the tenant, without locks, and stored only if no other process stored a newer
+one. Fails closed: while it does not run, gateways keep the last ceiling, and usage lowers what is left of it.
+"""
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Final
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing import metrics
+from billing.credits import lots
+from billing.credits.models import CreditLot
+from billing.each_tenant import each_tenant
+from billing.limits import ceilings
+from billing.limits.ceilings import ComputedCeiling
+from billing.limits.models import SpendCeiling
+from billing.metering import ActiveTenants
+from billing.notifications import outbox, thresholds
+from core.db import database_now, unit_of_work
+
+_LATE_COMMITS: Final = timedelta(minutes=1)  # a grant is looked at although it commits after a look
+_INVOICED: Final = sa.text("""
+SELECT c.tenant_id FROM spend_ceilings c
+LEFT JOIN accounts a ON a.tenant_id = c.tenant_id AND a.kind = 'receivable'
+WHERE c.receivable_entries <> (SELECT count(*) FROM entries e WHERE e.account_id = a.id)
+""")
+
+
+class SpendingRunner:
+    """One worker's look at the tenants that have a ceiling or expired credit."""
+
+    def __init__(self, engine: sa.Engine, active: ActiveTenants) -> None:
+        self._engine = engine
+        self._active = active
+        self._waiting: set[str] = set()
+        self._expiring: set[str] = set()
+        self._looked_at: datetime | None = None
+
+    def run_once(self) -> None:
+        """Look at every tenant that is due. Those that fail are due again at the next run."""
+        self._waiting |= self._active.take()
+        with unit_of_work(self._engine) as session:
+            now = database_now(session)
+            due = self._due(session, now)
+            self._expiring |= _expired(session, self._looked_at, now, self._waiting)
+        self._looked_at = now
+        self._waiting = set()
+        self._waiting |= set(each_tenant(sorted(due), "ceiling", self._refresh))
+        self._expiring = set(each_tenant(sorted(self._expiring), "lapse", self._lapse))
+
+    def _due(self, session: Session, now: datetime) -> set[str]:
+        """Tenants with a ceiling of which something changed, and all of them at the first look."""
+        if self._looked_at is None:
+            return set(session.exec(select(SpendCeiling.tenant_id)))
+        named = col(SpendCeiling.tenant_id).in_(self._waiting)
+        bound = col(SpendCeiling.recheck_at) <= now
+        return {
+            *session.exec(select(SpendCeiling.tenant_id).where(named | bound)),
+            *session.connection().execute(_INVOICED).scalars(),
+        }
+
+    def _refresh(self, tenant_id: str) -> None:
+        with Session(self._engine, expire_on_commit=False) as session:
+            session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            before = session.get(SpendCeiling, tenant_id)
+            computed = None if before is None else ceilings.compute(session, tenant_id)
+            session.expunge_all()  # the values stay readable when the transaction ends
+        if before is None or computed is None:
+            return
+        with unit_of_work(self._engine) as session:
+            if not ceilings.store(session, before, computed):
+                self._waiting.add(tenant_id)
+                return
+            outbox.raise_alerts(session, tenant_id, _balance_alerts(before, computed))
+        if computed.ceiling_nanos != before.ceiling_nanos:
+            metrics.CEILINGS_CHANGED.inc()
+
+    def _lapse(self, tenant_id: str) -> None:
+        with unit_of_work(self._engine) as session:
+            due = lots.lapses(session, tenant_id)
+        if due:
+            with unit_of_work(self._engine) as session:
+                lots.lapse(session, tenant_id)
+
+
+def _balance_alerts(before: SpendCeiling, computed: ComputedCeiling) -> list[thresholds.Alert]:
+    """The floors that the balance has fallen to since the last look. A new lot makes them count again."""
+    newest = max((state.lot.id for state in computed.credit.lots), default="none")
+    return thresholds.balance_alerts(
+        before_nanos=before.balance_nanos,
+        after_nanos=computed.credit.spendable_nanos(),
+        floors_nanos=computed.terms.balance_floors_nanos,
+        since=newest,
+    )
+
+
+def _expired(session: Session, since: datetime | None, until: datetime, active: Collection[str]) -> set[str]:
+    """Tenants whose lots have expired since the last look, all at the first look, and those with expired lots whose
+    usage was recorded meanwhile.
+    """
+    recent = sa.true() if since is None else col(CreditLot.expires_at) > since - _LATE_COMMITS
+    statement = select(CreditLot.tenant_id).where(
+        col(CreditLot.expires_at) <= until, recent | col(CreditLot.tenant_id).in_(active)
+    )
+    return set(session.exec(statement.distinct()))

@@ -1,0 +1,32 @@
+"""What other packages see of spending terms and limits. Tables never leave this package."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+BillingMode = Literal["prepaid", "postpaid"]
+LimitScope = Literal["tenant", "key", "adapter"]
+LimitWindow = Literal["day", "month"]
+
+
+class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """At a balance of ``floor_nanos``, ``amount_cents`` are paid, at most ``month_cents_max`` in a UTC month."""
+
+    amount_cents: Annotated[int, msgspec.Meta(ge=50, le=100_000_000)]
+    floor_nanos: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
+    month_cents_max: Annotated[int, msgspec.Meta(ge=50, le=100_000_000)]
+
+
+class SpendingView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tenant pays, and what it may still spend by that. Null amounts are not limited."""
+
+    mode: BillingMode
+    credit_limit_nanos: int | None
+    invoice_threshold_nanos: int | None
+    balance_floors_nanos: Sequence[int]
+    auto_top_up: AutoTopUp | None
+    balance_nanos: int
+    unbilled_nanos: int
+    receivable_nanos: int
+    headroom_nanos: int | None

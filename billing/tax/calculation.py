@@ -1,0 +1,109 @@
+"""Which taxes an invoice has and what they amount to: pure functions of its parties, its date and the rates.
+
+The net amount is rounded to cents first; then each tax is computed on it and rounded; the total is their sum. This is
+no tax advice: the operator answers for its rates, and a VAT id is checked by its form only (``vat_ids``).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import Final
+
+import msgspec
+
+from billing.tax.parties import Parties
+from core.money import share_cents, tax_cents
+
+EU: Final = frozenset({
+    "AT", "BE", "BG", "CY", "CZ", "DE", "DK", "EE", "ES", "FI", "FR", "GR", "HR", "HU", "IE", "IT", "LT", "LU", "LV",
+    "MT", "NL", "PL", "PT", "RO", "SE", "SI", "SK",
+})  # fmt: skip
+REVERSE_CHARGE: Final = "Reverse charge: the recipient is liable for the VAT (Article 196 of Directive 2006/112/EC)."
+
+
+class RateInForce(msgspec.Struct, frozen=True, kw_only=True):
+    """A tax and its rate in millionths: 190,000 is 19 %."""
+
+    name: str
+    rate_ppm: int
+
+
+class TaxDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The taxes of an invoice. ``note`` is printed under them, as the law wants for a reverse charge."""
+
+    rates: tuple[RateInForce, ...] = ()
+    note: str | None = None
+
+
+class TaxLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One tax of an invoice or a credit note: ``rate_ppm`` millionths of ``base_cents``, rounded."""
+
+    name: str
+    rate_ppm: int
+    base_cents: int
+    tax_cents: int
+    note: str | None = None
+
+
+def decide(parties: Parties, day: date, rates: Mapping[str, Sequence[RateInForce]]) -> TaxDecision:
+    """The taxes of an invoice of this day. ``rates`` are those in force, by country.
+
+    A buyer in another EU country than the seller with a VAT id gets a reverse charge; without one, the rates of the
+    buyer's country apply if the operator has entered any, else the seller's. A buyer outside of the EU, or of a seller
+    outside of it, has the rates of its own country. A buyer without a country is taxed as one in the seller's country.
+    """
+    seller, buyer = parties.seller, parties.buyer
+    if seller is None or seller.tax == "none" or seller.country is None:
+        return TaxDecision()
+    if buyer is None:
+        return TaxDecision(rates=tuple(rates.get(seller.country, ())))
+    if buyer.exempt_on(day):
+        return TaxDecision()
+    country = buyer.country or seller.country
+    crosses_eu_border = country != seller.country and {country, seller.country} <= EU
+    if crosses_eu_border and buyer.vat_id is not None:
+        return TaxDecision(rates=(RateInForce(name="VAT", rate_ppm=0),), note=REVERSE_CHARGE)
+    if crosses_eu_border and country not in rates:
+        country = seller.country
+    return TaxDecision(rates=tuple(rates.get(country, ())))
+
+
+def tax_lines(decision: TaxDecision, net_cents: int) -> list[TaxLine]:
+    """The taxes of a net amount, each rounded on its own."""
+    return [
+        TaxLine(
+            name=rate.name,
+            rate_ppm=rate.rate_ppm,
+            base_cents=net_cents,
+            tax_cents=tax_cents(net_cents, rate.rate_ppm),
+            note=decision.note,
+        )
+        for rate in decision.rates
+    ]
+
+
+def line_shares(tax_lines_cents: Iterable[int], line_cents: Sequence[int]) -> list[int]:
+    """Each line's part of all taxes: every tax is shared out over the lines by largest remainder."""
+    shares = [0] * len(line_cents)
+    for cents in tax_lines_cents:
+        shares = [total + share for total, share in zip(shares, share_cents(cents, line_cents), strict=True)]
+    return shares
+
+
+def credited_tax(taxes: Sequence[TaxLine], *, net_cents: int, credited_before: int, credited_now: int) -> list[TaxLine]:
+    """The taxes of a credit note for ``credited_now`` of an invoice's ``net_cents``, at the invoice's own rates. What
+    all notes together credit of a tax is its part of the credited net, rounded; so nothing is left at the end.
+    """
+
+    def credited(tax: TaxLine, net: int) -> int:
+        return share_cents(tax.tax_cents, (net, net_cents - net))[0]
+
+    return [
+        TaxLine(
+            name=tax.name,
+            rate_ppm=tax.rate_ppm,
+            base_cents=credited_now,
+            tax_cents=credited(tax, credited_before + credited_now) - credited(tax, credited_before),
+            note=tax.note,
+        )
+        for tax in taxes
+    ]

@@ -1,0 +1,76 @@
+"""Stores and reads who sells and who buys. A change is a new version; invoices keep the one of their date."""
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.locks import serialize_decision
+from billing.tax.models import BillingProfileVersion, SellerVersion
+from billing.tax.parties import Buyer, Parties, Seller
+from billing.tax.vat_ids import checked_vat_id
+from core.db import database_now
+from core.errors import InvalidRequest
+
+
+def read_parties(session: Session, tenant_id: str) -> Parties:
+    """The seller and the tenant as an invoice of now would name them."""
+    return Parties(seller=read_seller(session), buyer=read_buyer(session, tenant_id))
+
+
+def read_seller(session: Session) -> Seller | None:
+    """The operator's details, if they were ever set."""
+    newest = session.exec(select(SellerVersion.details).order_by(col(SellerVersion.version).desc()).limit(1)).first()
+    return None if newest is None else msgspec.convert(newest, Seller)
+
+
+def read_buyer(session: Session, tenant_id: str) -> Buyer | None:
+    """A tenant's details, if they were ever set."""
+    newest = session.exec(
+        select(BillingProfileVersion.details)
+        .where(BillingProfileVersion.tenant_id == tenant_id)
+        .order_by(col(BillingProfileVersion.version).desc())
+        .limit(1)
+    ).first()
+    return None if newest is None else msgspec.convert(newest, Buyer)
+
+
+def set_seller(session: Session, seller: Seller) -> Seller:
+    """Set the operator's details for later invoices. Raises InvalidRequest for an impossible VAT id, and for tax
+    without a country.
+    """
+    if seller.tax != "none" and seller.country is None:
+        raise InvalidRequest(
+            'country: set it, or set tax to "none"; tax goes by countries.', code="country_missing", param="country"
+        )
+    if seller.vat_id is not None:
+        seller = msgspec.structs.replace(seller, vat_id=checked_vat_id(seller.vat_id, seller.country))
+    serialize_decision(session, "the seller's details")
+    version = session.exec(select(sa.func.coalesce(sa.func.max(SellerVersion.version), 0))).one() + 1
+    session.add(SellerVersion(version=version, details=msgspec.to_builtins(seller), created_at=database_now(session)))
+    session.flush()
+    return seller
+
+
+def set_buyer(session: Session, tenant_id: str, buyer: Buyer) -> Buyer:
+    """Set a tenant's details for later invoices. Raises InvalidRequest for an impossible VAT id or exemption."""
+    if buyer.exempt_until is not None and (buyer.exempt_from is None or buyer.exempt_until <= buyer.exempt_from):
+        raise InvalidRequest(
+            "exempt_until: set a day after exempt_from, or leave it out for an exemption without an end.",
+            param="exempt_until",
+        )
+    if buyer.vat_id is not None:
+        buyer = msgspec.structs.replace(buyer, vat_id=checked_vat_id(buyer.vat_id, buyer.country))
+    serialize_decision(session, f"the billing profile of {tenant_id}")
+    newest = select(sa.func.coalesce(sa.func.max(BillingProfileVersion.version), 0)).where(
+        BillingProfileVersion.tenant_id == tenant_id
+    )
+    session.add(
+        BillingProfileVersion(
+            tenant_id=tenant_id,
+            version=session.exec(newest).one() + 1,
+            details=msgspec.to_builtins(buyer),
+            created_at=database_now(session),
+        )
+    )
+    session.flush()
+    return buyer

@@ -1,0 +1,227 @@
+"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter and key.
+
+Whole hours come from the hourly sums. Records are read only for buckets of a minute, within a budget, and for the parts
+of an hour in which a range begins or ends.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from billing.periods import BUCKET_LENGTH, EPOCH, Period, bucket_start
+from billing.prices import price_book
+from billing.settings import USAGE_RECORDS_MAX, USAGE_ROWS_MAX
+from billing.usage.models import UsageHour, UsageRecord
+from billing.usage.sums import hour_of
+from billing.views import Bucket, PriceView
+from core.contracts.usage import REST
+from core.errors import InvalidRequest
+
+Dimension = Literal["model", "project_id", "api_key_id"]
+
+DIMENSIONS: Final[dict[Dimension, str]] = {"model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id"}
+"""The columns behind OpenAI's words: a project is an adapter, "" the base model itself."""
+
+_HOUR: Final = timedelta(hours=1)
+_PRICED: Final = ("price_version_id", "base_model", "rank_class")
+_COUNTS: Final = (
+    "requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
+    "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
+)  # fmt: skip
+
+
+class BucketQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read. None in a filter stands for all; buckets are whole in UTC, except the first and the last one."""
+
+    tenant_id: str
+    period: Period
+    width: Bucket
+    group_by: tuple[Dimension, ...] = ()
+    models: tuple[str, ...] | None = None
+    adapter_ids: tuple[str, ...] | None = None
+    key_ids: tuple[str, ...] | None = None
+
+
+class UsagePosition(NamedTuple):
+    """Where a page begins: in the bucket of ``start``, after the group ``after`` if a page ended within the bucket."""
+
+    start: datetime
+    after: tuple[str, ...] = ()
+
+
+class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of one group in the bucket that begins at ``start``. Only what was grouped by is set.
+
+    ``cached_savings_nanos`` is what the cached tokens would have cost beyond their price, had they not been cached.
+    """
+
+    start: datetime
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    aborted_prefill_tokens: int
+    output_tokens: int
+    kv_page_ms: int
+    input_nanos: int
+    cached_input_nanos: int
+    output_nanos: int
+    kv_nanos: int
+    cached_savings_nanos: int
+    model: str | None = None
+    project_id: str | None = None
+    api_key_id: str | None = None
+
+    @property
+    def amount_nanos(self) -> int:
+        """What it costs."""
+        return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
+
+
+class UsagePage(NamedTuple):
+    """The groups of a page in the order of time, the end of its last bucket, and where the next page begins."""
+
+    groups: list[UsageGroup]
+    until: datetime
+    following: UsagePosition | None
+
+
+def read_page(session: Session, query: BucketQuery, position: UsagePosition, *, buckets_max: int) -> UsagePage:
+    """At most ``buckets_max`` buckets from ``position`` on. Pages of many groups end within a bucket, pages of minutes
+    with many records earlier; the next page goes on there.
+    """
+    end = query.period.end
+    until = min(end, bucket_start(position.start, query.width) + buckets_max * BUCKET_LENGTH[query.width])
+    period = Period(position.start, until)
+    if query.width == "1m":
+        period = _within_budget(session, query.tenant_id, period)
+    rows = session.connection().execute(_statement(query, period, position.after)).mappings().all()
+    groups = list(_merged(session, query, rows[:USAGE_ROWS_MAX]))
+    if len(rows) > USAGE_ROWS_MAX:
+        return _cut(query, groups)
+    return UsagePage(groups, period.end, UsagePosition(period.end) if period.end < end else None)
+
+
+def _cut(query: BucketQuery, groups: Sequence[UsageGroup]) -> UsagePage:
+    """A page without its last group, which may have further rows."""
+    *kept, last = groups
+    if not kept:
+        raise InvalidRequest(
+            "group_by: one bucket has too many prices to add up; group by model or ask for a shorter bucket_width.",
+            param="group_by",
+        )
+    ended = bucket_start(kept[-1].start, query.width) + BUCKET_LENGTH[query.width]
+    same_bucket = kept[-1].start == last.start
+    after = tuple(getattr(kept[-1], name) for name in query.group_by) if same_bucket else ()
+    return UsagePage(kept, min(ended, query.period.end), UsagePosition(last.start if same_bucket else ended, after))
+
+
+def _within_budget(session: Session, tenant_id: str, period: Period) -> Period:
+    """The period up to the end of the hour with which its records fill the budget. It holds an hour at least."""
+    hours = session.connection().execute(
+        sa.select(col(UsageHour.hour), sa.cast(sa.func.sum(col(UsageHour.requests)), sa.BigInteger))
+        .where(
+            col(UsageHour.tenant_id) == tenant_id,
+            col(UsageHour.hour) >= hour_of(period.start),
+            col(UsageHour.hour) < period.end,
+        )
+        .group_by(col(UsageHour.hour))
+        .order_by(col(UsageHour.hour))
+    )
+    read, until = 0, period.end
+    for hour, requests in hours:
+        if read and read + requests > USAGE_RECORDS_MAX:
+            until = hour
+            break
+        read += requests
+    return Period(period.start, max(until, min(hour_of(period.start) + _HOUR, period.end)))
+
+
+def _statement(query: BucketQuery, period: Period, after: Sequence[str]) -> sa.Select[Any]:  # columns of several types
+    used = _used(query, period)
+    start = sa.func.greatest(
+        sa.func.date_bin(BUCKET_LENGTH[query.width], used.c.at, EPOCH, type_=sa.DateTime(timezone=True)),
+        period.start,
+        type_=sa.DateTime(timezone=True),
+    )
+    rows = sa.select(start.label("start"), *used.c).subquery("bucketed")
+    keys = [rows.c.start, *(rows.c[DIMENSIONS[name]] for name in query.group_by)]
+    priced = [rows.c[name] for name in _PRICED]
+    sums = (sa.cast(sa.func.sum(rows.c[name]), sa.BigInteger).label(name) for name in _COUNTS)
+    statement = sa.select(*dict.fromkeys([*keys, *priced]), *sums).group_by(*keys, *priced).order_by(*keys)
+    if after:
+        statement = statement.where(sa.tuple_(*keys) > sa.tuple_(sa.literal(period.start, keys[0].type), *after))
+    return statement.limit(USAGE_ROWS_MAX + 1)
+
+
+def _used(query: BucketQuery, period: Period) -> sa.Subquery:
+    """The usage of a period, each row with its instant ``at``: whole hours as sums, other parts as records."""
+    whole_from = -((EPOCH - period.start) // _HOUR) * _HOUR + EPOCH
+    whole_until = max(whole_from, hour_of(period.end))
+    if query.width == "1m":
+        whole_from = whole_until = period.end
+    hours = _rows(UsageHour, query, col(UsageHour.hour), [Period(whole_from, whole_until)])
+    parts = [Period(period.start, min(whole_from, period.end)), Period(whole_until, period.end)]
+    records = _rows(UsageRecord, query, col(UsageRecord.settled_at), [part for part in parts if part.start < part.end])
+    return sa.union_all(hours, records).subquery("used")
+
+
+def _rows(
+    table: type[UsageHour | UsageRecord], query: BucketQuery, at: Any, periods: Sequence[Period]
+) -> sa.Select[Any]:
+    """The rows of a table in the periods, with the columns of an hourly sum."""
+    adapter_id, rank_class = sa.func.coalesce(col(table.adapter_id), ""), sa.func.coalesce(col(table.rank_class), 0)
+    within = sa.or_(sa.false(), *(sa.and_(at >= period.start, at < period.end) for period in periods))
+    return sa.select(
+        at.label("at"),
+        col(table.key_id).label("key_id"),
+        col(table.base_model).label("base_model"),
+        adapter_id.label("adapter_id"),
+        rank_class.label("rank_class"),
+        col(table.price_version_id).label("price_version_id"),
+        *(_count(table, name).label(name) for name in _COUNTS),
+    ).where(
+        col(table.tenant_id) == query.tenant_id,
+        within,
+        *(
+            column.in_(wanted)
+            for column, wanted in (
+                (col(table.base_model), query.models),
+                (adapter_id, query.adapter_ids),
+                (col(table.key_id), query.key_ids),
+            )
+            if wanted is not None
+        ),
+    )
+
+
+def _count(table: type[UsageHour | UsageRecord], name: str) -> Any:
+    if table is UsageRecord and name == "requests":
+        return sa.case((col(UsageRecord.request_id).endswith(REST), 0), else_=1)
+    return col(getattr(table, name))
+
+
+def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.RowMapping]) -> Iterator[UsageGroup]:
+    """One group of the rows with the same key, which differ in their prices."""
+    versions = price_book.versions_by_id(session, {row["price_version_id"] for row in rows})
+    names = ("start", *(DIMENSIONS[name] for name in query.group_by))
+    for key, priced in groupby(rows, key=lambda row: tuple(row[name] for name in names)):
+        same = list(priced)
+        yield UsageGroup(
+            start=key[0],
+            cached_savings_nanos=_savings(same, versions),
+            **dict(zip(query.group_by, key[1:], strict=True)),
+            **{name: sum(row[name] for row in same) for name in _COUNTS},
+        )
+
+
+def _savings(rows: Iterable[sa.RowMapping], versions: dict[str, PriceView]) -> int:
+    total = 0
+    for row in rows:
+        prices = versions[row["price_version_id"]].card.held(row["base_model"], row["rank_class"] or None)
+        total += row["cached_tokens"] * prices.input_nanos - row["cached_input_nanos"]
+    return total

@@ -1,0 +1,102 @@
+"""What admins do with tenants' credit, and what tenants see of it. ``billing.credits`` does the work; this room checks
+that tenant and models exist, publishes the tenant, and adds audit rows and paging.
+"""
+
+from sqlmodel import Session
+
+from billing.credits import balance, lots
+from billing.credits.views import CreditEntryView, LotView
+from billing.limits import terms
+from control_plane.audit import service as audit
+from control_plane.credits.schemas import NewCredit, OwnCredit
+from control_plane.paging import Page, decode_cursor, encode_cursor
+from control_plane.publishing.outbox import publish_change
+from control_plane.registry import base_models
+from control_plane.tenants import service as tenants
+from core.errors import InvalidRequest
+from core.ids import new_id
+
+
+def grant(session: Session, tenant_id: str, new: NewCredit, *, actor: str) -> LotView:
+    """Grant a lot. Raises NotFound for the tenant, and what ``billing.credits.lots`` raises."""
+    tenants.get(session, tenant_id)
+    if unknown := sorted(set(new.models).difference(base_models.ids(session))):
+        raise InvalidRequest(
+            f"models: {unknown[0]!r} is no base model. GET /api/v1/admin/base-models lists them.", param="models"
+        )
+    lot = lots.grant(
+        session,
+        tenant_id=tenant_id,
+        kind=new.kind,
+        amount_nanos=new.amount_nanos,
+        reference=new.reference or new_id("crl"),
+        priority=new.priority,
+        effective_from=new.effective_from,
+        expires_at=new.expires_at,
+        models=new.models,
+    )
+    _changed(session, lot, "granted", actor=actor, amount_nanos=new.amount_nanos)
+    return lot
+
+
+def refund(session: Session, tenant_id: str, lot_id: str, amount_nanos: int, *, actor: str) -> LotView:
+    """Take unspent paid credit out of a lot."""
+    tenants.get(session, tenant_id)
+    lot = lots.refund_unspent(session, tenant_id=tenant_id, lot_id=lot_id, amount_nanos=amount_nanos)
+    _changed(session, lot, "refunded", actor=actor, amount_nanos=amount_nanos)
+    return lot
+
+
+def void(session: Session, tenant_id: str, lot_id: str, *, actor: str) -> LotView:
+    """Take everything unspent out of a lot."""
+    tenants.get(session, tenant_id)
+    lot = lots.void_unspent(session, tenant_id=tenant_id, lot_id=lot_id)
+    _changed(session, lot, "voided", actor=actor, amount_nanos=lot.voided_nanos)
+    return lot
+
+
+def get_lot(session: Session, tenant_id: str, lot_id: str) -> LotView:
+    """One lot of a tenant. Raises NotFound."""
+    tenants.get(session, tenant_id)
+    return lots.get_lot(session, tenant_id=tenant_id, lot_id=lot_id)
+
+
+def list_lots(session: Session, tenant_id: str, *, cursor: str | None, limit: int) -> Page[LotView]:
+    """A tenant's lots, newest first. Raises NotFound for the tenant."""
+    tenants.get(session, tenant_id)
+    found = lots.page_of_lots(session, tenant_id, after=decode_cursor(cursor), limit=limit + 1)
+    return Page(data=found[:limit], next_cursor=encode_cursor(found[limit - 1].id) if len(found) > limit else None)
+
+
+def own_credit(session: Session, tenant_id: str) -> OwnCredit:
+    """The tenant's credit now."""
+    found = balance.read_balance(session, tenant_id)
+    return OwnCredit(
+        balance_nanos=found.balance_nanos,
+        paid_nanos=found.paid_nanos,
+        promotional_nanos=found.promotional_nanos,
+        pending_nanos=found.pending_nanos,
+        uncovered_nanos=found.uncovered_nanos,
+        lots=found.lots,
+        burn_down=found.burn_down,
+    )
+
+
+def list_entries(session: Session, tenant_id: str, *, cursor: str | None, limit: int) -> Page[CreditEntryView]:
+    """The movements of the tenant's lots in the ledger, newest first."""
+    found = lots.page_of_entries(session, tenant_id, after=decode_cursor(cursor), limit=limit + 1)
+    following = encode_cursor(found[limit - 1].transfer_id) if len(found) > limit else None
+    return Page(data=found[:limit], next_cursor=following)
+
+
+def _changed(session: Session, lot: LotView, verb: str, *, actor: str, amount_nanos: int) -> None:
+    terms.credit_changed(session, lot.tenant_id)
+    publish_change(session, "tenants", lot.tenant_id)
+    audit.record(
+        session,
+        actor=actor,
+        action=f"credit.{verb}",
+        target=lot.id,
+        tenant_id=lot.tenant_id,
+        details={"kind": lot.kind, "amount_nanos": amount_nanos, "reference": lot.reference},
+    )

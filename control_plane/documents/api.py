@@ -1,0 +1,215 @@
+"""Routes over the documents of invoices: lines, explanation and files, for a tenant's own and for admins."""
+
+from typing import Annotated, Final
+
+from litestar import Controller, Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+from litestar.response import Stream
+from sqlalchemy import Engine
+
+from billing.documents.pdf_maker import PdfFile, PdfMaker
+from billing.views import InvoiceLineView
+from control_plane.auth.authenticate import Principal
+from control_plane.documents import service
+from control_plane.documents.schemas import ExplainedRequests, InvoiceExplanation
+from control_plane.paging import Page, PageCursor
+from core.db import unit_of_work
+
+PDF: Final = "application/pdf"
+
+LineLimit = Annotated[int, QueryParameter(ge=1, le=1000, description="Largest number of items to return.")]
+
+
+class OwnInvoiceDocuments(Controller):
+    """The documents of the calling tenant's invoices."""
+
+    path = "/invoices/{invoice_id:str}"
+    tags = ("invoices",)
+    opt = {"scope": "billing:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get("/lines", sync_to_thread=True)
+    def list_invoice_lines(
+        self,
+        invoice_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Page[InvoiceLineView]:
+        """List an invoice's lines in print order."""
+        with unit_of_work(reports) as session:
+            return service.list_lines(
+                session, invoice_id=invoice_id, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit
+            )
+
+    @get("/explain", sync_to_thread=True)
+    def explain_invoice(
+        self,
+        invoice_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> InvoiceExplanation:
+        """Explain an invoice: each line's price version, arithmetic, and where its requests are."""
+        with unit_of_work(reports) as session:
+            return service.explain_invoice(
+                session,
+                invoice_id=invoice_id,
+                tenant_id=principal.own_tenant_id,
+                cursor=cursor,
+                limit=limit,
+                path=f"/api/v1/invoices/{invoice_id}/explain",
+            )
+
+    @get("/explain/{line_id:str}", sync_to_thread=True)
+    def explain_line(
+        self,
+        invoice_id: FromPath[str],
+        line_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> ExplainedRequests:
+        """List the requests that a line is made of, each rated again."""
+        with unit_of_work(reports) as session:
+            return service.explain_line(
+                session,
+                invoice_id=invoice_id,
+                line_id=line_id,
+                tenant_id=principal.own_tenant_id,
+                cursor=cursor,
+                limit=limit,
+            )
+
+    @get("/pdf", sync_to_thread=True, media_type=PDF)
+    def get_invoice_pdf(
+        self,
+        invoice_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        pdf_maker: NamedDependency[PdfMaker],
+        principal: NamedDependency[Principal],
+    ) -> Response[bytes]:
+        """Get an invoice as PDF; also at `/invoices/{invoice_id}.pdf`."""
+        return _pdf(pdf_maker.invoice(reports, invoice_id, tenant_id=principal.own_tenant_id))
+
+    @get("/csv", sync_to_thread=True, media_type="text/csv")
+    def get_invoice_csv(
+        self, invoice_id: FromPath[str], reports: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> Stream:
+        """Get an invoice's lines as CSV; also at `/invoices/{invoice_id}.csv`."""
+        return _csv(reports, invoice_id, principal.own_tenant_id)
+
+
+class AdminInvoiceDocuments(Controller):
+    """The documents of any tenant's invoices."""
+
+    path = "/invoices/{invoice_id:str}"
+    tags = ("admin: billing",)
+
+    @get("/lines", sync_to_thread=True)
+    def list_any_invoice_lines(
+        self,
+        invoice_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Page[InvoiceLineView]:
+        """List an invoice's lines in print order."""
+        with unit_of_work(reports) as session:
+            return service.list_lines(session, invoice_id=invoice_id, tenant_id=None, cursor=cursor, limit=limit)
+
+    @get("/explain", sync_to_thread=True)
+    def explain_any_invoice(
+        self,
+        invoice_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> InvoiceExplanation:
+        """Explain an invoice: each line's price version, arithmetic, and where its requests are."""
+        with unit_of_work(reports) as session:
+            return service.explain_invoice(
+                session,
+                invoice_id=invoice_id,
+                tenant_id=None,
+                cursor=cursor,
+                limit=limit,
+                path=f"/api/v1/admin/invoices/{invoice_id}/explain",
+            )
+
+    @get("/explain/{line_id:str}", sync_to_thread=True)
+    def explain_any_line(
+        self,
+        invoice_id: FromPath[str],
+        line_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        limit: LineLimit = 100,
+        cursor: PageCursor = None,
+    ) -> ExplainedRequests:
+        """List the requests that a line is made of, each rated again."""
+        with unit_of_work(reports) as session:
+            return service.explain_line(
+                session, invoice_id=invoice_id, line_id=line_id, tenant_id=None, cursor=cursor, limit=limit
+            )
+
+    @get("/pdf", sync_to_thread=True, media_type=PDF)
+    def get_any_invoice_pdf(
+        self, invoice_id: FromPath[str], reports: NamedDependency[Engine], pdf_maker: NamedDependency[PdfMaker]
+    ) -> Response[bytes]:
+        """Get an invoice as PDF; also at `/invoices/{invoice_id}.pdf`."""
+        return _pdf(pdf_maker.invoice(reports, invoice_id, tenant_id=None))
+
+    @get("/csv", sync_to_thread=True, media_type="text/csv")
+    def get_any_invoice_csv(self, invoice_id: FromPath[str], reports: NamedDependency[Engine]) -> Stream:
+        """Get an invoice's lines as CSV; also at `/invoices/{invoice_id}.csv`."""
+        return _csv(reports, invoice_id, None)
+
+
+class OwnCreditNoteDocuments(Controller):
+    """The printed credit notes of the calling tenant."""
+
+    path = "/credit-notes/{note_id:str}"
+    tags = ("invoices",)
+    opt = {"scope": "billing:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get("/pdf", sync_to_thread=True, media_type=PDF)
+    def get_credit_note_pdf(
+        self,
+        note_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        pdf_maker: NamedDependency[PdfMaker],
+        principal: NamedDependency[Principal],
+    ) -> Response[bytes]:
+        """Get a credit note as PDF; also at `/credit-notes/{note_id}.pdf`."""
+        return _pdf(pdf_maker.credit_note(reports, note_id, tenant_id=principal.own_tenant_id))
+
+
+class AdminCreditNoteDocuments(Controller):
+    """Any tenant's printed credit notes."""
+
+    path = "/credit-notes/{note_id:str}"
+    tags = ("admin: billing",)
+
+    @get("/pdf", sync_to_thread=True, media_type=PDF)
+    def get_any_credit_note_pdf(
+        self, note_id: FromPath[str], reports: NamedDependency[Engine], pdf_maker: NamedDependency[PdfMaker]
+    ) -> Response[bytes]:
+        """Get a credit note as PDF; also at `/credit-notes/{note_id}.pdf`."""
+        return _pdf(pdf_maker.credit_note(reports, note_id, tenant_id=None))
+
+
+def _pdf(file: PdfFile) -> Response[bytes]:
+    headers = {"Content-Disposition": f'inline; filename="{file.number}.pdf"'}
+    return Response(file.content, media_type=PDF, headers=headers)
+
+
+def _csv(reports: Engine, invoice_id: str, tenant_id: str | None) -> Stream:
+    invoice, lines = service.csv_lines(reports, invoice_id=invoice_id, tenant_id=tenant_id)
+    return Stream(
+        lines,
+        media_type="text/csv",
+        headers={"Content-Disposition": f'attachment; filename="{invoice.number}.csv"'},
+    )

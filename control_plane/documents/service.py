@@ -1,0 +1,158 @@
+"""An invoice's lines in pages, as a file, and explained down to its requests. ``billing.documents`` does the work.
+
+``tenant_id`` None stands for an admin, who may read every tenant's.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from billing.documents import invoice_lines
+from billing.documents.explain import LineReader, RequestPosition
+from billing.documents.invoice_csv import invoice_csv
+from billing.documents.line_cover import USAGE_KINDS
+from billing.invoices import queries
+from billing.periods import EPOCH
+from billing.prices import price_book
+from billing.views import InvoiceLineView, InvoiceView, PriceView
+from control_plane.documents.schemas import ExplainedLine, ExplainedRequests, InvoiceExplanation, PriceOfLine
+from control_plane.paging import Page, decode_cursor, encode_cursor
+from core.db import unit_of_work
+from core.errors import InvalidRequest, NotFound, Unprocessable
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_REQUEST: Final = re.compile(r"(\d{1,17})\.([A-Za-z0-9_]{1,64})(\.rest)?")
+_POSITION_MAX: Final = 1_000_000_000
+
+
+def list_lines(
+    session: Session, *, invoice_id: str, tenant_id: str | None, cursor: str | None, limit: int
+) -> Page[InvoiceLineView]:
+    """A page of an invoice's lines, in print order. Raises NotFound."""
+    invoice = _invoice(session, invoice_id, tenant_id)
+    page = invoice_lines.read_lines(session, invoice.id, after=_position(cursor), limit=limit)
+    return Page(data=page.lines, next_cursor=None if page.following is None else encode_cursor(str(page.following)))
+
+
+def explain_invoice(
+    session: Session, *, invoice_id: str, tenant_id: str | None, cursor: str | None, limit: int, path: str
+) -> InvoiceExplanation:
+    """A page of an invoice's lines with their prices and where their requests are. Raises NotFound."""
+    invoice = _invoice(session, invoice_id, tenant_id)
+    page = invoice_lines.read_lines(session, invoice.id, after=_position(cursor), limit=limit)
+    version_ids = {line.price_version_id for line in page.lines if line.price_version_id is not None}
+    prices = price_book.versions_by_id(session, version_ids)
+    return InvoiceExplanation(
+        invoice=invoice,
+        data=[_explained(line, prices.get(line.price_version_id or ""), path) for line in page.lines],
+        next_cursor=None if page.following is None else encode_cursor(str(page.following)),
+    )
+
+
+def explain_line(
+    session: Session, *, invoice_id: str, line_id: str, tenant_id: str | None, cursor: str | None, limit: int
+) -> ExplainedRequests:
+    """A page of the requests of a line. Raises NotFound, and Unprocessable for a line that is no usage."""
+    invoice = _invoice(session, invoice_id, tenant_id)
+    line = invoice_lines.find_line(session, invoice.id, line_id)
+    if line is None:
+        raise NotFound("This invoice has no such line.", code="invoice_line_not_found")
+    if line.kind not in USAGE_KINDS or line.price_version_id is None:
+        raise Unprocessable(
+            f"Line {line.id} is a {line.kind}, which is made of no requests. Its description explains it.",
+            code="line_has_no_requests",
+        )
+    reader = LineReader(session, invoice, line)
+    explained, page = reader.explain(), reader.read(_after(cursor), limit=limit)
+    return ExplainedRequests(
+        line=explained.line,
+        price=_price(explained.line, explained.price),
+        found_quantity=queries.plain(explained.found_quantity),
+        found_nanos=explained.found_nanos,
+        matches=explained.matches,
+        data=page.requests,
+        next_cursor=None if page.following is None else encode_cursor(_cursor_of(page.following)),
+    )
+
+
+def csv_lines(engine: Engine, *, invoice_id: str, tenant_id: str | None) -> tuple[InvoiceView, Iterator[str]]:
+    """The invoice, and its lines as CSV in pieces. Raises NotFound before the first piece."""
+    with unit_of_work(engine) as session:
+        invoice = _invoice(session, invoice_id, tenant_id)
+    return invoice, invoice_csv(invoice, invoice_lines.all_lines(engine, invoice.id))
+
+
+def _invoice(session: Session, invoice_id: str, tenant_id: str | None) -> InvoiceView:
+    found = queries.find_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+    if found is None:
+        raise NotFound("Invoice not found.", code="invoice_not_found")
+    return found
+
+
+def _explained(line: InvoiceLineView, version: PriceView | None, path: str) -> ExplainedLine:
+    usage = line.kind in USAGE_KINDS and version is not None
+    quantity = f"{line.quantity:f} {line.unit} x {line.unit_price_nanos} nanodollars"
+    if line.used_units is not None:
+        quantity = f"{line.used_units:f} used: {quantity}"
+    return ExplainedLine(
+        line=line,
+        price=None if version is None else _price(line, version),
+        arithmetic=f"{quantity} = {line.amount_nanos} nanodollars",
+        requests_url=f"{path}/{line.id}" if usage else None,
+    )
+
+
+def _price(line: InvoiceLineView, version: PriceView) -> PriceOfLine:
+    tiered = None
+    if line.tier is not None and line.kind in USAGE_KINDS:
+        tiered = version.card.tier_of(line.kind, line.base_model or "")
+    return PriceOfLine(
+        id=version.id,
+        plan_id=version.plan_id,
+        effective_from=version.effective_from,
+        mode="unit" if tiered is None else tiered.mode,
+        unit_price_nanos=line.unit_price_nanos,
+        tiers=() if tiered is None else tiered.tiers,
+        package_units=None if tiered is None else tiered.package_units,
+        package_nanos=None if tiered is None else tiered.package_nanos,
+    )
+
+
+def _position(cursor: str | None) -> int:
+    text = decode_cursor(cursor)
+    if text is None:
+        return 0
+    if not text.isdecimal() or not text.isascii() or int(text) > _POSITION_MAX:
+        raise _not_a_cursor()
+    return int(text)
+
+
+def _cursor_of(position: RequestPosition) -> str:
+    microseconds = (position.settled_at - EPOCH) // _MICROSECOND
+    return f"{microseconds}.{position.request_id.replace(':', '.')}"
+
+
+def _after(cursor: str | None) -> RequestPosition | None:
+    text = decode_cursor(cursor)
+    if text is None:
+        return None
+    match = _REQUEST.fullmatch(text)
+    if match is None:
+        raise _not_a_cursor()
+    try:
+        settled_at = EPOCH + int(match[1]) * _MICROSECOND
+    except OverflowError as error:
+        raise _not_a_cursor() from error
+    return RequestPosition(settled_at, match[2] + (":rest" if match[3] else ""))
+
+
+def _not_a_cursor() -> InvalidRequest:
+    return InvalidRequest(
+        "cursor: this is not the next_cursor of this list. Leave it out to start at the first page.",
+        code="invalid_cursor",
+        param="cursor",
+    )

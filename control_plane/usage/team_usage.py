@@ -1,0 +1,87 @@
+"""A tenant's usage of one UTC day, by model and adapter, with what the prefix cache saved."""
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Engine
+
+from billing.documents.csv_lines import dollar_text
+from billing.periods import Period
+from billing.usage.buckets import BucketQuery, UsageGroup, UsagePosition, read_page
+from control_plane.registry.adapters import service as adapters
+from control_plane.usage.organization_schemas import TeamUsageDay, TeamUsageRow, TeamUsageSums
+from control_plane.usage.page_cursor import decode_position, encode_position
+from core.db import unit_of_work
+from core.errors import InvalidRequest, NotFound
+
+_FIRST_YEAR: Final = 2000
+_LAST_YEAR: Final = 9000
+
+
+def read_day(
+    engine: Engine, *, tenant_id: str, team_id: str | None, day: date, page: str | None = None
+) -> TeamUsageDay:
+    """The usage of a day. Raises NotFound for another tenant's id, and InvalidRequest."""
+    if team_id not in (None, tenant_id):
+        raise NotFound("Team not found.", code="team_not_found", param="team_id")
+    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
+        raise InvalidRequest(f"date: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param="date")
+    start = datetime.combine(day, time.min, tzinfo=UTC)
+    period = Period(start, start + timedelta(days=1))
+    query = BucketQuery(tenant_id=tenant_id, period=period, width="1d", group_by=("model", "project_id"))
+    position = UsagePosition(period.start)
+    if page is not None:
+        position, _ = decode_position(page, period, query, groups=2)
+    with unit_of_work(engine) as session:
+        whole = msgspec.structs.replace(query, group_by=())
+        totals = read_page(session, whole, UsagePosition(period.start), buckets_max=1).groups
+        found = read_page(session, query, position, buckets_max=1)
+        ids = {group.project_id for group in found.groups if group.project_id}
+        names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
+    return TeamUsageDay(
+        team_id=tenant_id,
+        date=day,
+        start=period.start,
+        end=period.end,
+        totals=_sums(totals),
+        data=[_row(group, names) for group in found.groups],
+        has_more=found.following is not None,
+        next_page=None if found.following is None else encode_position(found.following, period.end, query),
+    )
+
+
+def _sums(groups: Iterable[UsageGroup]) -> TeamUsageSums:
+    """The sums of no group or one."""
+    for group in groups:
+        return TeamUsageSums(**_figures(group))
+    return TeamUsageSums(
+        requests=0, input_tokens=0, cached_tokens=0, output_tokens=0, kv_page_ms=0, amount_nanos=0,
+        amount_usd=dollar_text(0), cached_savings_nanos=0, cached_savings_usd=dollar_text(0),
+    )  # fmt: skip
+
+
+def _row(group: UsageGroup, names: dict[str, str]) -> TeamUsageRow:
+    assert group.model is not None, "grouped by model"
+    assert group.project_id is not None, "grouped by adapter"
+    return TeamUsageRow(
+        base_model=group.model,
+        adapter_id=group.project_id,
+        adapter=names.get(group.project_id),
+        **_figures(group),
+    )
+
+
+def _figures(group: UsageGroup) -> dict[str, Any]:  # integers and text
+    return {
+        "requests": group.requests,
+        "input_tokens": group.input_tokens,
+        "cached_tokens": group.cached_tokens,
+        "output_tokens": group.output_tokens,
+        "kv_page_ms": group.kv_page_ms,
+        "amount_nanos": group.amount_nanos,
+        "amount_usd": dollar_text(group.amount_nanos),
+        "cached_savings_nanos": group.cached_savings_nanos,
+        "cached_savings_usd": dollar_text(group.cached_savings_nanos),
+    }

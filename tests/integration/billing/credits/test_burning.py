@@ -1,0 +1,157 @@
+"""Credits on invoices: promotional ones before tax, paid ones after it."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from billing.charges.adjustments import adjust
+from billing.charges.totals import period_start
+from billing.credits import burning
+from billing.credits.views import CreditUse
+from billing.periods import Period
+from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
+from core.db import unit_of_work
+from core.ids import new_id
+from core.money import round_to_cents
+
+DOLLAR = 1_000_000_000
+
+
+class Closed(msgspec.Struct, frozen=True):
+    promotional: list[CreditUse]
+    taxable_nanos: int
+    total_cents: int
+    paid_cents: int
+
+
+def close(stage, tenant_id: str, *, until=None, tax_percent: int = 0) -> Closed:
+    """What a close does with wallet, without its document."""
+    with unit_of_work(stage.engine) as session:
+        billed_until = lock_billed_until(session, tenant_id)
+        period = Period(period_start(session, tenant_id, billed_until), until or stage.now())
+        lines, _ = adjust(session, tenant_id, period)
+        invoice_id = new_id("inv")
+        uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
+        net = sum(line.amount_nanos for line in lines) - sum(use.amount_nanos for use in uses)
+        total = round_to_cents(net) + round_to_cents(round_to_cents(net) * 10_000_000 * tax_percent // 100)
+        paid = burning.apply_paid(session, tenant_id, invoice_id, total, period=period, lines=lines)
+        advance_billed_until(session, tenant_id, period.end)
+        return Closed(uses, net, total, paid)
+
+
+def left(wallet, tenant_id: str) -> dict[str, int]:
+    return {lot.id: lot.balance_nanos for lot in wallet.balance(tenant_id).lots}
+
+
+@pytest.mark.scenario(88)
+def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, wallet):
+    tenant = stage.tenant()
+    paid = wallet.granted(tenant, 50)
+    wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 30)
+    closed = close(stage, tenant, tax_percent=19)
+    assert (closed.taxable_nanos, closed.total_cents, closed.paid_cents) == (20 * DOLLAR, 2_380, 2_380)
+    assert left(wallet, tenant) == {paid: 26_200_000_000}
+    assert wallet.account("credits_promotional", tenant) == 0
+    assert wallet.account("usage_unbilled", tenant) == 20 * DOLLAR
+    assert wallet.account("receivable", tenant) == -23_800_000_000
+    wallet.check()
+
+
+@pytest.mark.scenario(72)
+def test_paid_credit_of_higher_priority_leaves_promotional_credit_alone(stage, wallet):
+    tenant = stage.tenant()
+    paid = wallet.granted(tenant, 50, priority=10)
+    gift = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 12.34 - 0.0000004)
+    closed = close(stage, tenant)
+    assert (closed.promotional, closed.paid_cents) == ([], 1_234)
+    assert left(wallet, tenant) == {paid: 37_660_000_000, gift: 10 * DOLLAR}
+
+
+@pytest.mark.scenario(78)
+def test_a_lot_for_one_model_pays_only_its_lines(stage, wallet):
+    tenant = stage.tenant()
+    gift = wallet.granted(tenant, 10, kind="promotional", models=["large"])
+    wallet.spend(tenant, 6, base_model="small")
+    wallet.spend(tenant, 3, base_model="large")
+    closed = close(stage, tenant)
+    assert [(use.lot_id, use.amount_nanos) for use in closed.promotional] == [(gift, 3 * DOLLAR)]
+    assert closed.total_cents == 600
+
+
+@pytest.mark.scenario(76)
+def test_usage_of_before_a_lot_is_due_although_it_is_invoiced_after(stage, wallet):
+    tenant = stage.tenant()
+    begins = stage.now().replace(microsecond=0) - timedelta(hours=4)
+    paid = wallet.granted(tenant, 50, effective_from=begins)
+    wallet.spend(tenant, 6, at=begins - timedelta(milliseconds=1))
+    wallet.spend(tenant, 3, at=begins)
+    assert wallet.balance(tenant).uncovered_nanos == 6 * DOLLAR
+    closed = close(stage, tenant)
+    assert (closed.total_cents, closed.paid_cents) == (900, 300)
+    assert left(wallet, tenant) == {paid: 47 * DOLLAR}
+
+
+@pytest.mark.scenario(75)
+def test_late_usage_of_before_the_expiry_uses_the_lot_although_it_lapsed_and_its_period_is_closed(stage, wallet):
+    tenant = stage.tenant()
+    ends = stage.now().replace(microsecond=0) - timedelta(hours=6)
+    lot_id = wallet.granted(tenant, 10, expires_at=ends)
+    wallet.spend(tenant, 3, at=ends - timedelta(hours=2))
+    assert close(stage, tenant, until=stage.now() - timedelta(hours=1)).paid_cents == 300
+    wallet.lapse(tenant)
+    assert wallet.account("breakage") == -7 * DOLLAR
+    wallet.spend(tenant, 1.2, at=ends - timedelta(minutes=1))
+    wallet.spend(tenant, 2.4, at=ends + timedelta(minutes=1))
+    assert wallet.lot(tenant, lot_id).pending_nanos == 1_200_000_000
+    closed = close(stage, tenant)
+    assert (closed.total_cents, closed.paid_cents) == (360, 120)
+    assert wallet.lapse(tenant) == 0
+    assert wallet.account("breakage") == -5_800_000_000
+    entries = stage.rows("SELECT * FROM credit_entries ORDER BY number")
+    assert [(entry["kind"], entry["amount_nanos"]) for entry in entries] == [
+        ("grant", 10 * DOLLAR), ("burn", -3 * DOLLAR), ("lapse", -7 * DOLLAR), ("lapse", 1_200_000_000),
+        ("burn", -1_200_000_000),
+    ]  # fmt: skip
+    wallet.check()
+
+
+def test_a_part_of_a_cent_is_paid_in_whole_cents_by_the_amount_due(stage, wallet):
+    tenant = stage.tenant()
+    wallet.granted(tenant, 50)
+    wallet.spend(tenant, 0.0168)
+    closed = close(stage, tenant)
+    assert (closed.total_cents, closed.paid_cents) == (2, 2)
+    assert wallet.account("credits_paid", tenant) == -49_980_000_000
+
+
+def test_paid_credit_that_covers_part_of_a_cent_pays_whole_cents(stage, wallet):
+    tenant = stage.tenant()
+    begins = stage.now().replace(microsecond=0) - timedelta(hours=4)
+    wallet.granted(tenant, 50, effective_from=begins)
+    wallet.spend(tenant, 0.0168, at=begins - timedelta(minutes=5))
+    wallet.spend(tenant, 0.0168, at=begins)
+    closed = close(stage, tenant)
+    assert (closed.total_cents, closed.paid_cents) == (3, 1)
+    wallet.check()
+
+
+def test_a_plan_writes_nothing_and_says_what_the_close_does(stage, wallet):
+    tenant = stage.tenant()
+    wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 3)
+    with unit_of_work(stage.engine) as session:
+        period = Period(period_start(session, tenant, None), stage.now())
+        lines, _ = adjust(session, tenant, period)
+        planned = burning.plan_promotional(session, tenant, period, lines)
+    assert len(stage.rows("SELECT * FROM credit_entries")) == 1
+    assert close(stage, tenant).promotional == planned
+
+
+def test_a_tenant_without_credit_is_left_alone(stage, wallet):
+    tenant = stage.tenant()
+    wallet.spend(tenant, 3)
+    closed = close(stage, tenant)
+    assert (closed.promotional, closed.paid_cents, closed.total_cents) == ([], 0, 300)

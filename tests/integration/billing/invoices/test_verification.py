@@ -1,0 +1,111 @@
+"""Whoever changes a document past the database's guards is found: the document by name, and all that follow it."""
+
+import subprocess
+import sys
+
+import pytest
+import sqlalchemy as sa
+
+from billing.invoices import closing
+from billing.invoices.credit_notes import issue_credit_note
+from billing.invoices.verification import verify
+from core.db import unit_of_work
+
+
+@pytest.fixture
+def documents(stage) -> list[str]:
+    """The ids of five documents in the order of their chain: invoices, and a credit note as the third."""
+    tenant = stage.tenant()
+    ids = []
+    for number in range(4):
+        stage.bill(stage.event(tenant, output_tokens=100_000))
+        ids.append(closing.close_tenant(stage.engine, tenant, stage.now()).id)
+        if number == 1:
+            with unit_of_work(stage.engine) as session:
+                note = issue_credit_note(session, invoice_id=ids[0], amount_cents=2, to="amount_due", reason="agreed")
+            ids.append(note.id)
+    return ids
+
+
+def found(stage) -> dict[str, str]:
+    with unit_of_work(stage.engine) as session:
+        return {finding.document_id: finding.problem for finding in verify(session).findings}
+
+
+def as_superuser(stage, sql: str, **parameters) -> None:
+    with stage.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.execute(sa.text(sql), parameters)
+
+
+def test_documents_that_nobody_changed_are_verified(stage, documents):
+    with unit_of_work(stage.engine) as session:
+        verified = verify(session)
+    assert (verified.documents, verified.findings) == (5, [])
+    assert verified.head_sha256 == stage.value("SELECT sha256 FROM documents WHERE position = 5")
+
+
+@pytest.mark.scenario(110)
+@pytest.mark.parametrize(
+    ("place", "sql"),
+    [
+        (1, "UPDATE invoice_lines SET adapter_name = 'x' WHERE invoice_id = '{id}' AND position = 2"),
+        (1, "UPDATE invoices SET period_end = period_end + interval '1 microsecond' WHERE id = '{id}'"),
+        (1, "DELETE FROM invoice_lines WHERE invoice_id = '{id}' AND position = 1"),
+        (2, "UPDATE credit_notes SET reason = 'agreee' WHERE id = '{id}'"),
+        (3, "UPDATE documents SET number = 9 WHERE document_id = '{id}'"),
+        (4, "UPDATE invoices SET seller = '{{}}' WHERE id = '{id}'"),
+    ],
+)
+def test_a_changed_byte_names_its_document_and_all_that_follow(stage, documents, place, sql):
+    as_superuser(stage, sql.format(id=documents[place]))
+    problems = found(stage)
+    assert list(problems) == documents[place:]
+    assert problems.pop(documents[place]) in {"changed", "gap"}
+    assert set(problems.values()) <= {"follows", "gap"}
+
+
+@pytest.mark.scenario(110)
+def test_a_change_with_a_new_hash_of_its_own_is_found_by_the_chain(stage, documents):
+    as_superuser(stage, "UPDATE documents SET content_sha256 = repeat('a', 64) WHERE document_id = :i", i=documents[1])
+    assert found(stage)[documents[1]] == "changed"
+
+
+def test_a_removed_document_and_one_beside_the_chain_are_found(stage, documents):
+    as_superuser(stage, "DELETE FROM documents WHERE document_id = :i", i=documents[1])
+    assert found(stage) == {
+        documents[1]: "unnumbered",
+        documents[2]: "gap",
+        documents[3]: "gap",
+        documents[4]: "follows",
+    }
+
+
+def test_a_forged_state_is_found(stage, documents):
+    as_superuser(
+        stage, "UPDATE invoice_events SET status = 'paid', amount_due_cents = 0 WHERE invoice_id = :i AND seq = 2",
+        i=documents[4],
+    )  # fmt: skip
+    assert found(stage) == {documents[4]: "state"}
+
+
+@pytest.mark.scenario(110)
+def test_the_command_names_the_documents_and_fails(stage, documents, postgres_settings):
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "billing", "verify"],
+            env={"TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn, "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    good = run()
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.startswith("5 documents verified")
+    as_superuser(stage, "UPDATE invoice_lines SET tier = 1 WHERE invoice_id = :i", i=documents[0])
+    bad = run()
+    assert bad.returncode == 1
+    assert [line.split()[1] for line in bad.stdout.splitlines()] == [f"{each}:" for each in documents]
+    assert "5 of 5" in bad.stderr

@@ -1,0 +1,263 @@
+"""An invoice's lines, file and explanation over the API, for its tenant and for admins only."""
+
+import csv
+import io
+import threading
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import msgspec
+import pypdfium2
+import pytest
+import sqlalchemy as sa
+from pypdf import PdfReader
+
+from billing.documents import pdf_maker
+from billing.documents.invoice_csv import invoice_csv
+from billing.documents.invoice_lines import all_lines
+from billing.documents.settings import DocumentSettings
+from billing.invoices import closing, queries
+from billing.invoices.credit_notes import issue_credit_note
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from core import redis_keys
+from core.contracts.usage import UsageEvent
+from core.db import unit_of_work
+from core.errors import Unavailable
+from core.ids import new_id
+
+
+@pytest.fixture
+def bill(engine, redis):
+    """Records usage of these adapters, five requests each, and closes. Returns the tenant's invoice."""
+    stream = UsageStream(redis, "tests")
+    stream.ensure_group()
+    meter = Meter(engine, stream, BillingSettings())
+
+    def run(tenant_id: str, adapter_ids, requests: int = 5):
+        adapter_ids = list(adapter_ids)
+        settled_at_ms = time.time_ns() // 1_000_000 - 5_000
+        for adapter_id in adapter_ids:
+            for _ in range(requests):
+                settled_at_ms += 1
+                event = UsageEvent(
+                    request_id=new_id("req"), tenant_id=tenant_id, key_id="key_1", base_model="tiny-instruct",
+                    adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
+                    started_at_ms=settled_at_ms - 9, settled_at_ms=settled_at_ms,
+                    input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500,
+                )  # fmt: skip
+                redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
+        while entries := stream.read(count=500, block_ms=None):
+            meter.process(entries)
+        (made,) = (each for each in closing.close_all(engine).invoices if each.tenant_id == tenant_id)
+        return made
+
+    return run
+
+
+def pages(http, path: str, **parameters) -> list[dict]:
+    found, cursor = [], None
+    while True:
+        found.append(
+            http.get(path, params=parameters | ({"cursor": cursor} if cursor else {})).raise_for_status().json()
+        )
+        if (cursor := found[-1]["next_cursor"]) is None:
+            return found
+
+
+def test_lines_come_in_pages_and_explain_themselves_down_to_the_requests(api, bill):
+    tenant = api.tenant()
+    invoice = bill(tenant.id, ["ad_a", "ad_b", None])
+    for http, root in ((tenant.http, "/api/v1"), (api.admin, "/api/v1/admin")):
+        path = f"{root}/invoices/{invoice.id}"
+        lines = [line for page in pages(http, f"{path}/lines", limit=5) for line in page["data"]]
+        assert len(lines) == 12
+        explained = [line for page in pages(http, f"{path}/explain", limit=5) for line in page["data"]]
+        assert [each["line"] for each in explained] == lines
+        for each in explained:
+            requests = pages(http, each["requests_url"], limit=2)
+            assert len(requests) == 3
+            assert all(page["matches"] for page in requests)
+            rows = [row for page in requests for row in page["data"]]
+            assert sum(row["amount_nanos"] for row in rows) == each["line"]["amount_nanos"]
+            assert sum(Decimal(row["line_quantity"]) for row in rows) == Decimal(each["line"]["quantity"])
+            assert all(row["rerated_equal"] for row in rows)
+            assert each["price"]["unit_price_nanos"] == each["line"]["unit_price_nanos"]
+            assert each["price"]["mode"] == "unit"
+    first = explained[0]
+    assert first["arithmetic"] == "300 token x 100 nanodollars = 30000 nanodollars"
+
+
+def test_the_csv_of_an_invoice_has_every_line_and_no_formula(api, base, bill, engine):
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [tenant.adapter("support-bot", base)["id"]])
+    for path in (f"/api/v1/invoices/{invoice.id}.csv", f"/api/v1/invoices/{invoice.id}/csv"):
+        answer = tenant.http.get(path)
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert answer.headers["content-disposition"] == f'attachment; filename="{invoice.number}.csv"'
+        rows = list(csv.DictReader(io.StringIO(answer.text, newline="")))
+        assert {row["adapter"] for row in rows} == {"support-bot"}
+        assert sum(Decimal(row["amount_usd"]) for row in rows) == Decimal(invoice.amount_nanos).scaleb(-9)
+        for row in rows:
+            assert Decimal(row["quantity"]) * Decimal(row["unit_price_usd"]) >= Decimal(row["amount_usd"])
+    detail = queries_of(engine, invoice.id)
+    evil = [msgspec.structs.replace(line, adapter_name='=HYPERLINK("http://x","y")') for line in detail.lines]
+    (_, row, *_) = csv.reader(io.StringIO("".join(invoice_csv(invoice, evil)), newline=""))
+    assert '\'=HYPERLINK("http://x","y")' in row
+
+
+def queries_of(engine, invoice_id: str):
+    with unit_of_work(engine) as session:
+        return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=None)
+
+
+@pytest.mark.scenario(114)
+def test_an_invoice_of_20_000_lines_comes_in_pages_and_as_a_stream(api, engine):
+    """The lines are written by COPY's equal; the database checks them as it checks those of a close."""
+    tenant = api.tenant()
+    now = datetime.now(UTC).replace(microsecond=0)
+    hour = (now - timedelta(hours=2)).replace(minute=0, second=0)
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO subscriptions VALUES (:t, NULL, now())"), {"t": tenant.id})
+        version = connection.execute(sa.text("SELECT id FROM price_versions LIMIT 1")).scalar_one()
+        connection.execute(
+            sa.text("""
+INSERT INTO usage_hours (tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class,
+    price_version_id, requests, input_tokens, uncached_requests, input_nanos, output_tokens, output_requests,
+    output_nanos)
+SELECT :t, :hour, to_timestamp(0), 'key_1', 'tiny-instruct', 'ad_' || lpad(n::text, 6, '0'), '', 0, :v, 1, 10, 1, 1000,
+    5, 1, 2000
+FROM generate_series(1, 10000) n
+"""),
+            {"t": tenant.id, "hour": hour, "v": version},
+        )
+    with unit_of_work(engine) as session:
+        session.connection().execute(
+            sa.text("UPDATE subscriptions SET billed_until = :hour WHERE tenant_id = :t"),
+            {"hour": hour - timedelta(hours=1), "t": tenant.id},
+        )
+    made = closing.close_tenant(engine, tenant.id, hour + timedelta(hours=1))
+    assert made is not None
+    lines = [
+        line for page in pages(tenant.http, f"/api/v1/invoices/{made.id}/lines", limit=1_000) for line in page["data"]
+    ]
+    assert len(lines) == 20_000 == len({line["id"] for line in lines})
+    answer = tenant.http.get(f"/api/v1/invoices/{made.id}.csv")
+    assert answer.text.count("\r\n") == 20_001
+    tracemalloc.start()
+    assert sum(1 for _ in invoice_csv(made, all_lines(engine, made.id))) == 20_001
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000, "the lines are not held together"
+
+
+def test_another_tenants_invoice_looks_like_none(api, bill):
+    ours, theirs = api.tenant(), api.tenant()
+    invoice = bill(theirs.id, [None])
+    line_id = theirs.http.get(f"/api/v1/invoices/{invoice.id}/lines").json()["data"][0]["id"]
+    for ending in ("/lines", "/explain", f"/explain/{line_id}", "/csv", ".csv", "/pdf", ".pdf"):
+        for invoice_id in (invoice.id, "inv_none"):
+            refused = ours.http.get(f"/api/v1/invoices/{invoice_id}{ending}")
+            assert (refused.status_code, refused.json()["code"]) == (404, "invoice_not_found"), ending
+    missing = theirs.http.get(f"/api/v1/invoices/{invoice.id}/explain/il_none")
+    assert (missing.status_code, missing.json()["code"]) == (404, "invoice_line_not_found")
+
+
+@pytest.mark.parametrize("cursor", ["x", "YWZ0ZXI6eA", "YWZ0ZXI6OTk5OTk5OTk5OTk5OTk5OTk", "YWZ0ZXI6MS5h", "!" * 10])
+def test_cursors_that_no_page_returned_are_refused(api, bill, cursor):
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [None], requests=1)
+    line_id = tenant.http.get(f"/api/v1/invoices/{invoice.id}/lines").json()["data"][0]["id"]
+    for ending in ("lines", "explain", f"explain/{line_id}"):
+        answer = tenant.http.get(f"/api/v1/invoices/{invoice.id}/{ending}", params={"cursor": cursor})
+        if answer.status_code == 200:  # an instant and an id that are well formed lie before or after all requests
+            assert (ending, cursor) == (f"explain/{line_id}", "YWZ0ZXI6MS5h")
+        else:
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_cursor"), ending
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1.5"])
+def test_limits_outside_their_bounds_name_the_field(shared_api, limit):
+    tenant = shared_api.tenant()
+    for ending in ("lines", "explain", "explain/il_1"):
+        refused = tenant.http.get(f"/api/v1/invoices/inv_1/{ending}", params={"limit": limit})
+        assert (refused.status_code, refused.json()["param"]) == (400, "limit"), refused.text
+
+
+def opened(content: bytes) -> str:
+    """The text of a PDF without spaces, the same by two readers."""
+    by_pypdf = "".join(page.extract_text() for page in PdfReader(io.BytesIO(content)).pages)
+    by_pdfium = "".join(page.get_textpage().get_text_bounded() for page in pypdfium2.PdfDocument(content))
+    found = {"".join(sorted("".join(text.split()))) for text in (by_pypdf, by_pdfium.replace("\x02", "-"))}
+    assert len(found) == 1
+    return "".join(by_pypdf.split())
+
+
+@pytest.mark.scenario(112)
+def test_the_pdf_of_an_invoice_is_the_same_twice_and_shows_it(api, base, bill):
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [tenant.adapter("support-bot", base)["id"], None], requests=50)
+    answers = [
+        http.get(path)
+        for http, path in (
+            (tenant.http, f"/api/v1/invoices/{invoice.id}.pdf"),
+            (tenant.http, f"/api/v1/invoices/{invoice.id}/pdf"),
+            (api.admin, f"/api/v1/admin/invoices/{invoice.id}.pdf"),
+        )
+    ]
+    assert {answer.headers["content-type"] for answer in answers} == {"application/pdf"}
+    assert answers[0].headers["content-disposition"] == f'inline; filename="{invoice.number}.pdf"'
+    assert len({answer.content for answer in answers}) == 1
+    text = opened(answers[0].content)
+    assert invoice.number in text
+    assert "Prompttokens" in text
+    assert "adaptersupport-bot" in text
+    assert "SHA-256" in text
+    assert "Amountdue(USdollars)" in text
+
+
+def test_a_credit_note_is_printed_for_its_own_tenant_only(api, bill, engine):
+    tenant, other = api.tenant(), api.tenant()
+    invoice = bill(tenant.id, [None], requests=600)
+    assert invoice.total_cents > 0
+    with unit_of_work(engine) as session:
+        made = issue_credit_note(
+            session, invoice_id=invoice.id, amount_cents=invoice.total_cents, to="amount_due", reason="Störung",
+            idempotency="test",
+        )  # fmt: skip
+    answer = tenant.http.get(f"/api/v1/credit-notes/{made.id}.pdf")
+    assert answer.content == api.admin.get(f"/api/v1/admin/credit-notes/{made.id}/pdf").content
+    text = opened(answer.content)
+    assert made.number in text
+    assert "Credit:Störung" in text
+    assert invoice.number in text
+    for path in (f"/api/v1/credit-notes/{made.id}.pdf", "/api/v1/credit-notes/cn_none/pdf"):
+        refused = other.http.get(path)
+        assert (refused.status_code, refused.json()["code"]) == (404, "credit_note_not_found")
+
+
+def test_pdfs_beyond_the_slots_wait_and_then_get_503(engine, api, bill, monkeypatch):
+    monkeypatch.setattr(pdf_maker, "_WAIT_S", 0)
+    tenant = api.tenant()
+    invoice = bill(tenant.id, [None])
+    maker = pdf_maker.PdfMaker(DocumentSettings(documents_pdf_concurrent_max=1))
+    begun, finish = threading.Event(), threading.Event()
+
+    def slow(printed, typefaces):
+        begun.set()
+        assert finish.wait(20)
+        return b"%PDF"
+
+    monkeypatch.setattr(pdf_maker, "render", slow)
+    first = threading.Thread(target=maker.invoice, args=(engine, invoice.id), kwargs={"tenant_id": None})
+    first.start()
+    assert begun.wait(20)
+    with pytest.raises(Unavailable) as refused:
+        maker.invoice(engine, invoice.id, tenant_id=tenant.id)
+    assert refused.value.retry_after_s == 5
+    finish.set()
+    first.join(20)
+    assert maker.invoice(engine, invoice.id, tenant_id=tenant.id).content == b"%PDF"
