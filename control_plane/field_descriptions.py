@@ -134,7 +134,7 @@ _FIELDS: Final[dict[str, str]] = {
     "expected": "The earlier count: the engine's before the ledger's, the records' before their sums.",
     "expires_at": "Instant from which on it cannot be used; null without an end.",
     "explained": "Part of the difference that requests explain, each by its id.",
-    "explained_drift_tokens": "Part of the drift that engines report for the ids of requests whose end nobody saw.",
+    "explained_drift_tokens": "Part of the drift that engines report for the ids of requests whose end no gateway saw.",
     "explained_kv_page_ms": "KV page-milliseconds that requests explain, each by its id.",
     "explained_tokens": "Tokens that requests explain, each by its id.",
     "failing_since": "When the first of the failures began that no success has followed; null without one.",
