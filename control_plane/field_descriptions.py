@@ -162,6 +162,7 @@ _FIELDS: Final[dict[str, str]] = {
     "ledger_kv_page_ms": "KV page-milliseconds in the ledger that engines measured.",
     "ledger_tokens": "Tokens in the ledger.",
     "lifted_at": "When it was lifted; null before.",
+    "limit_id": "Id of the spending limit.",
     "limit_overrides": "Limits of this tenant that replace those of its plan.",
     "limits": "Limits.",
     "line": "The invoice line.",
@@ -298,6 +299,7 @@ _FIELDS: Final[dict[str, str]] = {
     "source": "Where the price is published.",
     "spend_nanos": "Nanodollars that running requests may cost.",
     "spend_nanos_per_month": "Nanodollars per UTC month; null for no limit.",
+    "spent_nanos": "Nanodollars spent in the window of now.",
     "stage": "What a validating revision waits for: checking, then canary, then publishing to gateways.",
     "stall_ms": "Milliseconds for which loads of the adapter delayed all running requests.",
     "start": "Start of the period, inclusive.",
@@ -306,6 +308,7 @@ _FIELDS: Final[dict[str, str]] = {
     "status": "State.",
     "subject": "What differs: a replica, a tenant, a table, a transfer or an invoice.",
     "team_id": "Id of the tenant.",
+    "subject_id": "Id of the key or adapter; empty or null for the whole tenant.",
     "tenant": "The tenant.",
     "tenant_id": "Id of the tenant.",
     "tier": "Priority: requests of a smaller tier wait less.",
@@ -356,6 +359,9 @@ _FIELDS: Final[dict[str, str]] = {
     "weight": "Share of the queue among tenants of the same tier.",
     "weights": "Revisions by weight: each gets its share of the calls.",
     "when_quota_is_unavailable": "What a gateway does while quotas cannot be checked: refuse, or spend a slice.",
+    "window": "day or month.",
+    "window_end": "End of the window of now, exclusive.",
+    "window_start": "Start of the window of now.",
 }
 
 _OF_TYPE: Final[dict[str, str]] = {
@@ -374,6 +380,8 @@ _OF_TYPE: Final[dict[str, str]] = {
     "ExplainedRequest.quantity": "Units of the line's kind that the request used.",
     "InvoiceLineView.rank_class": "Rank class whose price it is; null for the price of all.",
     "InvoiceLineView.tier": "Number of the price tier, from 1; null where the price has none.",
+    "NewSpendLimit.amount_nanos": "Nanodollars that may be spent in each window.",
+    "SpendLimitView.amount_nanos": "Nanodollars that may be spent in each window.",
     "LotView.effective_from": "From when on usage may take from it.",
     "LotView.kind": "paid or promotional.",
     "LotView.models": "Base models whose usage it pays; empty for all usage and fees.",

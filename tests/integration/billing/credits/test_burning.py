@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.charges.adjustments import adjust
+from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.credits import burning
 from billing.credits.views import CreditUse
