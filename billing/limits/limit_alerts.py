@@ -44,16 +44,16 @@ class LimitAlerts:
         self._engine = engine
         self._redis = redis
         self._active = active
-        self._every_s = every_ms / 1000
+        self._every_ns = every_ms * 1_000_000
         self._waiting: set[str] = set()
-        self._looked_at: dict[str, float] = {}
+        self._looked_at: dict[str, int] = {}
         self._written: set[tuple[str, str]] = set()
 
     def run_once(self) -> None:
         """Look at every tenant that is due. Those that fail are due again at the next run."""
         self._waiting |= self._active.take()
-        now = time.monotonic()
-        self._looked_at = {each: at for each, at in self._looked_at.items() if now - at < self._every_s}
+        now = time.monotonic_ns()
+        self._looked_at = {each: at for each, at in self._looked_at.items() if now - at < self._every_ns}
         due = sorted(self._waiting - self._looked_at.keys())
         grants = self._grants(due)
         failed = each_tenant(due, "limit alerts", lambda tenant_id: self._look(tenant_id, grants.get(tenant_id)))

@@ -14,7 +14,7 @@ Floors = Annotated[tuple[LimitNanos, ...], msgspec.Meta(max_length=10)]
 class SpendingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a tenant pays. An omitted field keeps its value; null removes a limit, and turns auto top-up off.
 
-    ``mode``: a ``prepaid`` tenant can spend its credit and no more; a ``postpaid`` one is invoiced, and stops when
+    ``mode``: a ``prepaid`` tenant can spend at most its credit; a ``postpaid`` one is invoiced, and stops when
     what it owes reaches the credit limit.
     """
 

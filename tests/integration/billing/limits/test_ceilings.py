@@ -51,7 +51,7 @@ def owe(stage, tenant_id: str, dollars: float) -> None:
         ledger.post(session, Posting(transfer_id=new_id("tr"), kind="payment", legs=legs))
 
 
-def test_a_prepaid_tenant_may_be_charged_its_credit_and_no_more(stage, wallet, runner):
+def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.spend(tenant, 6)
     wallet.granted(tenant, 50, effective_from=stage.now())
