@@ -8,6 +8,7 @@ from typing import Literal
 from sqlmodel import Session
 
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits import burning
 from billing.invoices.event_models import CreditNote
 from billing.invoices.models import Invoice
 from billing.invoices.views import LotUse
@@ -18,22 +19,21 @@ def apply_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
 ) -> list[LotUse]:
     """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
-    del session, tenant_id, period, lines, invoice_id
-    return []
+    uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
+    return [LotUse(lot_id=use.lot_id, amount_nanos=use.amount_nanos) for use in uses]
 
 
 def plan_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
 ) -> list[LotUse]:
     """What promotional credits would pay of these lines. Writes nothing."""
-    del session, tenant_id, period, lines
-    return []
+    uses = burning.plan_promotional(session, tenant_id, period, lines)
+    return [LotUse(lot_id=use.lot_id, amount_nanos=use.amount_nanos) for use in uses]
 
 
 def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:
     """Burn paid credits for the amount due, posted to the ledger. Returns the cents that they pay."""
-    del session, tenant_id, invoice_id, due_cents
-    return 0
+    return burning.apply_paid(session, tenant_id, invoice_id, due_cents)
 
 
 def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:
