@@ -69,6 +69,8 @@ NOT_IN_A_SCHEMA = {
     ("GET", "/api/v1/admin/costs/focus.csv", "start"),
     ("GET", "/api/v1/admin/costs/focus.csv", "end"),
     "refund_exceeds_unspent",
+    ("POST", "/api/v1/spend-limits", "subject_id"),
+    ("PATCH", "/api/v1/admin/tenants/{tenant_id}/spending", "auto_top_up"),
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "amount_nanos"),
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "effective_from"),
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "expires_at"),
