@@ -126,7 +126,7 @@ def test_the_runner_posts_new_hours_of_tenants_without_requests(resources):
 def test_an_hour_that_is_metered_after_its_period_was_invoiced_is_on_the_next_invoice_marked_late(resources):
     tenant = resources.tenant()
     resources.revision(tenant, resources.adapter(tenant), GB, ready_at=resources.hour)
-    close_tenant(resources.engine, tenant, resources.hour + 1.5 * HOUR)
+    close_tenant(resources.engine, tenant, resources.hour + 1.5 * HOUR, scheduled=True)
     resources.meter()
     made = close_tenant(resources.engine, tenant, resources.stage.now())
     in_time, late = resources.stage.invoice(made.id).lines
