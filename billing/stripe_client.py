@@ -6,46 +6,35 @@ Fails closed: each error of the SDK becomes one of ``billing.stripe_errors``; an
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeVar
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeVar
 
 import stripe
-from stripe.params import (
-    CreditNoteCreateParams,
-    CustomerCreateParams,
-    CustomerUpdateParams,
-    InvoiceCreateParams,
-    InvoiceItemCreateParams,
-    InvoicePayParams,
-    PaymentIntentCreateParams,
-    RefundCreateParams,
-)
-from stripe.params import checkout as checkout_params
+from stripe import params as given
 
-from billing.stripe_errors import StripeLookupInconclusive, failure_of
+from billing.stripe_errors import failure_of
+from billing.stripe_lookups import at_most, created_between, with_our_id
 from billing.stripe_objects import (
     OUR_ID,
     StripeCard,
     StripeCreditNote,
     StripeCustomer,
+    StripeDispute,
     StripeEvent,
     StripeInvoice,
     StripeInvoiceLine,
     StripePage,
     StripePayment,
     StripeRefund,
-    our_id_of,
     reference,
 )
 from billing.stripe_settings import StripeSettings
 from core.errors import InvalidRequest
 
-INVOICE_LINES_MAX: Final = 250  # https://docs.stripe.com/invoicing: items of one invoice
-MINIMUM_CHARGE_CENTS: Final = 50  # https://docs.stripe.com/currencies, for usd
 _PAGE: Final = 100
+API_VERSION: Final = str(stripe.api_version)  # of the SDK's calls
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
-_CLOCK_SLACK: Final = timedelta(minutes=10)  # between our clock and Stripe's, when a lost object is searched by time
 stripe.enable_telemetry = False  # the SDK would write a file in the home folder and report latencies
 
 
@@ -65,30 +54,45 @@ class StripeAccount:
             http_client=http,
         )
         self._api = self._client.v1
+        self._most = settings.stripe_lookup_objects_max
+
+    @property
+    def livemode(self) -> bool:
+        """Whether the account moves real money."""
+        return self._settings.livemode
 
     # Customers and their cards.
 
-    def create_customer(self, *, our_id: str, name: str, email: str | None, key: str) -> StripeCustomer:
+    def create_customer(
+        self, *, our_id: str, name: str, email: str | None, key: str, test_clock: str | None = None
+    ) -> StripeCustomer:
         with _mapped_errors():
-            params: CustomerCreateParams = {"name": name, "metadata": {OUR_ID: our_id}}
+            params: given.CustomerCreateParams = {"name": name, "metadata": {OUR_ID: our_id}}
             if email is not None:
                 params["email"] = email
+            if test_clock is not None:
+                params["test_clock"] = test_clock
             return StripeCustomer.read(self._api.customers.create(params, {"idempotency_key": key}))
 
     def customer(self, customer_id: str) -> StripeCustomer:
         with _mapped_errors():
             return StripeCustomer.read(self._api.customers.retrieve(customer_id))
 
-    def find_customer(self, *, our_id: str, since: datetime, until: datetime) -> StripeCustomer | None:
+    def find_customer(
+        self, *, our_id: str, since: datetime, until: datetime, test_clock: str | None = None
+    ) -> StripeCustomer | None:
+        params: given.CustomerListParams = {"created": created_between(since, until), "limit": _PAGE}
+        if test_clock is not None:
+            params["test_clock"] = test_clock
         with _mapped_errors():
-            page = self._api.customers.list({"created": _between(since, until), "limit": _PAGE})
-            return self._with_our_id(page.auto_paging_iter(), our_id, StripeCustomer.read)
+            page = self._api.customers.list(params)
+            return self._found(page.auto_paging_iter(), our_id, StripeCustomer.read)
 
     def update_customer(
         self, customer_id: str, *, key: str, email: str | None = None, default_payment_method: str | None = None
     ) -> StripeCustomer:
         """Change what is given; None leaves a field as it is."""
-        params: CustomerUpdateParams = {}
+        params: given.CustomerUpdateParams = {}
         if email is not None:
             params["email"] = email
         if default_payment_method is not None:
@@ -102,13 +106,24 @@ class StripeAccount:
             page = self._api.customers.payment_methods.list(customer_id, {"type": "card", "limit": _PAGE})
             return [StripeCard.read(each) for each in page.data]
 
+    def card_of_setup(self, setup_intent: str) -> str | None:
+        """The card that a completed set-up saved."""
+        with _mapped_errors():
+            return reference(self._api.setup_intents.retrieve(setup_intent).payment_method)
+
+    def clock_time(self, test_clock: str) -> datetime:
+        """The time on a test clock."""
+        with _mapped_errors():
+            clock = self._api.test_helpers.test_clocks.retrieve(test_clock)
+            return datetime.fromtimestamp(clock.frozen_time, UTC)
+
     # Pages on which the owner acts.
 
     def open_setup_page(
         self, customer_id: str, *, our_id: str, currency: str, success_url: str, cancel_url: str, key: str
     ) -> StripePage:
         """A Checkout page that saves a card for later payments."""
-        params: checkout_params.SessionCreateParams = {
+        params: given.checkout.SessionCreateParams = {
             "mode": "setup", "customer": customer_id, "currency": currency, "allowed_payment_method_types": ["card"],
             "success_url": success_url, "cancel_url": cancel_url,
             "metadata": {OUR_ID: our_id}, "setup_intent_data": {"metadata": {OUR_ID: our_id}},
@@ -128,10 +143,10 @@ class StripeAccount:
         key: str,
     ) -> StripePage:
         """A Checkout page for one payment, such as a top-up; ``urls`` lead back after success and after cancelling."""
-        price: checkout_params.SessionCreateParamsLineItemPriceData = {
+        price: given.checkout.SessionCreateParamsLineItemPriceData = {
             "currency": currency, "unit_amount": amount_cents, "product_data": {"name": description},
         }  # fmt: skip
-        params: checkout_params.SessionCreateParams = {
+        params: given.checkout.SessionCreateParams = {
             "mode": "payment", "customer": customer_id, "allowed_payment_method_types": ["card"],
             "line_items": [{"quantity": 1, "price_data": price}], "success_url": urls[0], "cancel_url": urls[1],
             "metadata": {OUR_ID: our_id},
@@ -147,9 +162,9 @@ class StripeAccount:
     def find_page(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripePage | None:
         with _mapped_errors():
             listed = self._api.checkout.sessions.list(
-                {"customer": customer_id, "created": _between(since, until), "limit": _PAGE}
+                {"customer": customer_id, "created": created_between(since, until), "limit": _PAGE}
             )
-            return self._with_our_id(listed.auto_paging_iter(), our_id, StripePage.read)
+            return self._found(listed.auto_paging_iter(), our_id, StripePage.read)
 
     def portal_url(self, customer_id: str, *, return_url: str, key: str) -> str:
         """A page on which the owner manages cards; the URL works once and for minutes."""
@@ -172,7 +187,7 @@ class StripeAccount:
         key: str,
     ) -> StripePayment:
         """Charge a saved card now. Raises StripeCardDeclined, also if the owner would have to confirm it."""
-        params: PaymentIntentCreateParams = {
+        params: given.PaymentIntentCreateParams = {
             "amount": amount_cents, "currency": currency, "customer": customer_id, "payment_method": payment_method,
             "allowed_payment_method_types": ["card"], "off_session": True, "confirm": True,
             "description": description, "metadata": {OUR_ID: our_id},
@@ -187,9 +202,9 @@ class StripeAccount:
     def find_payment(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripePayment | None:
         with _mapped_errors():
             page = self._api.payment_intents.list(
-                {"customer": customer_id, "created": _between(since, until), "limit": _PAGE}
+                {"customer": customer_id, "created": created_between(since, until), "limit": _PAGE}
             )
-            return self._with_our_id(page.auto_paging_iter(), our_id, StripePayment.read)
+            return self._found(page.auto_paging_iter(), our_id, StripePayment.read)
 
     # Invoices.
 
@@ -197,7 +212,7 @@ class StripeAccount:
         self, customer_id: str, *, our_id: str, currency: str, description: str, key: str
     ) -> StripeInvoice:
         """An empty draft. ``auto_advance`` is off: Stripe neither finalizes it nor retries its payment."""
-        params: InvoiceCreateParams = {
+        params: given.InvoiceCreateParams = {
             "customer": customer_id, "currency": currency, "description": description, "metadata": {OUR_ID: our_id},
             "auto_advance": False, "collection_method": "charge_automatically",
             "pending_invoice_items_behavior": "exclude",
@@ -208,15 +223,11 @@ class StripeAccount:
     def add_line(
         self, invoice: StripeInvoice, *, our_id: str, amount_cents: int, description: str, key: str
     ) -> StripeInvoiceLine:
-        """Add a line to a draft. The amount may be negative. At most ``INVOICE_LINES_MAX`` lines."""
-        params: InvoiceItemCreateParams = {
-            "customer": invoice.customer or "",
-            "invoice": invoice.id,
-            "amount": amount_cents,
-            "currency": invoice.currency,
-            "description": description,
-            "metadata": {OUR_ID: our_id},
-        }
+        """Add a line to a draft. The amount may be negative. At most ``stripe_objects.INVOICE_LINES_MAX`` lines."""
+        params: given.InvoiceItemCreateParams = {
+            "customer": invoice.customer or "", "invoice": invoice.id, "amount": amount_cents,
+            "currency": invoice.currency, "description": description, "metadata": {OUR_ID: our_id},
+        }  # fmt: skip
         with _mapped_errors():
             return StripeInvoiceLine.read(self._api.invoice_items.create(params, {"idempotency_key": key}))
 
@@ -224,7 +235,7 @@ class StripeAccount:
         """All lines of an invoice that billing added, by the ids of their items."""
         with _mapped_errors():
             items = self._api.invoice_items.list({"invoice": invoice_id, "limit": _PAGE}).auto_paging_iter()
-            return [StripeInvoiceLine.read(each) for each in self._at_most(items)]
+            return [StripeInvoiceLine.read(each) for each in at_most(items, self._most)]
 
     def invoice(self, invoice_id: str) -> StripeInvoice:
         with _mapped_errors():
@@ -232,8 +243,10 @@ class StripeAccount:
 
     def find_invoice(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripeInvoice | None:
         with _mapped_errors():
-            page = self._api.invoices.list({"customer": customer_id, "created": _between(since, until), "limit": _PAGE})
-            return self._with_our_id(page.auto_paging_iter(), our_id, StripeInvoice.read)
+            page = self._api.invoices.list(
+                {"customer": customer_id, "created": created_between(since, until), "limit": _PAGE}
+            )
+            return self._found(page.auto_paging_iter(), our_id, StripeInvoice.read)
 
     def finalize_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
         """Make a draft immutable and payable. Under the minimum charge Stripe marks it paid at once."""
@@ -246,7 +259,7 @@ class StripeAccount:
         self, invoice_id: str, *, key: str, payment_method: str | None = None, out_of_band: bool = False
     ) -> StripeInvoice:
         """Charge an open invoice to a saved card, or mark it paid elsewhere. Raises StripeCardDeclined."""
-        params: InvoicePayParams = {"paid_out_of_band": True} if out_of_band else {"off_session": True}
+        params: given.InvoicePayParams = {"paid_out_of_band": True} if out_of_band else {"off_session": True}
         if payment_method is not None:
             params["payment_method"] = payment_method
         with _mapped_errors():
@@ -273,14 +286,22 @@ class StripeAccount:
 
     def refund(self, payment_intent: str, *, our_id: str, amount_cents: int, key: str) -> StripeRefund:
         with _mapped_errors():
-            params: RefundCreateParams = {"payment_intent": payment_intent, "amount": amount_cents}
+            params: given.RefundCreateParams = {"payment_intent": payment_intent, "amount": amount_cents}
             params |= {"reason": "requested_by_customer", "metadata": {OUR_ID: our_id}}
             return StripeRefund.read(self._api.refunds.create(params, {"idempotency_key": key}))
+
+    def refund_of_id(self, refund_id: str) -> StripeRefund:
+        with _mapped_errors():
+            return StripeRefund.read(self._api.refunds.retrieve(refund_id))
+
+    def dispute(self, dispute_id: str) -> StripeDispute:
+        with _mapped_errors():
+            return StripeDispute.read(self._api.disputes.retrieve(dispute_id))
 
     def find_refund(self, payment_intent: str, *, our_id: str) -> StripeRefund | None:
         with _mapped_errors():
             page = self._api.refunds.list({"payment_intent": payment_intent, "limit": _PAGE})
-            return self._with_our_id(page.auto_paging_iter(), our_id, StripeRefund.read)
+            return self._found(page.auto_paging_iter(), our_id, StripeRefund.read)
 
     def create_credit_note(
         self,
@@ -295,12 +316,10 @@ class StripeAccount:
         """Credit part of a finalized invoice as one line. An open one becomes cheaper (``amount_due``); the money of a
         paid one was refunded, goes to the customer's balance, or is returned outside Stripe.
         """
-        params: CreditNoteCreateParams = {
-            "invoice": invoice_id,
+        params: given.CreditNoteCreateParams = {
+            "invoice": invoice_id, "memo": memo, "metadata": {OUR_ID: our_id},
             "lines": [{"type": "custom_line_item", "quantity": 1, "unit_amount": amount_cents, "description": memo}],
-            "memo": memo,
-            "metadata": {OUR_ID: our_id},
-        }
+        }  # fmt: skip
         if isinstance(to, StripeRefund):
             params["refunds"] = [{"refund": to.id, "amount_refunded": amount_cents, "type": "refund"}]
         elif to == "balance":
@@ -313,16 +332,20 @@ class StripeAccount:
     def find_credit_note(self, invoice_id: str, *, our_id: str) -> StripeCreditNote | None:
         with _mapped_errors():
             page = self._api.credit_notes.list({"invoice": invoice_id, "limit": _PAGE})
-            return self._with_our_id(page.auto_paging_iter(), our_id, StripeCreditNote.read)
+            return self._found(page.auto_paging_iter(), our_id, StripeCreditNote.read)
 
     # Events.
 
-    def events_since(self, since: datetime, *, types: Sequence[str]) -> list[StripeEvent]:
+    def events_since(
+        self, since: datetime, *, types: Sequence[str], until: datetime | None = None
+    ) -> list[StripeEvent]:
         """Events of the last 30 days at most, the oldest first. Repeats what webhooks may already have brought."""
+        created: given.EventListParamsCreated = {"gte": int(since.timestamp())}
+        if until is not None:
+            created["lte"] = int(until.timestamp())
         with _mapped_errors():
-            start = int(since.timestamp())
-            page = self._api.events.list({"created": {"gte": start}, "types": list(types), "limit": _PAGE})
-            return [StripeEvent.read(each) for each in self._at_most(page.auto_paging_iter())][::-1]
+            page = self._api.events.list({"created": created, "types": list(types), "limit": _PAGE})
+            return [StripeEvent.read(each) for each in at_most(page.auto_paging_iter(), self._most)][::-1]
 
     def event_from_webhook(self, body: bytes, signature: str | None) -> StripeEvent:
         """The event of a webhook whose signature over the raw body is right. Raises InvalidRequest."""
@@ -358,29 +381,8 @@ class StripeAccount:
             param="Stripe-Signature",
         )
 
-    # Finding what a lost answer may have created.
-
-    def _with_our_id(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
-        """The one object that carries our id. Raises StripeLookupInconclusive."""
-        found = [each for each in self._at_most(listed) if our_id_of(each) == our_id]
-        if len(found) > 1:
-            ids = ", ".join(str(getattr(each, "id", "")) for each in found[:5])
-            raise StripeLookupInconclusive(f"{our_id} stands in the metadata of several objects at Stripe: {ids}")
-        return read(found[0]) if found else None
-
-    def _at_most(self, listed: Iterable[_Given]) -> Iterator[_Given]:
-        most = self._settings.stripe_lookup_objects_max
-        for number, each in enumerate(listed):
-            if number >= most:
-                raise StripeLookupInconclusive(
-                    f"more than {most} objects to read at Stripe; raise TENORA_STRIPE_LOOKUP_OBJECTS_MAX"
-                )
-            yield each
-
-
-def _between(since: datetime, until: datetime) -> Any:
-    """Creation times as Stripe's filter; each list has a type of its own for the same two fields."""
-    return {"gte": int((since - _CLOCK_SLACK).timestamp()), "lte": int((until + _CLOCK_SLACK).timestamp())}
+    def _found(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
+        return with_our_id(listed, our_id, read, self._most)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
+INVOICE_LINES_MAX: Final = 250  # https://docs.stripe.com/invoicing: items of one invoice
+MINIMUM_CHARGE_CENTS: Final = 50  # https://docs.stripe.com/currencies, for usd
 OUR_ID: Final = "tenora_id"
 """Key in the metadata of every object that billing creates at Stripe."""
 
@@ -156,6 +158,26 @@ class StripeRefund(_Object, frozen=True, kw_only=True):
             amount_cents=given.amount,
             currency=given.currency,
             payment_intent=reference(given.payment_intent),
+        )
+
+
+class StripeDispute(_Object, frozen=True, kw_only=True):
+    status: str  # warning_needs_response, needs_response, under_review, won, lost, prevented …
+    amount_cents: int
+    currency: str
+    payment_intent: str | None
+    reason: str
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        return cls(
+            id=given.id,
+            our_id=our_id_of(given),
+            status=given.status,
+            amount_cents=given.amount,
+            currency=given.currency,
+            payment_intent=reference(given.payment_intent),
+            reason=given.reason,
         )
 
 

@@ -5,7 +5,6 @@ import time
 import pytest
 import stripe
 
-from billing.stripe_client import MINIMUM_CHARGE_CENTS
 from billing.stripe_errors import (
     StripeAccessDenied,
     StripeCardDeclined,
@@ -13,6 +12,7 @@ from billing.stripe_errors import (
     StripeObjectNotFound,
     StripeRefused,
 )
+from billing.stripe_objects import MINIMUM_CHARGE_CENTS
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(120)
