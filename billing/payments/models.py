@@ -1,0 +1,237 @@
+"""The tables of payments: each tenant's queue of operations at Stripe with their steps, what came of them, Stripe's
+events, dunning, and alarms. Triggers refuse a change of what must stay as it was written.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel
+
+from billing.models import Instant
+
+
+class PaymentQueue(SQLModel, table=True):
+    """A tenant at Stripe: its customer, and its operations, which run one after the other. ``next_attempt_at`` is null
+    while nothing waits. ``fence`` grows with each claim; a worker writes only under the fence that it holds.
+    ``clock_at`` is the time of the customer's test clock, which then dates the tenant's dunning.
+    """
+
+    __tablename__ = "payment_queues"
+    __table_args__ = (
+        sa.CheckConstraint("(stopped_reason IS NULL) = (stopped_at IS NULL)", name="stop_has_reason"),
+        sa.CheckConstraint("clock_at IS NULL OR test_clock IS NOT NULL", name="clock_known"),
+    )
+
+    tenant_id: str = Field(primary_key=True, sa_type=sa.Text)
+    customer_id: str | None = Field(default=None, unique=True, sa_type=sa.Text)
+    test_clock: str | None = Field(default=None, sa_type=sa.Text)
+    clock_at: datetime | None = Field(default=None, sa_type=Instant)
+    stopped_reason: str | None = Field(default=None, sa_type=sa.Text)
+    stopped_at: datetime | None = Field(default=None, sa_type=Instant)
+    next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
+    leased_until: datetime | None = Field(default=None, sa_type=Instant)
+    fence: int = Field(default=0, sa_type=sa.BigInteger)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class PaymentOperation(SQLModel, table=True):
+    """One operation, in the order of ``position``. ``content`` is frozen; ``result`` says what came of it."""
+
+    __tablename__ = "payment_operations"
+    __table_args__ = (
+        sa.UniqueConstraint("tenant_id", "dedupe_key"),
+        sa.CheckConstraint("state IN ('pending', 'done', 'failed', 'cancelled')", name="state_known"),
+        sa.CheckConstraint("(finished_at IS NULL) = (state = 'pending')", name="finished_has_time"),
+    )
+
+    id: str = Field(primary_key=True, sa_type=sa.Text)
+    position: int = Field(sa_column=sa.Column(sa.BigInteger, sa.Identity(always=True), nullable=False, unique=True))
+    tenant_id: str = Field(foreign_key="payment_queues.tenant_id", sa_type=sa.Text)
+    kind: str = Field(sa_type=sa.Text)
+    content: dict[str, Any] = Field(sa_type=JSONB)
+    dedupe_key: str = Field(sa_type=sa.Text)
+    state: str = Field(default="pending", sa_type=sa.Text)
+    attempts: int = Field(default=0, sa_type=sa.Integer)
+    last_error: str | None = Field(default=None, sa_type=sa.Text)
+    result: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
+    created_at: datetime = Field(sa_type=Instant)
+    finished_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class PaymentStep(SQLModel, table=True):
+    """One call of an operation. ``idempotency_key`` is written before the call is sent, ``object_id`` after its answer.
+    With ``look_up`` the object is searched at Stripe before anything is sent.
+    """
+
+    __tablename__ = "payment_steps"
+    __table_args__ = (sa.CheckConstraint("(object_id IS NULL) = (finished_at IS NULL)", name="finished_has_object"),)
+
+    operation_id: str = Field(primary_key=True, foreign_key="payment_operations.id", sa_type=sa.Text)
+    name: str = Field(primary_key=True, sa_type=sa.Text)
+    generation: int = Field(default=1, sa_type=sa.Integer)
+    idempotency_key: str = Field(unique=True, sa_type=sa.Text)
+    key_since: datetime = Field(sa_type=Instant)
+    started_at: datetime = Field(sa_type=Instant)
+    look_up: bool = False
+    object_id: str | None = Field(default=None, sa_type=sa.Text)
+    finished_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class PushedInvoice(SQLModel, table=True):
+    """Where an invoice is collected: at Stripe, or later together with another one (``carried``). ``pushed_with`` is
+    the invoice whose Stripe invoice collects it.
+    """
+
+    __tablename__ = "pushed_invoices"
+    __table_args__ = (
+        sa.CheckConstraint("state IN ('queued', 'carried', 'pushed', 'ended')", name="state_known"),
+        sa.CheckConstraint("amount_cents >= 0", name="amount_not_negative"),
+    )
+
+    invoice_id: str = Field(primary_key=True, sa_type=sa.Text)
+    tenant_id: str = Field(index=True, sa_type=sa.Text)
+    number: str = Field(sa_type=sa.Text)
+    amount_cents: int = Field(sa_type=sa.BigInteger)
+    state: str = Field(sa_type=sa.Text)
+    pushed_with: str | None = Field(default=None, index=True, sa_type=sa.Text)
+    stripe_invoice: str | None = Field(default=None, unique=True, sa_type=sa.Text)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class StripeEventRow(SQLModel, table=True):
+    """An event of Stripe's, stored once. Everything but its handling is frozen."""
+
+    __tablename__ = "stripe_events"
+    __table_args__ = (
+        sa.CheckConstraint("state IN ('stored', 'handled', 'ignored', 'failed')", name="state_known"),
+        sa.CheckConstraint("source IN ('webhook', 'list')", name="source_known"),
+        sa.CheckConstraint("(handled_at IS NULL) = (state IN ('stored', 'failed'))", name="handled_has_time"),
+        sa.Index("ix_stripe_events_due", "next_attempt_at", postgresql_where=sa.text("state = 'stored'")),
+    )
+
+    id: str = Field(primary_key=True, sa_type=sa.Text)
+    type: str = Field(sa_type=sa.Text)
+    object_kind: str = Field(sa_type=sa.Text)
+    object_id: str | None = Field(default=None, sa_type=sa.Text)
+    customer: str | None = Field(default=None, sa_type=sa.Text)
+    api_version: str | None = Field(default=None, sa_type=sa.Text)
+    source: str = Field(sa_type=sa.Text)
+    created_at: datetime = Field(sa_type=Instant)
+    received_at: datetime = Field(index=True, sa_type=Instant)
+    state: str = Field(default="stored", sa_type=sa.Text)
+    attempts: int = Field(default=0, sa_type=sa.Integer)
+    next_attempt_at: datetime = Field(sa_type=Instant)
+    note: str | None = Field(default=None, sa_type=sa.Text)
+    handled_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class StripeEventsListed(SQLModel, table=True):
+    """Up to which instant events were listed from Stripe. One row."""
+
+    __tablename__ = "stripe_events_listed"
+
+    name: str = Field(primary_key=True, sa_type=sa.Text)
+    listed_until: datetime = Field(sa_type=Instant)
+
+
+class TopUp(SQLModel, table=True):
+    """A purchase of credit. Several payments for one are all credited; each is money that was received."""
+
+    __tablename__ = "top_ups"
+    __table_args__ = (
+        sa.CheckConstraint("amount_cents > 0", name="amount_positive"),
+        sa.CheckConstraint("state IN ('pending', 'paid', 'failed', 'needs_owner')", name="state_known"),
+    )
+
+    id: str = Field(primary_key=True, sa_type=sa.Text)
+    tenant_id: str = Field(index=True, sa_type=sa.Text)
+    amount_cents: int = Field(sa_type=sa.BigInteger)
+    state: str = Field(default="pending", sa_type=sa.Text)
+    failure: str | None = Field(default=None, sa_type=sa.Text)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class ReceivedPayment(SQLModel, table=True):
+    """A payment intent whose money arrived, booked once. Insert-only."""
+
+    __tablename__ = "received_payments"
+
+    payment_intent: str = Field(primary_key=True, sa_type=sa.Text)
+    tenant_id: str = Field(index=True, sa_type=sa.Text)
+    stripe_invoice: str | None = Field(default=None, index=True, sa_type=sa.Text)
+    top_up_id: str | None = Field(default=None, sa_type=sa.Text)
+    amount_cents: int = Field(sa_type=sa.BigInteger)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class ReturnedPayment(SQLModel, table=True):
+    """Money of a payment that went back, by a refund or a lost dispute, booked once. Insert-only."""
+
+    __tablename__ = "returned_payments"
+    __table_args__ = (sa.CheckConstraint("amount_cents >= 0", name="amount_not_negative"),)
+
+    stripe_object: str = Field(primary_key=True, sa_type=sa.Text)
+    payment_intent: str = Field(foreign_key="received_payments.payment_intent", index=True, sa_type=sa.Text)
+    amount_cents: int = Field(sa_type=sa.BigInteger)
+    created_at: datetime = Field(sa_type=Instant)
+
+
+class DunningCase(SQLModel, table=True):
+    """The collection of one invoice whose payment failed. ``started_at`` and ``next_attempt_at`` are times of the
+    tenant's clock. ``attempts`` counts those by schedule; ``tries`` all of them.
+    """
+
+    __tablename__ = "dunning_cases"
+    __table_args__ = (
+        sa.CheckConstraint(
+            "state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended')", name="state_known"
+        ),
+    )
+
+    invoice_id: str = Field(primary_key=True, sa_type=sa.Text)
+    tenant_id: str = Field(index=True, sa_type=sa.Text)
+    state: str = Field(sa_type=sa.Text)
+    started_at: datetime = Field(sa_type=Instant)
+    attempts: int = Field(default=1, sa_type=sa.Integer)
+    tries: int = Field(default=1, sa_type=sa.Integer)
+    next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
+    suspends_at: datetime = Field(sa_type=Instant)
+    suspended: bool = False
+    last_reason: str | None = Field(default=None, sa_type=sa.Text)
+    hosted_url: str | None = Field(default=None, sa_type=sa.Text)
+    ended_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class PaymentStanding(SQLModel, table=True):
+    """Whether a tenant is suspended for an unpaid invoice. The control plane applies a change and sets ``applied_at``;
+    ``ours`` says whether the suspension was made by it, so that it may be lifted again.
+    """
+
+    __tablename__ = "payment_standings"
+    __table_args__ = (
+        sa.CheckConstraint("standing IN ('good', 'suspended')", name="standing_known"),
+        sa.Index("ix_payment_standings_waiting", "changed_at", postgresql_where=sa.text("applied_at IS NULL")),
+    )
+
+    tenant_id: str = Field(primary_key=True, sa_type=sa.Text)
+    standing: str = Field(sa_type=sa.Text)
+    reason: str = Field(sa_type=sa.Text)
+    changed_at: datetime = Field(sa_type=Instant)
+    applied_at: datetime | None = Field(default=None, sa_type=Instant)
+    ours: bool = False
+
+
+class PaymentAlarm(SQLModel, table=True):
+    """Something that an admin has to look at. One for each ``dedupe_key``."""
+
+    __tablename__ = "payment_alarms"
+
+    id: str = Field(primary_key=True, sa_type=sa.Text)
+    kind: str = Field(sa_type=sa.Text)
+    tenant_id: str | None = Field(default=None, index=True, sa_type=sa.Text)
+    message: str = Field(sa_type=sa.Text)
+    dedupe_key: str = Field(unique=True, sa_type=sa.Text)
+    created_at: datetime = Field(sa_type=Instant)
+    seen_at: datetime | None = Field(default=None, sa_type=Instant)
