@@ -7,7 +7,7 @@ from pydantic import Field
 
 from core.settings import Fragment
 
-PENDING_PER_TENANT_MAX: Final = 1_000  # operations that wait in one tenant's queue; more are refused
+PENDING_PER_TENANT_MAX: Final = 100  # above it a tenant's further pages and top-ups are refused
 DESCRIPTION_LENGTH_MAX: Final = 300  # of one line at Stripe
 TOP_UP_CENTS_MAX: Final = 99_999_999  # Stripe's largest charge in usd
 

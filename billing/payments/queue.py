@@ -1,0 +1,220 @@
+"""Claims and ends the operations of tenants' queues. Each is one transaction, and nothing is sent within it.
+
+A claim is a lease of the whole queue with a fence. If a worker dies, the queue is claimed again when the lease ends,
+and the operation goes on at its first unfinished step, with the same key. A worker that lost its lease writes nothing.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+from sqlalchemy import Engine
+from sqlmodel import Session, col, select
+
+from billing.payments import metrics
+from billing.payments.alarms import raise_alarm
+from billing.payments.models import PaymentOperation, PaymentQueue, PaymentStep
+from billing.payments.operations import CreateCustomer, Operation, decoded
+from billing.payments.settings import PaymentSettings
+from core.db import database_now, unit_of_work
+from core.errors import Conflict, NotFound
+
+Clock = Callable[[Session], datetime]
+Effect = Callable[[Session], None]
+_ERROR_LENGTH_MAX = 1_000
+_log = structlog.get_logger()
+
+
+class LeaseLost(Exception):  # noqa: N818 - a fact about this worker, no error of the operation
+    """Another worker has claimed the queue since."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """The first waiting operation of a queue, which this worker may attempt until its lease ends."""
+
+    tenant_id: str
+    fence: int
+    customer_id: str | None
+    test_clock: str | None
+    operation_id: str
+    operation: Operation
+    attempts: int
+    waits_since: datetime
+
+
+class PaymentQueues:
+    """The queues as one worker sees them. ``clock`` is Postgres's, except in tests that move time."""
+
+    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.clock = clock
+
+    def claim(self) -> Claim | None:
+        """Lease the queue that has waited longest, if one is due."""
+        with unit_of_work(self.engine) as session:
+            now = self.clock(session)
+            queue = session.exec(
+                select(PaymentQueue)
+                .where(
+                    col(PaymentQueue.stopped_at).is_(None),
+                    col(PaymentQueue.next_attempt_at) <= now,
+                    sa.or_(col(PaymentQueue.leased_until).is_(None), col(PaymentQueue.leased_until) <= now),
+                )
+                .order_by(col(PaymentQueue.next_attempt_at))
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            ).first()
+            if queue is None:
+                return None
+            assert queue.next_attempt_at is not None
+            metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - queue.next_attempt_at).total_seconds()))
+            row = self._first_waiting(session, queue.tenant_id)
+            if row is None:
+                queue.next_attempt_at = None
+                session.add(queue)
+                return None
+            queue.fence += 1
+            queue.leased_until = self._lease_end(now)
+            row.attempts += 1
+            session.add_all([queue, row])
+            return Claim(
+                tenant_id=queue.tenant_id,
+                fence=queue.fence,
+                customer_id=queue.customer_id,
+                test_clock=queue.test_clock,
+                operation_id=row.id,
+                operation=decoded(row.content),
+                attempts=row.attempts,
+                waits_since=row.created_at,
+            )
+
+    def keep(self, session: Session, claim: Claim) -> datetime:
+        """Extend the lease within a transaction that writes for the claim. Returns the time. Raises LeaseLost."""
+        now = self.clock(session)
+        kept = session.execute(
+            sa.update(PaymentQueue)
+            .where(col(PaymentQueue.tenant_id) == claim.tenant_id, col(PaymentQueue.fence) == claim.fence)
+            .values(leased_until=self._lease_end(now))
+            .returning(col(PaymentQueue.fence))
+        ).first()
+        if kept is None:
+            raise LeaseLost(claim.operation_id)
+        return now
+
+    def finish(
+        self, claim: Claim, *, result: dict[str, Any], effect: Effect | None = None, failure: str | None = None
+    ) -> None:
+        """End the operation together with its effect, in one transaction. Raises LeaseLost, and changes nothing then.
+
+        The effect runs first: it may lock invoices, which other transactions lock before a queue.
+        """
+        with unit_of_work(self.engine) as session:
+            if effect is not None:
+                effect(session)
+                session.flush()
+            now = self.keep(session, claim)
+            row = session.exec(select(PaymentOperation).where(PaymentOperation.id == claim.operation_id)).one()
+            row.state = "done" if failure is None else "failed"
+            row.result, row.last_error, row.finished_at = result, failure, now
+            session.add(row)
+            session.flush()
+            self._release(session, claim, now if self._first_waiting(session, claim.tenant_id) else None)
+
+    def postpone(self, claim: Claim, reason: str, *, pause: timedelta) -> None:
+        """Attempt the operation again after a pause. Later operations of the tenant wait for it."""
+        with unit_of_work(self.engine) as session:
+            now = self.keep(session, claim)
+            self._note(session, claim, reason)
+            silent_s = self.settings.payments_silence_alarm_s
+            if now - claim.waits_since > timedelta(seconds=silent_s) and claim.attempts > 1:
+                raise_alarm(
+                    session,
+                    kind="stripe_silent",
+                    tenant_id=claim.tenant_id,
+                    message=f"{claim.operation_id} has waited for more than {silent_s} s: {reason}",
+                    dedupe_key=f"silent:{claim.operation_id}",
+                )
+            self._release(session, claim, now + pause)
+
+    def stop(self, claim: Claim, kind: str, reason: str) -> None:
+        """Stop the tenant's queue until an admin has looked, and raise an alarm."""
+        with unit_of_work(self.engine) as session:
+            now = self.keep(session, claim)
+            self._note(session, claim, reason)
+            self._release(session, claim, now)
+            session.execute(
+                sa.update(PaymentQueue)
+                .where(col(PaymentQueue.tenant_id) == claim.tenant_id)
+                .values(stopped_at=now, stopped_reason=reason[:_ERROR_LENGTH_MAX])
+            )
+            raise_alarm(
+                session,
+                kind=kind,
+                tenant_id=claim.tenant_id,
+                message=f"The queue has stopped at {claim.operation_id}: {reason}",
+                dedupe_key=f"stopped:{claim.operation_id}:{claim.attempts}",
+            )
+
+    def _first_waiting(self, session: Session, tenant_id: str) -> PaymentOperation | None:
+        return session.exec(
+            select(PaymentOperation)
+            .where(PaymentOperation.tenant_id == tenant_id, PaymentOperation.state == "pending")
+            .order_by(col(PaymentOperation.position))
+            .limit(1)
+        ).first()
+
+    def _release(self, session: Session, claim: Claim, next_attempt_at: datetime | None) -> None:
+        session.execute(
+            sa.update(PaymentQueue)
+            .where(col(PaymentQueue.tenant_id) == claim.tenant_id)
+            .values(leased_until=None, next_attempt_at=next_attempt_at)
+        )
+
+    def _note(self, session: Session, claim: Claim, reason: str) -> None:
+        session.execute(
+            sa.update(PaymentOperation)
+            .where(col(PaymentOperation.id) == claim.operation_id)
+            .values(last_error=reason[:_ERROR_LENGTH_MAX])
+        )
+
+    def _lease_end(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self.settings.payments_lease_s)
+
+
+def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
+    """Let a stopped queue go on, by an admin's word: its first operation is looked up at Stripe before anything is sent
+    again, or cancelled. Raises NotFound, and Conflict if the queue runs or has to create the customer.
+    """
+    queue = session.exec(select(PaymentQueue).where(PaymentQueue.tenant_id == tenant_id).with_for_update()).first()
+    if queue is None:
+        raise NotFound("This tenant has no payments.", code="payment_queue_not_found")
+    if queue.stopped_at is None:
+        raise Conflict("The queue of this tenant has not stopped.", code="payment_queue_runs")
+    first = session.exec(
+        select(PaymentOperation)
+        .where(PaymentOperation.tenant_id == tenant_id, PaymentOperation.state == "pending")
+        .order_by(col(PaymentOperation.position))
+        .limit(1)
+    ).first()
+    now = database_now(session)
+    if first is not None and cancel:
+        if isinstance(decoded(first.content), CreateCustomer):
+            raise Conflict(
+                "The operation creates the customer, which all others need. Retry it instead.",
+                code="payment_operation_needed",
+            )
+        first.state, first.finished_at = "cancelled", now
+        session.add(first)
+    elif first is not None:
+        session.execute(
+            sa.update(PaymentStep)
+            .where(col(PaymentStep.operation_id) == first.id, col(PaymentStep.finished_at).is_(None))
+            .values(look_up=True, generation=1, key_since=now)
+        )
+    queue.stopped_at = queue.stopped_reason = None
+    queue.next_attempt_at = now
+    session.add(queue)
