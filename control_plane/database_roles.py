@@ -26,9 +26,10 @@ _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
 _COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
 _QUEUE: Final = "SELECT, INSERT, UPDATE"
+_PAYMENTS: Final = {WEB: _QUEUE, WORKER: _READ, BILLING: _QUEUE}
 
 PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
-    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id)"},
+    "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id, status)"},
     "plans": _MASTER,
     "plan_versions": {WEB: _ADD, WORKER: _READ},
     "api_keys": _MASTER,
@@ -66,6 +67,18 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
+    "payment_queues": _PAYMENTS,
+    "payment_operations": _PAYMENTS,
+    "payment_steps": {WEB: "SELECT, UPDATE", WORKER: _READ, BILLING: _QUEUE},
+    "pushed_invoices": _PAYMENTS,
+    "stripe_events": _PAYMENTS,
+    "stripe_events_listed": {WEB: _READ, BILLING: _QUEUE},
+    "top_ups": _PAYMENTS,
+    "received_payments": _COSTS,
+    "returned_payments": _COSTS,
+    "dunning_cases": _PAYMENTS,
+    "payment_standings": {WEB: _READ, WORKER: "SELECT, UPDATE", BILLING: _QUEUE},
+    "payment_alarms": _PAYMENTS,
     "replica_cost_windows": _COSTS,
     "cost_functions": _COSTS,
     "cost_hours": _COSTS,

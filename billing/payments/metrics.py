@@ -17,7 +17,9 @@ OLDEST_WAITING_SECONDS = Gauge(
 )
 ALARMS = Counter("tenora_billing_payment_alarms_total", "Alarms of payments. Alert on any.", ["kind"])
 EVENTS = Counter(
-    "tenora_billing_stripe_events_total", "Stripe events by how they ended: handled, ignored, retried, failed.", ["result"]
+    "tenora_billing_stripe_events_total",
+    "Stripe events by result: handled, ignored, retried, failed.",
+    ["result"],
 )
 EVENTS_LISTED = Counter(
     "tenora_billing_stripe_events_listed_total", "Stripe events that no webhook had brought and a list did."

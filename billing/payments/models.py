@@ -180,7 +180,7 @@ class ReturnedPayment(SQLModel, table=True):
 
 class DunningCase(SQLModel, table=True):
     """The collection of one invoice whose payment failed. ``started_at`` and ``next_attempt_at`` are times of the
-    tenant's clock. ``attempts`` counts those by schedule; ``tries`` all of them.
+    tenant's clock. While an attempt is queued, ``next_attempt_at`` is null.
     """
 
     __tablename__ = "dunning_cases"
@@ -195,10 +195,10 @@ class DunningCase(SQLModel, table=True):
     state: str = Field(sa_type=sa.Text)
     started_at: datetime = Field(sa_type=Instant)
     attempts: int = Field(default=1, sa_type=sa.Integer)
-    tries: int = Field(default=1, sa_type=sa.Integer)
     next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
     suspends_at: datetime = Field(sa_type=Instant)
     suspended: bool = False
+    tried_method: str | None = Field(default=None, sa_type=sa.Text)
     last_reason: str | None = Field(default=None, sa_type=sa.Text)
     hosted_url: str | None = Field(default=None, sa_type=sa.Text)
     ended_at: datetime | None = Field(default=None, sa_type=Instant)

@@ -5,7 +5,7 @@ A stored operation never changes, so that every attempt sends the same parameter
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -219,7 +219,8 @@ def encoded(operation: Operation) -> str:
 
 def decoded(content: object) -> Operation:
     """The stored operation, of Postgres' JSON."""
-    return msgspec.convert(content, Operation)
+    operation: Operation = msgspec.convert(content, Operation)
+    return operation
 
 
 def kind_of(operation: Operation) -> str:
@@ -228,7 +229,7 @@ def kind_of(operation: Operation) -> str:
 
 
 def largest_lines(lines: Sequence[PushedLine], most: int) -> tuple[PushedLine, ...]:
-    """The lines themselves if they are few enough; otherwise the largest, and one line for all others. The sum stays."""
+    """The lines if they are few enough; otherwise the largest, and one line for all others. The sum stays the same."""
     shown = [line for line in lines if line.amount_cents != 0]
     if len(shown) <= most:
         return tuple(shown)

@@ -17,8 +17,8 @@ from billing.payments.operations import (
     ChargeTopUp,
     CreateCustomer,
     EndInvoice,
-    Operation,
     OpenTopUpPage,
+    Operation,
     PushCreditNote,
     PushInvoice,
     encoded,
@@ -60,7 +60,12 @@ def enqueue(session: Session, tenant_id: str, operation: Operation) -> str | Non
 
 
 def open_queue(
-    session: Session, tenant_id: str, *, name: str | None = None, email: str | None = None, test_clock: str | None = None
+    session: Session,
+    tenant_id: str,
+    *,
+    name: str | None = None,
+    email: str | None = None,
+    test_clock: str | None = None,
 ) -> PaymentQueue:
     """The tenant's queue, locked. The first call creates it with the operation that creates the customer; later ones
     change nothing.

@@ -15,7 +15,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
 
 
-class QueueStops(Exception):  # noqa: N818 - a decision, no error of the program
+class QueueStops(Exception):
     """Nothing more may be sent for this tenant until an admin has looked."""
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -24,9 +24,13 @@ class QueueStops(Exception):  # noqa: N818 - a decision, no error of the program
         self.reason = reason
 
 
+Failure = Literal["declined", "hard", "needs_owner", "no_method"]
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """How one attempt to collect an invoice ended."""
 
-    how: Literal["paid", "declined", "hard", "needs_owner", "no_method"]
+    how: Literal["paid"] | Failure
     reason: str
     hosted_url: str | None = None
+    method: str | None = None  # the card that was tried

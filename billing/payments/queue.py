@@ -28,7 +28,7 @@ _ERROR_LENGTH_MAX = 1_000
 _log = structlog.get_logger()
 
 
-class LeaseLost(Exception):  # noqa: N818 - a fact about this worker, no error of the operation
+class LeaseLost(Exception):
     """Another worker has claimed the queue since."""
 
 

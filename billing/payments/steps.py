@@ -8,7 +8,7 @@ the object is looked up; a new key is used only if it is certain that the object
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlmodel import Session
 
@@ -61,9 +61,20 @@ class Steps:
             made = send(step.idempotency_key)
         except StripeUnavailable as failure:
             if failure.replayed:  # the call ended and failed; this key will never say what it did
-                self._change(name, look_up=True)
+                self._ask_for_look_up(name)
             raise
         return self._end(name, made.id)
+
+    def decide(self, name: str, choose: Callable[[], str]) -> str:
+        """A choice that all attempts of the operation share. It calls nothing that has an effect."""
+        with unit_of_work(self._queues.engine) as session:
+            step = self._read(session, name)
+        if step is not None and step.object_id is not None:
+            return step.object_id
+        chosen = choose()
+        if step is None:
+            self._begin(name)
+        return self._end(name, chosen)
 
     def _begin(self, name: str) -> PaymentStep:
         """The step with its key. A key that Stripe may have forgotten asks for a look-up."""
@@ -105,13 +116,12 @@ class Steps:
             session.add(step)
         return object_id
 
-    def _change(self, name: str, **values: Any) -> None:
+    def _ask_for_look_up(self, name: str) -> None:
         with unit_of_work(self._queues.engine) as session:
             self._queues.keep(session, self._claim)
             step = self._read(session, name)
             assert step is not None
-            for field, value in values.items():
-                setattr(step, field, value)
+            step.look_up = True
             session.add(step)
 
     def _read(self, session: Session, name: str) -> PaymentStep | None:

@@ -1,0 +1,172 @@
+"""Dunning: when the payment of an invoice is attempted again, when its owner has to act, and when an unpaid tenant is
+suspended. Dunning is ours alone: invoices at Stripe have ``auto_advance`` off.
+
+Time is the tenant's: that of its customer's test clock if it has one, else the database's.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlalchemy import Engine
+from sqlmodel import Session, col, select
+
+from billing.each_tenant import each_tenant
+from billing.notifications.outbox import notify
+from billing.payments import outbox, standings
+from billing.payments.models import DunningCase, PaymentQueue, PushedInvoice
+from billing.payments.operations import PayInvoice
+from billing.payments.outcomes import Attempt
+from billing.payments.queue import Clock
+from billing.payments.settings import PaymentSettings
+from billing.payments.standings import OPEN_CASES
+from core.db import database_now, unit_of_work
+
+_STATES = {
+    "declined": "retrying",
+    "hard": "needs_method",
+    "no_method": "needs_method",
+    "needs_owner": "needs_owner",
+}
+
+
+def next_attempt(started_at: datetime, now: datetime, days: Sequence[int]) -> datetime | None:
+    """The first day of the schedule that is still to come; None after the last."""
+    times = (started_at + timedelta(days=day) for day in sorted(days))
+    return next((at for at in times if at > now), None)
+
+
+def tenant_now(session: Session, tenant_id: str, clock: Clock = database_now) -> datetime:
+    """The tenant's time."""
+    clock_at = session.exec(select(PaymentQueue.clock_at).where(PaymentQueue.tenant_id == tenant_id)).first()
+    return clock_at or clock(session)
+
+
+def attempt_failed(
+    session: Session, invoice: PushedInvoice, due_cents: int, attempt: Attempt, settings: PaymentSettings, clock: Clock
+) -> None:
+    """Record a failed attempt, decide about the next, and inform the tenant."""
+    now = tenant_now(session, invoice.tenant_id, clock)
+    case = session.get(DunningCase, invoice.invoice_id, with_for_update=True)
+    if case is None:
+        suspends_at = now + timedelta(days=settings.payments_suspend_days)
+        case = DunningCase(
+            invoice_id=invoice.invoice_id,
+            tenant_id=invoice.tenant_id,
+            state="retrying",
+            started_at=now,
+            attempts=1,
+            suspends_at=suspends_at,
+        )
+    if case.state in ("paid", "ended"):
+        return
+    case.state, case.last_reason = _STATES[attempt.how], attempt.reason[:500]
+    case.tried_method = attempt.method
+    case.hosted_url = attempt.hosted_url or case.hosted_url
+    case.next_attempt_at = None
+    if case.state == "retrying":
+        case.next_attempt_at = next_attempt(case.started_at, now, settings.payments_dunning_days)
+        case.state = "retrying" if case.next_attempt_at is not None else "exhausted"
+    session.add(case)
+    session.flush()
+    _inform(session, invoice, due_cents, case)
+
+
+def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) -> int:
+    """Attempt the open invoices of a tenant at once that were not tried with this payment method. Returns their number."""
+    cases = session.exec(
+        select(DunningCase)
+        .where(
+            DunningCase.tenant_id == tenant_id,
+            col(DunningCase.state).in_(OPEN_CASES),
+            col(DunningCase.tried_method).is_distinct_from(method),
+        )
+        .order_by(col(DunningCase.started_at))
+        .with_for_update()
+    ).all()
+    now = tenant_now(session, tenant_id, clock)
+    for case in cases:
+        case.next_attempt_at = now
+        session.add(case)
+    return len(cases)
+
+
+def collected(session: Session, invoice_id: str, *, state: str = "paid") -> None:
+    """End an invoice's case, and lift the suspension if it was the last one."""
+    case = session.get(DunningCase, invoice_id, with_for_update=True)
+    if case is None or case.state not in OPEN_CASES:
+        return
+    case.state, case.next_attempt_at, case.ended_at = state, None, database_now(session)
+    session.add(case)
+    session.flush()
+    standings.restore_if_settled(session, case.tenant_id)
+
+
+class DunningRounds:
+    """The worker's look at open cases."""
+
+    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+
+    def run_once(self) -> None:
+        """Queue the attempts that are due, and suspend tenants. A tenant that fails stops no other."""
+        with unit_of_work(self._engine) as session:
+            now = sa.func.coalesce(col(PaymentQueue.clock_at), self._clock(session))
+            due = sa.or_(
+                col(DunningCase.next_attempt_at) <= now,
+                sa.and_(~col(DunningCase.suspended), col(DunningCase.suspends_at) <= now),
+            )
+            tenant_ids = session.exec(
+                select(DunningCase.tenant_id)
+                .join(PaymentQueue, col(PaymentQueue.tenant_id) == DunningCase.tenant_id)
+                .where(col(DunningCase.state).in_(OPEN_CASES), due)
+                .distinct()
+                .order_by(col(DunningCase.tenant_id))
+            ).all()
+        each_tenant(tenant_ids, "dunning", self._round)
+
+    def _round(self, tenant_id: str) -> None:
+        """Locks cases, then the standing, then the queue: the order of everybody who holds several of them."""
+        with unit_of_work(self._engine) as session:
+            now = tenant_now(session, tenant_id, self._clock)
+            cases = session.exec(
+                select(DunningCase)
+                .where(DunningCase.tenant_id == tenant_id, col(DunningCase.state).in_(OPEN_CASES))
+                .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
+                .with_for_update()
+            ).all()
+            overdue = [case for case in cases if not case.suspended and case.suspends_at <= now]
+            for case in overdue:
+                case.suspended = True
+            if overdue:
+                days = self._settings.payments_suspend_days
+                standings.suspend(session, tenant_id, f"invoice {overdue[0].invoice_id} is unpaid after {days} days")
+            for case in cases:
+                if case.next_attempt_at is not None and case.next_attempt_at <= now:
+                    case.attempts, case.next_attempt_at = case.attempts + 1, None
+                    outbox.enqueue(session, tenant_id, PayInvoice(invoice_id=case.invoice_id, attempt=case.attempts))
+            session.add_all(cases)
+
+
+def _inform(session: Session, invoice: PushedInvoice, due_cents: int, case: DunningCase) -> None:
+    facts = {"invoice_id": invoice.invoice_id, "number": invoice.number, "due_cents": due_cents}
+    if case.state == "needs_owner":
+        notify(
+            session,
+            tenant_id=case.tenant_id,
+            event_type="invoice.payment_action_required",
+            data={**facts, "url": case.hosted_url or ""},
+            dedupe_key=f"invoice.payment_action_required:{case.invoice_id}:{case.attempts}",
+        )
+        return
+    at = case.next_attempt_at
+    following = "none, until there is another payment method" if case.state == "needs_method" else "none"
+    notify(
+        session,
+        tenant_id=case.tenant_id,
+        event_type="invoice.payment_failed",
+        data={**facts, "reason": case.last_reason or "", "next_attempt": at.isoformat() if at else following},
+        dedupe_key=f"invoice.payment_failed:{case.invoice_id}:{case.attempts}",
+    )

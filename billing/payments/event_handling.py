@@ -1,0 +1,211 @@
+"""Handles stored events of Stripe: fetches the object that an event names, and applies what the object says now.
+
+So events may come twice, late and in any order: each effect is booked once, and an older event cannot undo a newer one.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlmodel import Session, select
+
+from billing.payments import dunning, event_store
+from billing.payments.alarms import raise_alarm
+from billing.payments.books import Books
+from billing.payments.collecting import read_payments
+from billing.payments.models import PaymentQueue, PushedInvoice, StripeEventRow
+from billing.payments.queue import Clock
+from billing.payments.settings import PaymentSettings
+from billing.payments.settlement import check_refund, record_dispute, settle_invoice, settle_top_up, tenant_of
+from billing.stripe_client import API_VERSION, StripeAccount
+from billing.stripe_errors import StripeObjectNotFound
+from billing.stripe_objects import StripeEvent
+from core.db import database_now, unit_of_work
+from core.errors import AppError
+
+Apply = Callable[[Session], str | None]
+_log = structlog.get_logger()
+
+
+class EventHandler:
+    """The worker's look at stored events, and at the list of events that Stripe keeps."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        account: StripeAccount,
+        books: Books,
+        settings: PaymentSettings,
+        clock: Clock = database_now,
+    ) -> None:
+        self._engine = engine
+        self._account = account
+        self._books = books
+        self._settings = settings
+        self._clock = clock
+
+    def run_once(self) -> int:
+        """Handle the events that are due. Returns their number. One that fails stops no other."""
+        with unit_of_work(self._engine) as session:
+            rows = event_store.claim(session, self._settings.payments_events_batch_max, database_now(session))
+        for row in rows:
+            try:
+                apply = self._read(row)
+                with unit_of_work(self._engine) as session:
+                    event_store.finish(session, row.id, apply)
+            except (AppError, DBAPIError, AssertionError) as error:
+                _log.warning("a stripe event was not handled; trying again", event_id=row.id, exc_info=error)
+                reason = error.message if isinstance(error, AppError) else type(error).__name__
+                with unit_of_work(self._engine) as session:
+                    event_store.postpone(
+                        session, row.id, reason, attempts_max=self._settings.payments_event_attempts_max
+                    )
+        return len(rows)
+
+    def catch_up(self) -> int:
+        """List what Stripe has recorded since the last list, and store what no webhook brought."""
+        with unit_of_work(self._engine) as session:
+            last, until = event_store.listed_until(session), self._clock(session)
+
+        def listed(since: datetime, to: datetime) -> list[StripeEvent]:
+            return self._account.events_since(since, types=event_store.HANDLED_TYPES, until=to)
+
+        found = event_store.list_since(listed, until, last)
+        with unit_of_work(self._engine) as session:
+            return event_store.store_listed(session, found, until)
+
+    def _read(self, row: StripeEventRow) -> Apply:
+        """Fetch what the event is about. Returns the effect."""
+        if row.type not in event_store.HANDLED_TYPES:
+            return lambda _session: "this type has no effect"
+        if _is_newer(row.api_version):
+            return lambda session: _newer_version(session, row)
+        assert row.object_id is not None, "every handled type is about an object with an id"
+        try:
+            return self._effect_of(row, row.object_id)
+        except StripeObjectNotFound as gone:
+            return _no_effect(gone.message)
+
+    def _effect_of(self, row: StripeEventRow, object_id: str) -> Apply:  # noqa: PLR0911 - one for each kind of object
+        account, books = self._account, self._books
+        match row.object_kind:
+            case "invoice":
+                return self._invoice(object_id)
+            case "payment_intent":
+                payment = account.payment(object_id)
+                return lambda session: settle_top_up(session, books, payment)
+            case "checkout.session":
+                return self._page(row, object_id)
+            case "setup_intent":
+                return self._card(row.customer, saved=account.card_of_setup(object_id) is not None)
+            case "customer" if row.type == "customer.deleted":
+                return lambda session: _customer_deleted(session, row)
+            case "payment_method" | "customer":
+                return self._card(row.customer, saved=False)
+            case "refund":
+                refund = account.refund_of_id(object_id)
+                return lambda session: check_refund(session, refund)
+            case "dispute":
+                dispute = account.dispute(object_id)
+                return lambda session: record_dispute(session, books, dispute)
+            case "test_helpers.test_clock":
+                return _clock_moved(object_id, account.clock_time(object_id))
+        return _no_effect(f"an event of this type about a {row.object_kind} is not known")
+
+    def _invoice(self, invoice_id: str) -> Apply:
+        found, payments = read_payments(self._account, invoice_id)
+
+        def apply(session: Session) -> str | None:
+            note = settle_invoice(session, self._books, found, payments)
+            row = session.get(PushedInvoice, found.our_id) if found.our_id and note is None else None
+            if row is not None and found.status in ("void", "uncollectible"):
+                dunning.collected(session, row.invoice_id, state="ended")
+            return note
+
+        return apply
+
+    def _page(self, row: StripeEventRow, page_id: str) -> Apply:
+        page = self._account.page(page_id)
+        if page.setup_intent is not None:
+            return self._card(row.customer, saved=self._account.card_of_setup(page.setup_intent) is not None)
+        if page.payment_intent is None:
+            return _no_effect("the page took no payment")
+        payment = self._account.payment(page.payment_intent)
+        return lambda session: settle_top_up(session, self._books, payment)
+
+    def _card(self, customer_id: str | None, *, saved: bool) -> Apply:
+        """Open invoices are attempted with a card that was not tried. A card that was ``saved`` on a page becomes the
+        default: the newest, in whatever order events come.
+        """
+        with unit_of_work(self._engine) as session:
+            tenant_id = tenant_of(session, customer_id)
+        if tenant_id is None or customer_id is None:
+            return _no_effect("the customer is none of ours")
+        customer = self._account.customer(customer_id)
+        if customer.deleted:
+            return _no_effect("the customer was deleted")
+        card = customer.default_payment_method
+        if saved or card is None:
+            cards = self._account.cards(customer_id)
+            newest = cards[0].id if cards else None
+            if newest is not None and newest != card:
+                # A value that is set twice is set once, so a lost answer needs no look-up.
+                key = f"default:{customer_id}:{secrets.token_hex(8)}"
+                self._account.update_customer(customer_id, default_payment_method=newest, key=key)
+                card = newest
+        if card is None:
+            return _no_effect("there is no card")
+        chosen = card
+
+        def apply(session: Session) -> None:
+            dunning.method_changed(session, tenant_id, chosen, self._clock)
+
+        return apply
+
+
+def _customer_deleted(session: Session, row: StripeEventRow) -> str | None:
+    tenant_id = tenant_of(session, row.customer)
+    if tenant_id is None:
+        return "the customer is none of ours"
+    raise_alarm(
+        session,
+        kind="customer_deleted",
+        tenant_id=tenant_id,
+        message=f"{row.customer} was deleted at Stripe. The tenant's payments stop at the next operation.",
+        dedupe_key=f"customer_deleted:{row.customer}",
+    )
+    return None
+
+
+def _newer_version(session: Session, row: StripeEventRow) -> str:
+    raise_alarm(
+        session,
+        kind="event_version",
+        tenant_id=None,
+        message=f"Stripe sends events of API version {row.api_version}, and Tenora knows {API_VERSION}. Set the "
+        "endpoint's version at Stripe, or update Tenora; then handle the ignored events again.",
+        dedupe_key=f"event_version:{row.api_version}",
+    )
+    return f"API version {row.api_version} is newer than {API_VERSION}"
+
+
+def _is_newer(version: str | None) -> bool:
+    """Versions begin with a date, such as 2026-10-28.endive."""
+    return version is not None and version[:10] > API_VERSION[:10]
+
+
+def _clock_moved(test_clock: str, at: datetime) -> Apply:
+    def apply(session: Session) -> str | None:
+        queues = session.exec(select(PaymentQueue).where(PaymentQueue.test_clock == test_clock).with_for_update()).all()
+        for queue in queues:
+            queue.clock_at = max(at, queue.clock_at or at)
+            session.add(queue)
+        return None if queues else "no tenant is on this clock"
+
+    return apply
+
+
+def _no_effect(reason: str) -> Apply:
+    return lambda _session: reason

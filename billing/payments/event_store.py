@@ -1,0 +1,172 @@
+"""Stores Stripe's events, each once, and hands them to the handler. The route for webhooks only stores."""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, col, select
+
+from billing.payments import metrics
+from billing.payments.alarms import raise_alarm
+from billing.payments.models import StripeEventRow, StripeEventsListed
+from billing.stripe_errors import StripeLookupInconclusive
+from billing.stripe_objects import StripeEvent
+from core.db import database_now
+from core.errors import Conflict, NotFound
+
+HANDLED_TYPES: Final = (
+    "checkout.session.completed",
+    "checkout.session.async_payment_succeeded",
+    "payment_intent.succeeded",
+    "payment_intent.payment_failed",
+    "setup_intent.succeeded",
+    "invoice.paid",
+    "invoice.payment_failed",
+    "invoice.payment_action_required",
+    "payment_method.attached",
+    "customer.updated",
+    "customer.deleted",
+    "refund.created",
+    "refund.updated",
+    "refund.failed",
+    "charge.dispute.created",
+    "charge.dispute.closed",
+    "charge.dispute.funds_withdrawn",
+    "test_helpers.test_clock.ready",
+)
+"""Every type with an effect: at most 20, which is what one list of Stripe's filters by."""
+ListEvents = Callable[[datetime, datetime], list[StripeEvent]]
+_KEPT: Final = timedelta(days=30)  # how long Stripe lists events
+_OVERLAP: Final = timedelta(minutes=10)  # events may appear late in the list, and clocks differ
+_WINDOW_MIN: Final = timedelta(seconds=1)
+_LEASE: Final = timedelta(seconds=120)  # above the time that reading one object takes
+_LIST: Final = "events"
+_LATER_MAX_S: Final = 3_600
+
+
+def store(session: Session, events: Iterable[StripeEvent], *, source: Literal["webhook", "list"]) -> int:
+    """Store events that are not known. Returns how many were new. Fails closed: an event is stored or an error raised,
+    and Stripe sends again what was not stored.
+    """
+    now = database_now(session)
+    rows = [
+        {
+            "id": event.id,
+            "type": event.type,
+            "object_kind": event.object_kind,
+            "object_id": event.object_id,
+            "customer": event.customer,
+            "api_version": event.api_version,
+            "source": source,
+            "created_at": event.created,
+            "received_at": now,
+            "state": "stored",
+            "attempts": 0,
+            "next_attempt_at": now,
+        }
+        for event in events
+    ]
+    if not rows:
+        return 0
+    new = session.execute(
+        insert(StripeEventRow).values(rows).on_conflict_do_nothing().returning(col(StripeEventRow.id))
+    ).all()
+    return len(new)
+
+
+def claim(session: Session, limit: int, now: datetime) -> list[StripeEventRow]:
+    """Events to handle, the oldest first. They are due again when the lease ends, should this worker die."""
+    rows = session.exec(
+        select(StripeEventRow)
+        .where(StripeEventRow.state == "stored", col(StripeEventRow.next_attempt_at) <= now)
+        .order_by(col(StripeEventRow.created_at), col(StripeEventRow.id))
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for row in rows:
+        row.attempts += 1
+        row.next_attempt_at = now + _LEASE
+        session.add(row)
+    return list(rows)
+
+
+def finish(session: Session, event_id: str, apply: Callable[[Session], str | None]) -> None:
+    """Apply an event's effect and mark it, in one transaction. An event that another worker finished is left alone.
+    ``apply`` returns why there was no effect.
+    """
+    row = session.exec(select(StripeEventRow).where(StripeEventRow.id == event_id).with_for_update()).one()
+    if row.state != "stored":
+        return
+    note = apply(session)
+    row.state, row.note, row.handled_at = "handled" if note is None else "ignored", note, database_now(session)
+    session.add(row)
+    metrics.EVENTS.labels(row.state).inc()
+
+
+def postpone(session: Session, event_id: str, reason: str, *, attempts_max: int) -> None:
+    """Handle the event again later, or leave it to an admin after the last attempt."""
+    row = session.exec(select(StripeEventRow).where(StripeEventRow.id == event_id).with_for_update()).one()
+    if row.state != "stored":
+        return
+    row.note = reason[:500]
+    if row.attempts >= attempts_max:
+        row.state = "failed"
+        raise_alarm(
+            session,
+            kind="event_failed",
+            tenant_id=None,
+            message=f"{row.id} ({row.type}) could not be handled in {row.attempts} attempts: {reason}",
+            dedupe_key=f"event_failed:{row.id}:{row.attempts}",
+        )
+    else:
+        row.next_attempt_at = database_now(session) + timedelta(seconds=min(2**row.attempts, _LATER_MAX_S))
+    metrics.EVENTS.labels("failed" if row.state == "failed" else "retried").inc()
+    session.add(row)
+
+
+def handle_again(session: Session, event_id: str) -> None:
+    """Queue an ignored or failed event again, by an admin's word. Raises NotFound and Conflict."""
+    row = session.exec(select(StripeEventRow).where(StripeEventRow.id == event_id).with_for_update()).first()
+    if row is None:
+        raise NotFound("Stripe event not found.", code="stripe_event_not_found")
+    if row.state not in ("ignored", "failed"):
+        raise Conflict(f"The event is {row.state}. Only ignored and failed events are handled again.",
+                       code="stripe_event_not_retryable")  # fmt: skip
+    row.state, row.handled_at, row.next_attempt_at, row.attempts = "stored", None, database_now(session), 0
+    session.add(row)
+
+
+def listed_until(session: Session) -> datetime | None:
+    """Up to which instant events were listed."""
+    row = session.get(StripeEventsListed, _LIST)
+    return None if row is None else row.listed_until
+
+
+def list_since(list_events: ListEvents, until: datetime, last: datetime | None) -> list[StripeEvent]:
+    """The events that Stripe has recorded since the last list; of the last 30 days at most. A window with more events
+    than one list may read is halved.
+    """
+    since = until - _KEPT if last is None else max(until - _KEPT, last - _OVERLAP)
+    return _listed(list_events, since, until)
+
+
+def store_listed(session: Session, found: list[StripeEvent], until: datetime) -> int:
+    """Store listed events, and up to when the list went. Returns how many no webhook had brought."""
+    new = store(session, found, source="list")
+    row = insert(StripeEventsListed).values(name=_LIST, listed_until=until)
+    newest = sa.func.greatest(col(StripeEventsListed.listed_until), row.excluded.listed_until)
+    session.execute(row.on_conflict_do_update(index_elements=["name"], set_={"listed_until": newest}))
+    metrics.EVENTS_LISTED.inc(new)
+    return new
+
+
+def _listed(list_events: ListEvents, since: datetime, until: datetime) -> list[StripeEvent]:
+    try:
+        return list_events(since, until)
+    except StripeLookupInconclusive:
+        if until - since <= _WINDOW_MIN:
+            raise
+        middle = since + (until - since) / 2
+        return [*_listed(list_events, since, middle), *_listed(list_events, middle, until)]

@@ -1,0 +1,104 @@
+"""Gives money back through Stripe: credit notes of invoices, and refunds of top-ups. The books changed before: an
+operation here only carries out what a credit note or a refund of credit has decided.
+"""
+
+from sqlmodel import Session, col, select
+
+from billing.payments.collecting import collecting, credit_note
+from billing.payments.models import ReceivedPayment
+from billing.payments.operations import PushCreditNote, RefundTopUp
+from billing.payments.outcomes import Outcome, QueueStops
+from billing.payments.queue import PaymentQueues
+from billing.payments.settlement import record_refund, returned_cents
+from billing.payments.steps import Steps
+from billing.stripe_client import StripeAccount
+from billing.stripe_objects import StripeRefund
+from core.db import unit_of_work
+
+
+class Returner:
+    """Performs the operations that give money back."""
+
+    def __init__(self, account: StripeAccount, queues: PaymentQueues) -> None:
+        self._account = account
+        self._queues = queues
+
+    def credit(self, steps: Steps, note: PushCreditNote) -> Outcome:
+        """Write a credit note at Stripe, and refund the money if the note says so."""
+        with unit_of_work(self._queues.engine) as session:
+            row = collecting(session, note.invoice_id)
+        if row is None or row.stripe_invoice is None:
+            raise QueueStops("note_without_invoice", f"{note.note_id}: {note.invoice_id} is not collected at Stripe")
+        if note.to == "refund":
+            return self._refunded(steps, note, row.stripe_invoice)
+        of = row.stripe_invoice
+        status = steps.decide("status", lambda: self._account.invoice(of).status)
+        made = credit_note(
+            self._account,
+            steps,
+            row.stripe_invoice,
+            note.note_id,
+            note.amount_cents,
+            note.memo,
+            to="amount_due"
+            if status == "open"
+            else "outside",  # what a paid one is credited is in the tenant's balance with us
+        )
+        return Outcome(result={"credit_notes": [made]})
+
+    def refund_top_up(self, steps: Steps, refund: RefundTopUp) -> Outcome:
+        """Return the money of a top-up."""
+        with unit_of_work(self._queues.engine) as session:
+            payment = session.get(ReceivedPayment, refund.payment_intent)
+        if payment is None:
+            raise QueueStops("refund_without_payment", f"{refund.refund_id}: {refund.payment_intent} was not received")
+        made = self._refund(steps, refund.payment_intent, refund.refund_id, refund.amount_cents)
+        return Outcome(result={"refunds": [made.id]}, effect=lambda session: _record(session, [made]))
+
+    def _refunded(self, steps: Steps, note: PushCreditNote, stripe_invoice: str) -> Outcome:
+        refunds, notes = [], []
+        for number, (intent, amount_cents) in enumerate(self._plan(stripe_invoice, note)):
+            our_id = note.note_id if number == 0 else f"{note.note_id}:{number}"
+            made = self._refund(steps, intent, our_id, amount_cents)
+            refunds.append(made)
+            notes.append(credit_note(self._account, steps, stripe_invoice, our_id, amount_cents, note.memo, to=made))
+        result = {"credit_notes": notes, "refunds": [each.id for each in refunds]}
+        return Outcome(result=result, effect=lambda session: _record(session, refunds))
+
+    def _plan(self, stripe_invoice: str, note: PushCreditNote) -> list[tuple[str, int]]:
+        """From which payments how much goes back. The same at every attempt: what this operation returns is recorded
+        when it ends, and no other operation of the tenant runs meanwhile.
+        """
+        plan, left_cents = [], note.amount_cents
+        with unit_of_work(self._queues.engine) as session:
+            payments = session.exec(
+                select(ReceivedPayment)
+                .where(ReceivedPayment.stripe_invoice == stripe_invoice)
+                .order_by(col(ReceivedPayment.payment_intent))
+            ).all()
+            for payment in payments:
+                there = payment.amount_cents - returned_cents(session, payment.payment_intent)
+                part = min(left_cents, there)
+                if part > 0:
+                    plan.append((payment.payment_intent, part))
+                    left_cents -= part
+        if left_cents:
+            raise QueueStops(
+                "refund_without_payment",
+                f"{note.note_id} refunds {note.amount_cents} cents of {note.invoice_id}, of which "
+                f"{note.amount_cents - left_cents} cents were paid at Stripe. Return the rest another way.",
+            )
+        return plan
+
+    def _refund(self, steps: Steps, intent: str, our_id: str, amount_cents: int) -> StripeRefund:
+        made = steps.once(
+            f"refund:{our_id}",
+            lambda key: self._account.refund(intent, our_id=our_id, amount_cents=amount_cents, key=key),
+            lambda _since, _until: self._account.find_refund(intent, our_id=our_id),
+        )
+        return self._account.refund_of_id(made)
+
+
+def _record(session: Session, refunds: list[StripeRefund]) -> None:
+    for refund in refunds:
+        record_refund(session, refund)

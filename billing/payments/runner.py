@@ -1,0 +1,158 @@
+"""Performs the operations of tenants' queues from threads of the billing worker: claim in one transaction, call Stripe
+outside of any, book the outcome in another. Operations of one tenant run in order, those of several beside each other.
+
+Fails closed: an answer that leaves open what happened stops or postpones the tenant's queue; nothing is sent twice.
+"""
+
+import threading
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from billing.payments import metrics
+from billing.payments.books import Books
+from billing.payments.collecting import Collector
+from billing.payments.operations import (
+    ChargeTopUp,
+    CreateCustomer,
+    EndInvoice,
+    OpenPortal,
+    OpenSetupPage,
+    OpenTopUpPage,
+    PayInvoice,
+    PushCreditNote,
+    PushInvoice,
+    RefundTopUp,
+    kind_of,
+)
+from billing.payments.outcomes import Outcome, QueueStops
+from billing.payments.pages import Pages
+from billing.payments.queue import Claim, LeaseLost, PaymentQueues
+from billing.payments.returning import Returner
+from billing.payments.steps import Steps
+from billing.stripe_client import StripeAccount
+from billing.stripe_errors import (
+    StripeAccessDenied,
+    StripeFailure,
+    StripeObjectNotFound,
+    StripeRefused,
+    StripeUnavailable,
+)
+from core.errors import AppError
+
+_OUTAGES = (DBAPIError, PoolTimeout)
+_PAUSE_AFTER_ERROR_S = 2
+_log = structlog.get_logger()
+
+
+class Performer:
+    """Performs one claimed operation and records how it ended."""
+
+    def __init__(self, account: StripeAccount, queues: PaymentQueues, books: Books) -> None:
+        self._queues = queues
+        self._collector = Collector(account, queues, books)
+        self._returner = Returner(account, queues)
+        self._pages = Pages(account, books)
+
+    def run(self, claim: Claim) -> str:
+        """Perform the operation. Returns how the attempt ended, as in the metric."""
+        with metrics.OPERATION_SECONDS.labels(kind_of(claim.operation)).time():
+            try:
+                result = self._attempt(claim)
+            except LeaseLost:
+                result = "lost"
+        metrics.OPERATIONS.labels(kind_of(claim.operation), result).inc()
+        return result
+
+    def _attempt(self, claim: Claim) -> str:
+        queues = self._queues
+        try:
+            outcome = self._perform(claim, Steps(queues, claim))
+            queues.finish(claim, result=outcome.result, effect=outcome.effect, failure=outcome.failure)
+        except QueueStops as stops:
+            queues.stop(claim, stops.kind, stops.reason)
+            return "stopped"
+        except (StripeUnavailable, StripeAccessDenied) as failure:
+            queues.postpone(claim, failure.message, pause=self._pause(claim, failure))
+            return "postponed"
+        except AppError as failure:  # Stripe's refusals and inconclusive look-ups, and what the books do not accept
+            if claim.operation.fails_alone and isinstance(failure, StripeRefused | StripeObjectNotFound):
+                queues.finish(claim, result={"code": failure.code}, failure=failure.message)
+                return "failed"
+            queues.stop(claim, failure.code, failure.message)
+            return "stopped"
+        return "done" if outcome.failure is None else "failed"
+
+    def _perform(self, claim: Claim, steps: Steps) -> Outcome:  # noqa: PLR0911 - one line for each operation
+        match claim.operation:
+            case CreateCustomer() as create:
+                return self._pages.create_customer(steps, create)
+            case OpenSetupPage() as page:
+                return self._pages.open_setup(claim, steps, page)
+            case OpenPortal() as page:
+                return self._pages.open_portal(claim, page)
+            case OpenTopUpPage() as page:
+                return self._pages.open_top_up(claim, steps, page)
+            case ChargeTopUp() as charge:
+                return self._pages.charge_top_up(claim, steps, charge)
+            case PushInvoice() as push:
+                return self._collector.push(claim, steps, push)
+            case PayInvoice() as pay:
+                return self._collector.pay(claim, steps, pay)
+            case EndInvoice() as end:
+                return self._collector.end(steps, end)
+            case PushCreditNote() as note:
+                return self._returner.credit(steps, note)
+            case RefundTopUp() as refund:
+                return self._returner.refund_top_up(steps, refund)
+
+    def _pause(self, claim: Claim, failure: StripeFailure) -> timedelta:
+        settings = self._queues.settings
+        doubled = settings.payments_retry_first_ms * 2 ** min(claim.attempts - 1, 20)
+        pause = timedelta(milliseconds=min(doubled, settings.payments_retry_longest_ms))
+        return max(pause, timedelta(seconds=int(failure.retry_after_s or 0)))
+
+
+class PaymentRunner:
+    """Threads that claim and perform until they are stopped. ``start`` and ``stop`` are called once."""
+
+    def __init__(self, queues: PaymentQueues, performer: Performer) -> None:
+        self._queues = queues
+        self._performer = performer
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"payments-{number}", daemon=True)
+            for number in range(queues.settings.payments_threads)
+        ]
+
+    def start(self) -> None:
+        """Begin to perform."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: int) -> None:
+        """Claim nothing more, and wait for running operations. One that is cut off goes on when its lease ends."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def run_once(self) -> str | None:
+        """Perform one operation, if one is due. Returns how it ended."""
+        claim = self._queues.claim()
+        return None if claim is None else self._performer.run(claim)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            pause_s = self._queues.settings.payments_poll_ms / 1000
+            try:
+                if self.run_once() is not None:
+                    continue
+            except _OUTAGES as error:  # the lease ends, and the operation goes on at its first unfinished step
+                _log.warning("payments wait for postgres", cause=str(getattr(error, "orig", error))[:500])
+                pause_s = _PAUSE_AFTER_ERROR_S
+            except Exception:  # noqa: BLE001 - the thread survives every defect; the operation keeps its lease
+                _log.error("a payment operation failed by a defect", exc_info=True)
+                pause_s = _PAUSE_AFTER_ERROR_S
+            self._stop.wait(pause_s)

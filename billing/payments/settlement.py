@@ -1,0 +1,291 @@
+"""Books what Stripe says about money: each payment intent once, however often and in whatever order it is reported.
+
+Everything works on objects that were fetched from Stripe just before, never on what an event contained.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, col, func, select
+
+from billing.locks import serialize_decision
+from billing.notifications.outbox import notify
+from billing.payments import dunning
+from billing.payments.alarms import raise_alarm
+from billing.payments.books import Books
+from billing.payments.models import (
+    PaymentOperation,
+    PaymentQueue,
+    PushedInvoice,
+    ReceivedPayment,
+    ReturnedPayment,
+    TopUp,
+)
+from billing.stripe_objects import StripeDispute, StripeInvoice, StripePayment, StripeRefund
+from core.db import database_now
+
+_CURRENCY = "usd"
+
+
+def tenant_of(session: Session, customer: str | None) -> str | None:
+    """The tenant whose customer this is."""
+    if customer is None:
+        return None
+    return session.exec(select(PaymentQueue.tenant_id).where(PaymentQueue.customer_id == customer)).first()
+
+
+def settle_invoice(
+    session: Session, books: Books, invoice: StripeInvoice, payments: Sequence[StripePayment]
+) -> str | None:
+    """Book the payments of an invoice at Stripe, and end its dunning if it is paid. Returns why nothing was done."""
+    row = session.get(PushedInvoice, invoice.our_id) if invoice.our_id else None
+    if row is None:
+        return "the invoice is none of ours"
+    if tenant_of(session, invoice.customer) != row.tenant_id:
+        return "the invoice's customer is another tenant's"
+    for payment in payments:
+        if payment.status == "succeeded" and _is_usd(session, payment, row.tenant_id):
+            _book_for_invoices(session, books, row, invoice, payment)
+    if invoice.status == "paid":
+        for each in _collected_with(session, row):
+            dunning.collected(session, each.invoice_id)
+    return None
+
+
+def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str | None:
+    """Add the credit of a top-up whose payment succeeded. Returns why nothing was done."""
+    top_up = session.get(TopUp, payment.our_id, with_for_update=True) if payment.our_id else None
+    if top_up is None:
+        return "the payment is for no top-up; an invoice books its payments itself"
+    if tenant_of(session, payment.customer) != top_up.tenant_id:
+        return "the payment's customer is another tenant's"
+    if payment.status != "succeeded":
+        return f"the payment is {payment.status}"
+    if not _is_usd(session, payment, top_up.tenant_id):
+        return f"the payment is in {payment.currency}"
+    if not _received(session, payment, top_up.tenant_id, top_up_id=top_up.id):
+        return None
+    amount_cents = payment.received_cents
+    books.grant_top_up(session, tenant_id=top_up.tenant_id, amount_cents=amount_cents, reference=f"stripe:{payment.id}")
+    if top_up.state == "paid" or amount_cents != top_up.amount_cents:
+        raise_alarm(
+            session,
+            kind="top_up_differs",
+            tenant_id=top_up.tenant_id,
+            message=f"{payment.id} over {amount_cents} cents is credited to {top_up.id}, which asked for "
+            f"{top_up.amount_cents} cents and is {top_up.state}. The tenant has the credit; refund it if it wants to.",
+            dedupe_key=f"top_up_differs:{payment.id}",
+        )
+    top_up.state, top_up.failure = "paid", None
+    session.add(top_up)
+    notify(
+        session,
+        tenant_id=top_up.tenant_id,
+        event_type="top_up.succeeded",
+        data={"amount_cents": amount_cents, "top_up_id": top_up.id},
+        dedupe_key=f"top_up.succeeded:{payment.id}",
+    )
+    return None
+
+
+def fail_top_up(session: Session, top_up_id: str, reason: str, *, needs_owner: bool) -> None:
+    """Record that a top-up was declined, and inform the tenant. A paid one stays paid."""
+    top_up = session.get(TopUp, top_up_id, with_for_update=True)
+    if top_up is None or top_up.state != "pending":
+        return
+    top_up.state, top_up.failure = "needs_owner" if needs_owner else "failed", reason[:500]
+    session.add(top_up)
+    notify(
+        session,
+        tenant_id=top_up.tenant_id,
+        event_type="top_up.failed",
+        data={"amount_cents": top_up.amount_cents, "reason": reason[:500], "top_up_id": top_up.id},
+        dedupe_key=f"top_up.failed:{top_up.id}",
+    )
+
+
+def record_refund(session: Session, refund: StripeRefund) -> None:
+    """Note a refund that an operation made, and raise an alarm if it failed."""
+    assert refund.payment_intent is not None, "we refund payment intents"
+    serialize_decision(session, _going_back(refund.payment_intent))
+    _returned(session, refund.id, refund.payment_intent, refund.amount_cents)
+    check_refund(session, refund)
+
+
+def check_refund(session: Session, refund: StripeRefund) -> str | None:
+    """Raise an alarm for a refund that failed or that we did not make. Returns why nothing was done."""
+    payment = session.get(ReceivedPayment, refund.payment_intent) if refund.payment_intent else None
+    if payment is None:
+        return "the refund is of no payment of ours"
+    if refund.status in ("failed", "canceled"):
+        raise_alarm(
+            session,
+            kind="refund_failed",
+            tenant_id=payment.tenant_id,
+            message=f"{refund.id} over {refund.amount_cents} cents is {refund.status}: the money is with us again, and "
+            "the books say that it was returned. Return it another way.",
+            dedupe_key=f"refund_failed:{refund.id}",
+        )
+    elif refund.our_id is None:
+        serialize_decision(session, _going_back(payment.payment_intent))
+        _returned(session, refund.id, payment.payment_intent, refund.amount_cents)
+        raise_alarm(
+            session,
+            kind="refund_by_hand",
+            tenant_id=payment.tenant_id,
+            message=f"{refund.id} over {refund.amount_cents} cents was made at Stripe and is not in the books. Refund "
+            "through credit notes or credits.",
+            dedupe_key=f"refund_by_hand:{refund.id}",
+        )
+    return None
+
+
+def record_dispute(session: Session, books: Books, dispute: StripeDispute) -> str | None:
+    """A dispute takes credit back as soon as it is opened, and money goes back once only: what was refunded before is
+    not taken again. One that is won is for an admin to book.
+    """
+    payment = session.get(ReceivedPayment, dispute.payment_intent) if dispute.payment_intent else None
+    if payment is None:
+        return "the dispute is about no payment of ours"
+    if dispute.status in ("won", "prevented", "warning_closed"):
+        raise_alarm(
+            session,
+            kind="dispute_won",
+            tenant_id=payment.tenant_id,
+            message=f"{dispute.id} ended as {dispute.status}: book the {dispute.amount_cents} cents again.",
+            dedupe_key=f"dispute_won:{dispute.id}",
+        )
+        return None
+    serialize_decision(session, _going_back(payment.payment_intent))
+    gone_cents = returned_cents(session, payment.payment_intent) + _queued_cents(session, payment.payment_intent)
+    left_cents = payment.amount_cents - gone_cents
+    taken_cents = max(0, min(dispute.amount_cents, left_cents))
+    if not _returned(session, dispute.id, payment.payment_intent, taken_cents):
+        return None
+    missing_cents = taken_cents
+    if payment.top_up_id is not None and taken_cents:
+        missing_cents = books.take_back_top_up(
+            session, tenant_id=payment.tenant_id, amount_cents=taken_cents, reference=f"stripe:{payment.payment_intent}"
+        )
+    raise_alarm(
+        session,
+        kind="dispute",
+        tenant_id=payment.tenant_id,
+        message=f"{dispute.id} ({dispute.reason}) disputes {dispute.amount_cents} cents of {payment.payment_intent}: "
+        f"{taken_cents} cents go back, {missing_cents} cents of them are not covered by unspent credit.",
+        dedupe_key=f"dispute:{dispute.id}",
+    )
+    return None
+
+
+def returned_cents(session: Session, payment_intent: str) -> int:
+    """What went back of a payment."""
+    total = session.exec(
+        select(func.coalesce(func.sum(ReturnedPayment.amount_cents), 0)).where(
+            ReturnedPayment.payment_intent == payment_intent
+        )
+    ).one()
+    return int(total)
+
+
+def _queued_cents(session: Session, payment_intent: str) -> int:
+    """What is about to go back: its credit was taken out when the refund was queued."""
+    amounts = session.exec(
+        select(col(PaymentOperation.content)["amount_cents"].as_integer()).where(
+            PaymentOperation.kind == "refund_top_up",
+            PaymentOperation.state == "pending",
+            col(PaymentOperation.content)["payment_intent"].as_string() == payment_intent,
+        )
+    )
+    return sum(amounts)
+
+
+def _going_back(payment_intent: str) -> str:
+    return f"what goes back of {payment_intent}"
+
+
+def _book_for_invoices(
+    session: Session, books: Books, row: PushedInvoice, invoice: StripeInvoice, payment: StripePayment
+) -> None:
+    """The carried invoices first, then the invoice itself, which also takes what is too much."""
+    if not _received(session, payment, row.tenant_id, stripe_invoice=invoice.id):
+        return
+    left_cents, reference = payment.received_cents, f"stripe:{payment.id}"
+    for each in _collected_with(session, row):
+        if each.invoice_id == row.invoice_id:
+            continue
+        part = min(left_cents, each.amount_cents, books.amount_due_cents(session, each.invoice_id))
+        if part > 0:
+            part_reference = f"{reference}:{each.invoice_id}"
+            books.record_payment(session, invoice_id=each.invoice_id, amount_cents=part, reference=part_reference)
+            left_cents -= part
+    surplus = books.record_payment(session, invoice_id=row.invoice_id, amount_cents=left_cents, reference=reference)
+    if surplus > 0:
+        raise_alarm(
+            session,
+            kind="overpaid",
+            tenant_id=row.tenant_id,
+            message=f"{payment.id} paid {surplus} cents more than was due for invoice {row.number}; they are in the "
+            "tenant's balance.",
+            dedupe_key=f"overpaid:{payment.id}",
+        )
+
+
+def _collected_with(session: Session, row: PushedInvoice) -> Sequence[PushedInvoice]:
+    """The invoices that one invoice at Stripe collects, in the order of their ids."""
+    return session.exec(
+        select(PushedInvoice).where(PushedInvoice.pushed_with == row.invoice_id).order_by(col(PushedInvoice.invoice_id))
+    ).all()
+
+
+def _received(
+    session: Session,
+    payment: StripePayment,
+    tenant_id: str,
+    *,
+    stripe_invoice: str | None = None,
+    top_up_id: str | None = None,
+) -> bool:
+    """Whether this transaction is the first to book the payment. A concurrent one waits here."""
+    written = session.execute(
+        insert(ReceivedPayment)
+        .values(
+            payment_intent=payment.id,
+            tenant_id=tenant_id,
+            stripe_invoice=stripe_invoice,
+            top_up_id=top_up_id,
+            amount_cents=payment.received_cents,
+            created_at=database_now(session),
+        )
+        .on_conflict_do_nothing()
+        .returning(col(ReceivedPayment.payment_intent))
+    ).first()
+    return written is not None
+
+
+def _returned(session: Session, stripe_object: str, payment_intent: str, amount_cents: int) -> bool:
+    written = session.execute(
+        insert(ReturnedPayment)
+        .values(
+            stripe_object=stripe_object,
+            payment_intent=payment_intent,
+            amount_cents=amount_cents,
+            created_at=database_now(session),
+        )
+        .on_conflict_do_nothing()
+        .returning(col(ReturnedPayment.stripe_object))
+    ).first()
+    return written is not None
+
+
+def _is_usd(session: Session, payment: StripePayment, tenant_id: str) -> bool:
+    if payment.currency == _CURRENCY:
+        return True
+    raise_alarm(
+        session,
+        kind="currency",
+        tenant_id=tenant_id,
+        message=f"{payment.id} is in {payment.currency}, and the books are in {_CURRENCY}: nothing was booked.",
+        dedupe_key=f"currency:{payment.id}",
+    )
+    return False
