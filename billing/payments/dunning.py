@@ -73,7 +73,7 @@ def attempt_failed(
 
 
 def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) -> int:
-    """Attempt the open invoices of a tenant at once that were not tried with this payment method. Returns their number."""
+    """Attempt a tenant's open invoices at once that were not tried with this payment method. Returns their number."""
     cases = session.exec(
         select(DunningCase)
         .where(

@@ -3,6 +3,7 @@
 So events may come twice, late and in any order: each effect is booked once, and an older event cannot undo a newer one.
 """
 
+import secrets
 from collections.abc import Callable
 from datetime import datetime
 

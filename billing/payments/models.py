@@ -22,6 +22,11 @@ class PaymentQueue(SQLModel, table=True):
     __table_args__ = (
         sa.CheckConstraint("(stopped_reason IS NULL) = (stopped_at IS NULL)", name="stop_has_reason"),
         sa.CheckConstraint("clock_at IS NULL OR test_clock IS NOT NULL", name="clock_known"),
+        sa.Index(
+            "ix_payment_queues_due",
+            "next_attempt_at",
+            postgresql_where=sa.text("next_attempt_at IS NOT NULL AND stopped_at IS NULL"),
+        ),
     )
 
     tenant_id: str = Field(primary_key=True, sa_type=sa.Text)
@@ -44,6 +49,9 @@ class PaymentOperation(SQLModel, table=True):
         sa.UniqueConstraint("tenant_id", "dedupe_key"),
         sa.CheckConstraint("state IN ('pending', 'done', 'failed', 'cancelled')", name="state_known"),
         sa.CheckConstraint("(finished_at IS NULL) = (state = 'pending')", name="finished_has_time"),
+        sa.Index(
+            "ix_payment_operations_waiting", "tenant_id", "position", postgresql_where=sa.text("state = 'pending'")
+        ),
     )
 
     id: str = Field(primary_key=True, sa_type=sa.Text)
@@ -188,6 +196,7 @@ class DunningCase(SQLModel, table=True):
         sa.CheckConstraint(
             "state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended')", name="state_known"
         ),
+        sa.Index("ix_dunning_cases_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('paid', 'ended')")),
     )
 
     invoice_id: str = Field(primary_key=True, sa_type=sa.Text)

@@ -40,9 +40,8 @@ class Returner:
             note.note_id,
             note.amount_cents,
             note.memo,
-            to="amount_due"
-            if status == "open"
-            else "outside",  # what a paid one is credited is in the tenant's balance with us
+            # What a paid invoice is credited is in the tenant's balance with us.
+            to="amount_due" if status == "open" else "outside",
         )
         return Outcome(result={"credit_notes": [made]})
 

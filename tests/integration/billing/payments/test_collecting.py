@@ -1,0 +1,161 @@
+"""Invoices on their way through Stripe: pushed, compared, paid, and what stops or ends that."""
+
+import pytest
+
+from billing.payments.operations import EndInvoice, PushCreditNote
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.scenario(130)
+def test_an_invoice_of_seven_lines_is_pushed_compared_and_paid(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 1_000, 2_001, 305, 4, 1, 250, -60)
+    assert stage.work() == ["done"]
+    found = stage.of(invoice)
+    assert (found.status, found.total, found.amount_paid) == ("paid", 3_501, 3_501)
+    assert stage.value("SELECT stripe_invoice FROM pushed_invoices WHERE invoice_id = :i", i=invoice) == found.id
+    assert stage.due(invoice) == 0
+    assert stage.case(invoice) is None
+
+
+@pytest.mark.scenario(132)
+def test_of_300_lines_the_largest_249_are_shown_and_the_rest_is_one(stage):
+    tenant = stage.tenant()
+    amounts = [100 + number for number in range(300)]
+    invoice = stage.invoice(tenant, *amounts)
+    assert stage.work() == ["done"]
+    found = stage.of(invoice)
+    assert (found.status, found.total) == ("paid", sum(amounts))
+    lines = stage.account.lines(found.id)
+    assert len(lines) == 250
+    (other,) = [line for line in lines if line.our_id == "other_usage"]
+    assert other.amount_cents == sum(sorted(amounts)[:51])
+
+
+@pytest.mark.scenario(138)
+def test_amounts_under_the_minimum_charge_are_carried_to_the_next_invoice(stage):
+    tenant = stage.tenant()
+    small = stage.invoice(tenant, 12)
+    assert stage.work() == []
+    assert stage.rows("SELECT state, amount_cents FROM pushed_invoices WHERE invoice_id = :i", i=small) == [
+        {"state": "carried", "amount_cents": 12}
+    ]
+    following = stage.invoice(tenant, 700)
+    assert stage.work() == ["done"]
+    assert (stage.of(following).status, stage.of(following).total) == ("paid", 712)
+    assert (stage.due(small), stage.due(following)) == (0, 0)
+
+
+def test_a_carried_invoice_that_is_voided_or_credited_is_not_collected(stage):
+    tenant = stage.tenant()
+    voided, credited = stage.invoice(tenant, 12), stage.invoice(tenant, 20)
+    assert stage.enqueue(tenant, EndInvoice(invoice_id=voided, how="void")) is None
+    note = PushCreditNote(note_id="cn_1", invoice_id=credited, amount_cents=5, memo="x", to="amount_due")
+    assert stage.enqueue(tenant, note) is None
+    following = stage.invoice(tenant, 100)
+    assert stage.work() == ["done"]
+    assert stage.of(following).total == 115
+
+
+def test_an_invoice_of_which_nothing_is_due_is_not_pushed(stage):
+    tenant = stage.tenant()
+    assert stage.invoice(tenant, 500, -500)
+    assert stage.work() == []
+
+
+def test_an_invoice_that_was_paid_by_hand_meanwhile_is_not_pushed_and_frees_what_it_carried(stage):
+    tenant = stage.tenant()
+    small, large = stage.invoice(tenant, 12), stage.invoice(tenant, 700)
+    stage.change("UPDATE test_invoices SET due_cents = 0 WHERE invoice_id = :i", i=large)
+    assert stage.work() == ["done"]
+    assert stage.sdk.v1.invoices.list({"customer": stage.customer(tenant)}).data == []
+    following = stage.invoice(tenant, 100)
+    stage.work()
+    assert stage.of(following).total == 112
+    assert stage.due(small) == 0
+
+
+@pytest.mark.scenario(144)
+def test_after_the_customer_was_deleted_nothing_is_created_and_an_admin_hears(stage):
+    tenant = stage.tenant()
+    stage.sdk.v1.customers.delete(stage.customer(tenant))
+    stage.invoice(tenant, 700)
+    assert stage.work() == ["stopped"]
+    assert "was deleted at Stripe" in stage.stopped(tenant)
+    assert "customer_deleted" in stage.alarms()
+    stage.pass_days(3)
+    assert stage.work() == []
+
+
+def test_a_stopped_queue_of_one_tenant_stops_no_other(stage):
+    one, other = stage.tenant(), stage.tenant()
+    stage.sdk.v1.customers.delete(stage.customer(one))
+    stage.invoice(one, 700)
+    paid = stage.invoice(other, 700)
+    assert sorted(stage.work()) == ["done", "stopped"]
+    assert stage.of(paid).status == "paid"
+
+
+def test_a_line_that_somebody_added_by_hand_stops_the_push_before_it_is_finalized(stage):
+    tenant = stage.tenant()
+    stage.fail("rate_limit", "/v1/invoices/in_")
+    invoice = stage.invoice(tenant, 700)
+    assert stage.work(1) == ["postponed"]
+    stage.sdk.v1.invoice_items.create(
+        {"customer": stage.customer(tenant), "invoice": stage.of(invoice).id, "amount": 1, "currency": "usd"}
+    )
+    assert stage.work_later() == ["stopped"]
+    assert stage.of(invoice).status == "draft"
+    assert "totals_differ" in stage.alarms()
+
+
+def test_a_balance_at_stripe_stops_the_push_before_it_is_paid(stage):
+    tenant = stage.tenant()
+    stage.sdk.v1.customers.balance_transactions.create(
+        stage.customer(tenant), {"amount": -100, "currency": "usd", "description": "by hand"}
+    )
+    invoice = stage.invoice(tenant, 700)
+    assert stage.work() == ["stopped"]
+    assert stage.of(invoice).status == "open"
+
+
+def test_an_invoice_that_is_voided_or_written_off_is_not_collected_any_more(stage):
+    tenant = stage.tenant(card=None)
+    voided, given_up = stage.invoice(tenant, 700), stage.invoice(tenant, 800)
+    stage.enqueue(tenant, EndInvoice(invoice_id=voided, how="void"))
+    stage.enqueue(tenant, EndInvoice(invoice_id=given_up, how="uncollectible"))
+    assert stage.work() == ["done"] * 4
+    assert (stage.of(voided).status, stage.of(given_up).status) == ("void", "uncollectible")
+    assert stage.case(voided)["state"] == "ended"
+
+
+def test_an_invoice_that_was_paid_by_transfer_is_paid_at_stripe_without_a_charge(stage):
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 700)
+    stage.enqueue(tenant, EndInvoice(invoice_id=invoice, how="paid_elsewhere"))
+    assert stage.work() == ["done"] * 2
+    assert stage.of(invoice).status == "paid"
+    assert stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data == []
+
+
+def test_an_operation_is_queued_once_for_each_intention(stage):
+    tenant = stage.tenant()
+    first = stage.enqueue(tenant, EndInvoice(invoice_id=stage.invoice(tenant, 700), how="void"))
+    row = stage.rows("SELECT content FROM payment_operations WHERE id = :i", i=first)[0]
+    again = stage.enqueue(tenant, EndInvoice(invoice_id=row["content"]["invoice_id"], how="void"))
+    assert again == first
+
+
+def test_what_was_queued_cannot_be_changed_or_removed(stage):
+    tenant = stage.tenant()
+    for statement in (
+        "UPDATE payment_operations SET content = '{}'",
+        "UPDATE payment_operations SET dedupe_key = 'x'",
+        "DELETE FROM payment_operations",
+        "DELETE FROM payment_steps",
+        "UPDATE payment_steps SET object_id = 'cus_other'",
+    ):
+        with pytest.raises(Exception, match=r"frozen|written once"):
+            stage.change(statement)
+    assert stage.customer(tenant)
