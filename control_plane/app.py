@@ -29,6 +29,8 @@ from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
+from control_plane.payments.api import AdminPayments, OwnPayments, stripe_webhook
+from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
@@ -90,6 +92,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
         costs=settings.costs,
+        payments=PaymentAccess(settings.stripe, settings.webhooks),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -105,7 +108,13 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         resources.reports.dispose()
 
     app = Litestar(
-        route_handlers=[healthz, readyz, _admin(settings, authenticator), _tenant(authenticator)],
+        route_handlers=[
+            healthz,
+            readyz,
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
+            _admin(settings, authenticator),
+            _tenant(authenticator),
+        ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
         request_class=StrictRequest,
@@ -154,6 +163,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminRevocations,
             AdminBilling,
             AdminCosts,
+            AdminPayments,
             Changes,
         ],
     )
@@ -177,6 +187,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnInvoices,
             NotificationEndpoints,
             NotificationDeliveries,
+            OwnPayments,
             Changes,
         ],
     )

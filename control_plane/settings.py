@@ -9,6 +9,8 @@ from pydantic import Field
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
 from billing.notifications.settings import NotificationSettings
+from billing.payments.settings import WebhookSettings
+from billing.stripe_settings import StripeSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -317,4 +319,6 @@ class ControlSettings:
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    stripe: StripeSettings = field(default_factory=StripeSettings)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -20,8 +20,9 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
 from control_plane import metrics
-from control_plane.dependencies import open_redis
+from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
+from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
@@ -77,6 +78,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     ceilings = SpendCeilings(engine, redis, worker)
     scheduled = ScheduledVersions(engine)
+    payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -87,6 +89,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
         Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
+        Loop(name="payment-standings", run_once=payment_standings.run_once, idle_s=worker.relay_poll_ms / 1000),
         Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),

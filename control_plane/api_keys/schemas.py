@@ -9,8 +9,9 @@ from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, W
 from core.contracts.grants import KeyLimits
 
 Scope = Literal[
-    "inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write", "notifications:write"
-]
+    "inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "billing:write", "keys:write",
+    "notifications:write",
+]  # fmt: skip
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 
 

@@ -1,13 +1,13 @@
 """Adds payments through Stripe: each tenant's queue of operations with their steps and keys, Stripe's events, top-ups,
 received and returned money, dunning, and alarms.
 
-Revision: 2026_11_24_1140, after 2026_11_24_1070.
+Revision: 2026_11_24_1140, after 2026_11_24_1110.
 """
 
 from alembic import op
 
 revision = "2026_11_24_1140"
-down_revision = "2026_11_24_1070"
+down_revision = "2026_11_24_1110"
 branch_labels = None
 depends_on = None
 
