@@ -19,6 +19,7 @@ ALL_SCOPES: Final = (
     "adapters:write",
     "usage:read",
     "billing:read",
+    "billing:write",
     "keys:write",
     "notifications:write",
 )
