@@ -106,12 +106,6 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
     )
 
 
-def find_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceView | None:
-    """An invoice without its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
-    found = _find(session, invoice_id, tenant_id)
-    return None if found is None else _view(*found)
-
-
 def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
     """An invoice without its lines. Raises NotFound."""
     found = find_invoice(session, invoice_id=invoice_id, tenant_id=None)

@@ -3,6 +3,7 @@
 It runs while the fine-tunes train, on tenants of its own. Payments go to the Stripe simulator: no real money.
 """
 
+import functools
 import secrets
 import time
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def show_money(status: dict[str, Any], root: Path, console: Console) -> dict[str
     money.credits(payer)
     money.hard_limit(payer)
     invoice = money.paid_invoice(payer)
-    money.credit_note(payer, invoice)
+    money.credit_note(invoice)
     money.declined_card()
     return {"invoice": invoice["number"], "total_cents": invoice["total_cents"]}
 
@@ -102,9 +103,7 @@ class _Money:
 
     def hard_limit(self, payer: Payer) -> None:
         """A limit below what is spent today stops the tenant at once; removing it lets it go on."""
-        limit = payer.control.post(
-            "/api/v1/spend-limits", {"scope": "tenant", "window": "day", "amount_nanos": 1_000}
-        )
+        limit = payer.control.post("/api/v1/spend-limits", {"scope": "tenant", "window": "day", "amount_nanos": 1_000})
         refused = self._until("the limit to refuse a call", lambda: self._refused(payer))
         error = refused.json()["error"]
         self._console.print(f"hard limit: {refused.status_code} {error['code']}: {error['message']}")
@@ -123,7 +122,7 @@ class _Money:
         )
         return invoice
 
-    def credit_note(self, payer: Payer, invoice: dict[str, Any]) -> None:
+    def credit_note(self, invoice: dict[str, Any]) -> None:
         """A part of the paid invoice goes back to the card."""
         note = self._admin.post(
             f"/api/v1/admin/invoices/{invoice['id']}/credit-notes",
@@ -141,7 +140,7 @@ class _Money:
         invoice = self._close(payer)
         start = clock["frozen_time"]
         for attempt, day in enumerate(_DUNNING_DAYS, start=1):
-            self._until("an attempt", lambda attempts=attempt: self._attempts(payer) >= min(attempts, 4))
+            self._until("an attempt", functools.partial(self._tried, payer, min(attempt, 4)))
             self._stripe(
                 f"/v1/test_helpers/test_clocks/{clock['id']}/advance",
                 {"frozen_time": str(start + day * 86_400 + 60)},
@@ -159,10 +158,12 @@ class _Money:
         )
 
     def _save_card(self, payer: Payer, number: str) -> None:
-        back = {name: self._status["control_url"] for name in ("success_url", "cancel_url")}
+        back = dict.fromkeys(("success_url", "cancel_url"), self._status["control_url"])
         asked = payer.control.post("/api/v1/billing/setup", back)
         page = self._until("the page", lambda: self._page(payer, asked["id"]))
-        self._simulator.post(page["url"], data={"card": number}).has_redirect_location or _fail("the card is refused")
+        answer = self._simulator.post(page["url"], data={"card": number})
+        if not answer.has_redirect_location:
+            raise RuntimeError(f"the simulator refuses the card: {answer.text}")
 
     def _page(self, payer: Payer, page_id: str) -> dict[str, Any] | None:
         page: dict[str, Any] = payer.control.get(f"/api/v1/billing/pages/{page_id}")
@@ -177,9 +178,10 @@ class _Money:
         invoice: dict[str, Any] = payer.control.get(f"/api/v1/invoices/{invoice_id}")
         return invoice if invoice["status"] == status else None
 
-    def _attempts(self, payer: Payer) -> int:
+    def _tried(self, payer: Payer, times: int) -> bool:
         listed = self._admin.get(f"/api/v1/admin/payments/queues/{payer.id}/operations")["data"]
-        return sum(each["kind"] in ("push_invoice", "pay_invoice") and each["state"] == "done" for each in listed)
+        done = [each for each in listed if each["kind"] in ("push_invoice", "pay_invoice") and each["state"] == "done"]
+        return len(done) >= times
 
     def _standing(self, payer: Payer) -> str | None:
         listed = self._admin.get("/api/v1/admin/payments/queues")["data"]
@@ -191,9 +193,7 @@ class _Money:
             "messages": [{"role": "user", "content": "Name a colour."}],
             "max_tokens": 8,
         }
-        return self._gateway.post(
-            "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {payer.key}"}
-        )
+        return self._gateway.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {payer.key}"})
 
     def _refused(self, payer: Payer) -> httpx.Response | None:
         answer = self._ask(payer)
@@ -221,7 +221,3 @@ class _Money:
 
 def _cents(cents: int) -> str:
     return format_usd(cents_to_nanos(cents))
-
-
-def _fail(why: str) -> None:
-    raise RuntimeError(why)
