@@ -52,6 +52,12 @@ def list_invoices(
     return [_view(*row) for row in session.exec(statement)]
 
 
+def find_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceView | None:
+    """An invoice without its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
+    found = _find(session, invoice_id, tenant_id)
+    return None if found is None else _view(*found)
+
+
 def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
     """An invoice with its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
     found = _find(session, invoice_id, tenant_id)
@@ -98,12 +104,6 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
         ),
         sha256=document.sha256,
     )
-
-
-def find_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceView | None:
-    """An invoice without its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
-    found = _find(session, invoice_id, tenant_id)
-    return None if found is None else _view(*found)
 
 
 def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
