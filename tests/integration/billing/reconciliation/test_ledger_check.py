@@ -91,11 +91,17 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
 
 def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, reconciled):
     (invoice,) = ledger.rows("SELECT * FROM invoices")
-    by_hand(ledger, ("UPDATE invoices SET total_cents = total_cents + 1", {}))
+    by_hand(ledger, ("UPDATE invoices SET net_cents = net_cents + 1, total_cents = total_cents + 1", {}))
     assert found(reconciled) == [
         ("invoice_lines", invoice["id"], "cent", -1),
         ("invoice_transfer", invoice["id"], "nanodollar", 10_000_000),
     ]
+
+
+def test_an_invoice_without_its_place_in_the_chain_is_found(ledger, reconciled):
+    (invoice,) = ledger.rows("SELECT * FROM invoices")
+    by_hand(ledger, ("DELETE FROM documents WHERE document_id = :i", {"i": invoice["id"]}))
+    assert found(reconciled) == [("invoice_document", invoice["id"], "document", 1)]
 
 
 def test_an_adjustment_without_its_transfer_is_found_by_a_full_run(ledger, reconciled):
