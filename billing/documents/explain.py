@@ -63,7 +63,7 @@ _RECORDS_OF_HOUR: Final = {
 SELECT request_id, settled_at, late_from, key_id, base_model, adapter_id, rank_class, estimated, input_tokens,
     cached_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos, output_nanos, kv_nanos,
     {_UNITS[kind]} AS units, {_NANOS[kind]} AS nanos
-FROM usage_records
+FROM usage_now
 WHERE {_OF_LINE.format(units=_UNITS[kind])}
     AND settled_at >= :hour AND settled_at < :hour_end
     AND CASE WHEN :late THEN {_OF_LATE_HOUR.format(instant="settled_at")} ELSE late_from IS NULL END
