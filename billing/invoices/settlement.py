@@ -9,26 +9,24 @@ from sqlmodel import Session
 
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits import burning
+from billing.credits.views import CreditUse
 from billing.invoices.event_models import CreditNote
 from billing.invoices.models import Invoice
-from billing.invoices.views import LotUse
 from billing.periods import Period
 
 
 def apply_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
-    uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
-    return [LotUse(lot_id=use.lot_id, amount_nanos=use.amount_nanos) for use in uses]
+    return burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
 
 
 def plan_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """What promotional credits would pay of these lines. Writes nothing."""
-    uses = burning.plan_promotional(session, tenant_id, period, lines)
-    return [LotUse(lot_id=use.lot_id, amount_nanos=use.amount_nanos) for use in uses]
+    return burning.plan_promotional(session, tenant_id, period, lines)
 
 
 def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:
