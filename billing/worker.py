@@ -25,6 +25,7 @@ from billing.costs.settings import CostSettings
 from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.card_top_ups import CardTopUps
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
@@ -233,7 +234,9 @@ def _jobs(
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
     )
-    spending = SpendingRunner(engine, meter.watch(), invoice_now=partial(close_tenant, engine, kind="threshold"))
+    spending = SpendingRunner(
+        engine, meter.watch(), invoice_now=partial(close_tenant, engine, kind="threshold"), payments=CardTopUps()
+    )
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
