@@ -97,7 +97,7 @@ def begin_assigned_plan(session: Session, tenant_id: str) -> None:
 
 
 def close(session: Session, tenant_id: str) -> None:
-    """Close a tenant for good: gateways serve it no more. Raises NotFound."""
+    """Close a tenant for good: gateways refuse its requests. Raises NotFound."""
     tenant = _find(session, tenant_id, lock=True)
     tenant.status = "closed"
     session.add(tenant)
