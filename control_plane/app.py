@@ -40,6 +40,8 @@ from control_plane.limits.api import AdminSpending
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
+from control_plane.payments.api import AdminPayments, OwnPayments, stripe_webhook
+from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
@@ -106,6 +108,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         costs=settings.costs,
         invoices=settings.invoices,
         pdf_maker=PdfMaker(settings.documents),
+        payments=PaymentAccess(settings.stripe, settings.webhooks),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -124,6 +127,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         route_handlers=[
             healthz,
             readyz,
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(authenticator),
@@ -184,6 +188,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminInvoiceDocuments,
             AdminCreditNoteDocuments,
             AdminCosts,
+            AdminPayments,
             Changes,
         ],
     )
@@ -211,6 +216,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnCreditNoteDocuments,
             NotificationEndpoints,
             NotificationDeliveries,
+            OwnPayments,
             Changes,
         ],
     )
