@@ -91,6 +91,11 @@ def list_queues(session: Session, *, stopped: bool | None, after: str | None, li
     return _queues(session, wanted, limit)
 
 
+def count_stopped(session: Session) -> int:
+    """The queues that wait for an admin."""
+    return session.exec(select(sa.func.count()).where(col(PaymentQueue.stopped_at).is_not(None))).one()
+
+
 def _queues(session: Session, wanted: Sequence[Any], limit: int) -> list[PaymentQueueView]:
     pending = (
         select(sa.func.count())
