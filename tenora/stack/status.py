@@ -49,7 +49,7 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
 
 
 def payments_line(status: dict[str, Any]) -> str | None:
-    """What a user is told about payments while they are simulated."""
+    """The line that says that payments are simulated; None where they are not."""
     url = status.get("stripe_simulator_url")
     return None if url is None else f"payments go to the Stripe simulator at {url}: no real money"
 

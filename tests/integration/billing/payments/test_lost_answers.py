@@ -56,7 +56,7 @@ def test_a_stored_500_is_looked_up_and_only_what_is_absent_is_sent_with_a_new_ke
     ended = stage.work()
     for _ in range(6):
         ended += stage.work_later()
-    assert ended.count("postponed") >= 2
+    assert "postponed" in ended
     assert_done_once(stage, tenant, invoice)
     generations = stage.rows("SELECT DISTINCT generation FROM payment_steps WHERE generation > 1")
     assert len(generations) == (1 if kind == "error_before" else 0)
