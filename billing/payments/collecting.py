@@ -69,7 +69,7 @@ class Collector:
         return self._after_attempt(invoice_id, push.invoice_id, self._attempt(steps, claim, invoice_id))
 
     def pay(self, claim: Claim, steps: Steps, pay: PayInvoice) -> Outcome:
-        """CollectionAttempt the payment of a pushed invoice again."""
+        """Attempt the payment of a pushed invoice again."""
         with unit_of_work(self._queues.engine) as session:
             row = collecting(session, pay.invoice_id)
         if row is None or row.stripe_invoice is None:

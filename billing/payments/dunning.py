@@ -78,7 +78,7 @@ def attempt_failed(
 
 
 def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) -> int:
-    """CollectionAttempt a tenant's open invoices at once that were not tried with this payment method. Returns their number."""
+    """Attempt a tenant's open invoices at once that were not tried with this payment method. Returns their number."""
     cases = session.exec(
         select(DunningCase)
         .where(
