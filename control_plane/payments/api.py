@@ -4,7 +4,7 @@ webhooks of Stripe.
 
 from typing import Annotated, Any
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
@@ -24,7 +24,7 @@ from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit, decode_cursor
 from control_plane.payments import service
-from control_plane.payments.schemas import EventReceived, NewPortal, NewSetup, NewTopUp, QueueDecision
+from control_plane.payments.schemas import EventReceived, NewPaymentQueue, NewPortal, NewSetup, NewTopUp, QueueDecision
 from control_plane.payments.service import PaymentAccess
 from core.db import unit_of_work
 
@@ -126,6 +126,21 @@ class AdminPayments(Controller):
         with unit_of_work(engine) as session:
             found = queries.list_queues(session, stopped=stopped, after=decode_cursor(cursor), limit=limit + 1)
         return service.page_of(found, limit)
+
+    @put("/queues/{tenant_id:str}", sync_to_thread=True)
+    def open_payment_queue(
+        self,
+        tenant_id: FromPath[str],
+        data: JSONBody[NewPaymentQueue],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        payment_access: NamedDependency[PaymentAccess],
+    ) -> PaymentQueueView:
+        """Create the tenant's customer at Stripe on a test clock, before its first payment. Only with a test key."""
+        with unit_of_work(engine) as session:
+            return service.open_on_test_clock(
+                session, payment_access, tenant_id, test_clock=data.test_clock, actor=principal.key_id
+            )
 
     @get("/queues/{tenant_id:str}/operations", sync_to_thread=True)
     def list_payment_operations(

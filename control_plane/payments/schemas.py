@@ -29,6 +29,15 @@ class NewTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cancel_url: PageUrl
 
 
+TestClockId = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+(?!\n)$")]
+
+
+class NewPaymentQueue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A test clock of Stripe's that dates the tenant's payments, to see in seconds what dunning does in weeks."""
+
+    test_clock: TestClockId
+
+
 class QueueDecision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do with the operation at which the queue stopped: look for it at Stripe and try again, or cancel it."""
 

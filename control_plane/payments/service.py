@@ -23,7 +23,7 @@ from control_plane.payments.schemas import NewPortal, NewSetup, NewTopUp
 from control_plane.tenants import service as tenants
 from control_plane.tenants.schemas import TenantPatch
 from core.db import unit_of_work
-from core.errors import Unavailable
+from core.errors import Conflict, InvalidRequest, Unavailable
 from core.ids import new_id
 
 T = TypeVar("T", bound=Any)
@@ -39,6 +39,7 @@ class PaymentAccess:
         self._account = None if stripe.stripe_api_key is None else StripeAccount(stripe)
         self._wait_s = settings.payments_page_wait_ms / 1000
         self.simulated = stripe.stripe_api_base is not None
+        self.live = stripe.is_live
 
     def require(self) -> StripeAccount:
         """The account. Raises Unavailable where Stripe is not set up."""
@@ -89,6 +90,30 @@ def open_page(
         session, actor=actor, action="payment_page.opened", target=page_id, tenant_id=tenant_id, details=details
     )
     return queries.get_page(session, tenant_id=tenant_id, page_id=page_id, simulated=access.simulated)
+
+
+def open_on_test_clock(
+    session: Session, access: PaymentAccess, tenant_id: str, *, test_clock: str, actor: str
+) -> PaymentQueueView:
+    """Create the tenant's customer at Stripe on a test clock. Raises NotFound, Unavailable where Stripe is not set up,
+    InvalidRequest with a live key, and Conflict when the tenant has a customer already.
+    """
+    access.require()
+    if access.live:
+        raise InvalidRequest("test_clock: a live key has no test clocks; use a test key.", param="test_clock")
+    tenant = tenants.get(session, tenant_id)
+    if outbox.open_queue(session, tenant_id, name=tenant.name, test_clock=test_clock).test_clock != test_clock:
+        raise Conflict(
+            "test_clock: the tenant has a customer at Stripe already, and its clock cannot change; use a new tenant.",
+            code="payment_queue_exists",
+            param="test_clock",
+        )
+    details = {"test_clock": test_clock}
+    audit.record(
+        session, actor=actor, action="payment_queue.opened", target=tenant_id, tenant_id=tenant_id, details=details
+    )
+    session.flush()
+    return queries.get_queue(session, tenant_id)
 
 
 def stored_page(_session: Session, stored: bytes) -> PaymentPageView:

@@ -13,19 +13,13 @@ _NANOS_PER_HOUR: Final = 90_000_000  # nine cents for two virtual cores
 _START: Final = "2026-01-01T00:00:00Z"
 
 
-def add_rate(admin: ControlPlane, rank_max: int) -> None:
-    """Give the pool a rate, so that its hours can be shared out. A rate that is there already stays."""
-    rates = admin.get("/api/v1/admin/costs/rates")["data"]
-    if not any(rate["base_model"] == MODEL_ID and rate["rank_max"] == rank_max for rate in rates):
-        admin.post(
-            "/api/v1/admin/costs/rates",
-            {
-                "base_model": MODEL_ID,
-                "rank_max": rank_max,
-                "effective_from": _START,
-                "nanos_per_hour": _NANOS_PER_HOUR,
-            },
-        )
+def add_rates(admin: ControlPlane) -> None:
+    """Give every pool without a rate one, so that the cost of its hours can be shared out."""
+    priced = {(rate["base_model"], rate["rank_max"]) for rate in admin.get("/api/v1/admin/costs/rates")["data"]}
+    pools = {(each["base_model"], each["rank_class"]) for each in admin.get("/api/v1/admin/replicas")["data"]}
+    for base_model, rank_max in sorted(pools - priced):
+        rate = {"base_model": base_model, "rank_max": rank_max, "effective_from": _START}
+        admin.post("/api/v1/admin/costs/rates", rate | {"nanos_per_hour": _NANOS_PER_HOUR})
 
 
 def show_economics(admin: ControlPlane, names: dict[str, str], console: Console) -> dict[str, Any]:

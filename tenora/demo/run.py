@@ -18,9 +18,11 @@ from rich.progress import Progress
 from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
+from tenora.demo.economics import add_rates, show_economics
 from tenora.demo.engine_counts import EngineCount, read_engine_count
 from tenora.demo.fine_tunes import FineTunes, dataset
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
+from tenora.demo.money import show_money
 from tenora.demo.report import show_invoice, show_usage, table, write_report
 from tenora.demo.tenants import TENANTS, Tenant, create_tenants, usage_by_adapter
 from tenora.settings import StackSettings
@@ -79,6 +81,8 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
     """Run and print every step; returns descriptions of the failed checks."""
     status = read_status(settings, secrets=True)
     admin = ControlPlane(status["control_url"], status["admin_key"])
+    add_rates(admin)
+    money = show_money(status, settings.root, console)  # while the fine-tunes train
     before = read_engine_count(status["redis_url"])
     bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
@@ -98,6 +102,7 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
     after = read_engine_count(status["redis_url"])
     console.rule("Usage, invoices, reconciliation", align="left")
     report = _bill(admin, (bank, shop), names, before, after, console)
+    economics = show_economics(admin, {tenant.id: tenant.name for tenant in (bank, shop)}, console)
     report = {
         "seconds": round(time.monotonic() - started, 1),
         "accuracy": {"base": answers.accuracy_base, "adapter": answers.accuracy_adapter},
@@ -105,6 +110,8 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
         "isolation": {"violations": len(answers.isolation.violations), "checks": answers.isolation.checks},
         "flip": answers.flip.as_report(),
         "quota": {"status": answers.quota["status"], "code": answers.quota["code"]},
+        "money": money,
+        "economics": economics,
         **report,
     }
     path = settings.root / "demo-report.json"

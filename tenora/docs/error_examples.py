@@ -82,6 +82,8 @@ EXAMPLES: Final = {
     "object_missing": "there is no adapters/9f2c/adapter_model.safetensors",
     "offsets_invalid": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has the offsets [0]; two "
     "whole numbers are needed; save the file again",
+    "payment_queue_exists": "test_clock: the tenant has a customer at Stripe already, and its clock cannot change; use "
+    "a new tenant.",
     "payment_queue_full": "100 payment operations of this tenant wait already. Try again later, or contact "
     "the platform's operator.",
     "pin_quota_exceeded": 'pinned: plan "starter" keeps 2 adapters in memory. Unpin another one or change the plan.',

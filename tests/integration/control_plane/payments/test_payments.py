@@ -217,6 +217,18 @@ def test_another_tenants_page_is_not_found(api):
     assert (refused.status_code, refused.json()["code"]) == (404, "payment_page_not_found")
 
 
+def test_a_tenant_is_put_on_a_test_clock_before_its_first_payment_and_not_after(api, stage):
+    tenant, clock = api.tenant(), stage.sdk.v1.test_helpers.test_clocks.create({"frozen_time": 1_800_000_000})
+    path = f"/api/v1/admin/payments/queues/{tenant.id}"
+    for _ in range(2):  # asking again changes nothing
+        opened = api.admin.put(path, json={"test_clock": clock.id}).raise_for_status().json()
+        assert (opened["id"], opened["test_clock"]) == (tenant.id, clock.id)
+    refused = api.admin.put(path, json={"test_clock": "clock_other"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "payment_queue_exists")
+    assert stage.work() == ["done"]
+    assert stage.sdk.v1.customers.retrieve(stage.customer(tenant.id)).test_clock == clock.id
+
+
 def test_an_admin_sees_why_a_queue_has_stopped_and_lets_it_go_on(api, stage):
     tenant = stage.tenant()
     invoice = stage.invoice(tenant, 700)
