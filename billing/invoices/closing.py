@@ -91,6 +91,8 @@ def _close(
     if not lines and (scheduled or not waiting.lines):
         if scheduled:
             advance_billed_until(session, tenant_id, period.end)
+        else:
+            session.rollback()  # the period stays open, so it leaves nothing to the next
         return None
     advance_billed_until(session, tenant_id, period.end)
     holds.release(session, tenant_id)
