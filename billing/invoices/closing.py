@@ -94,6 +94,8 @@ def _close(
     if lines or scheduled or waiting.lines:
         advance_billed_until(session, tenant_id, period.end)
         holds.release(session, tenant_id)
+    else:
+        session.rollback()  # the period stays open, so it leaves nothing to the next
     if not lines and (may_wait or not waiting.lines):
         return None
     if may_wait and carrying.is_small(lines, waiting):

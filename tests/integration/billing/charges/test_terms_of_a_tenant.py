@@ -112,6 +112,22 @@ def test_included_usage_is_corrected_on_the_ledger_and_free_on_the_invoice(stage
     assert stage.reconcile().unbilled_tokens == 0
 
 
+def test_a_close_without_anything_to_invoice_leaves_the_period_open(stage):
+    tenant = stage.tenant()
+    with unit_of_work(stage.engine) as session:
+        grant = NewDiscount(name="partner", percent_hundredths=5_000, duration="periods", periods=1)
+        discounts.grant(session, tenant, grant)
+    until = stage.now()
+    for _ in range(2):
+        assert stage.close(until) == []
+    assert stage.value("SELECT count(*) FROM period_states") == 0
+    stage.bill(stage.event(tenant, output_tokens=1_000_000))
+    recorded = stage.value("SELECT sum(amount_nanos) FROM usage_records")
+    (invoice,) = stage.close()
+    assert invoice.amount_nanos == recorded - recorded // 2
+    assert stage.value("SELECT count(*) FROM period_states") == 1
+
+
 def test_a_percentage_is_not_counted_as_less_spending(stage):
     tenant = stage.tenant()
     with unit_of_work(stage.engine) as session:
