@@ -9,7 +9,7 @@ from tests.fixtures.least_privilege import user_url
 
 FINAL = (
     "audit_events", "plan_versions", "price_versions", "plan_assignments", "accounts", "transfers", "entries",
-    "invoices", "invoice_lines", "usage_records", "notifications",
+    "invoices", "invoice_lines", "usage_records", "notifications", "documents", "invoice_events", "credit_notes",
 )  # fmt: skip
 
 
