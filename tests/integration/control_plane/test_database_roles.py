@@ -10,7 +10,7 @@ from tests.fixtures.least_privilege import user_url
 FINAL = (
     "audit_events", "plan_versions", "price_versions", "plan_assignments", "accounts", "transfers", "entries",
     "invoices", "invoice_lines", "usage_records", "notifications", "pin_events", "resource_hours", "metered_hours",
-    "replica_revisions",
+    "replica_revisions", "documents", "invoice_events", "credit_notes",
 )  # fmt: skip
 
 
