@@ -127,6 +127,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         route_handlers=[
             healthz,
             readyz,
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(authenticator),

@@ -15,10 +15,13 @@ from billing.payments.event_handling import EventHandler
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
+from billing.payments.tenora_books import TenoraBooks
 from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
-from core.db import unit_of_work
+from core.db import connect, unit_of_work
+from core.settings import PostgresSettings
 
+_CONNECTIONS = 4
 _DUNNING_EVERY_MS = 1_000
 _log = structlog.get_logger()
 
@@ -57,3 +60,14 @@ class Payments:
     def _count_stopped(self) -> None:
         with unit_of_work(self._engine) as session:
             metrics.QUEUES_STOPPED.set(queries.count_stopped(session))
+
+
+def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments | None:
+    """Payments with a few database connections of their own; None without a key of Stripe's."""
+    if stripe.stripe_api_key is None:
+        _log.info("no key of stripe: nothing is collected")
+        return None
+    settings = PaymentSettings()
+    connections = settings.payments_threads + _CONNECTIONS
+    engine = connect(postgres.model_copy(update={"postgres_pool_max": connections}))
+    return Payments(engine, stripe, settings, TenoraBooks())
