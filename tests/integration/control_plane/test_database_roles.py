@@ -67,7 +67,7 @@ def test_no_process_can_change_or_remove_final_rows_or_drop_what_guards_them(con
         (BILLING, "INSERT INTO plan_assignments DEFAULT VALUES"),
         (BILLING, "SELECT * FROM adapters"),
         (BILLING, "SELECT * FROM partitions.usage_records_default"),
-        (WEB, "UPDATE usage_hours SET input_tokens = 0"),
+        (WEB, "UPDATE usage_replica_hours SET input_tokens = 0"),
     ],
 )
 def test_a_process_cannot_do_the_work_of_another(connect, role, statement):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.api_keys import hash_key, is_well_formed, mint_key, redact
-from core.ids import is_id, new_id
+from core.ids import first_id_of_ms, is_id, ms_of_id, new_id
 from core.kv_pages import page_ms, pages_for
 from core.money import cents_to_nanos, format_usd, round_to_cents
 
@@ -69,3 +69,11 @@ def test_pages_cover_the_tokens_and_waste_less_than_a_block(tokens, block_tokens
 
 def test_a_block_of_32_tokens_is_two_pages():
     assert pages_for(1, 32) == 2
+
+
+def test_an_id_says_the_millisecond_in_which_it_was_made():
+    for unix_ms in (0, 1, 1_795_000_000_123, 2**48 - 1):
+        assert ms_of_id(first_id_of_ms("req", unix_ms)) == unix_ms
+    assert abs((ms_of_id(new_id("req")) or 0) - time.time() * 1000) < 10_000
+    assert ms_of_id("req_1") is None
+    assert ms_of_id(new_id("req") + ":rest") is None

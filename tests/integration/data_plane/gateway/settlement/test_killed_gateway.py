@@ -52,7 +52,7 @@ def killed_under_streams(stack, tenant, name: str, *, stream: bool = True) -> No
             thread.join()
 
 
-def told_by_engines(stack) -> dict[str, EndedRequest]:
+def named_by_engines(stack) -> dict[str, EndedRequest]:
     """The final counts that engines have reported by request id."""
     reports = [
         msgspec.json.decode(fields[b"report"], type=EngineUsageReport)
@@ -76,7 +76,7 @@ def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant, stream):
         assert 0 <= produced.output_tokens - event.output_tokens <= CHECKPOINT_TOKENS_MAX
         assert event.kv_measured
         assert 0 < event.kv_page_ms <= produced.kv_page_ms
-    ended = wait_until(lambda: set(journal) <= (told := told_by_engines(stack)).keys() and told, what="the engine")
+    ended = wait_until(lambda: set(journal) <= (named := named_by_engines(stack)).keys() and named, what="the engine")
     for name, produced in journal.items():
         one = ended[name]
         assert (one.tenant_id, one.prompt_tokens, one.output_tokens) == (
